@@ -93,7 +93,8 @@ def report_experts(meter: Meter, tokens: int) -> None:
     config = gpt_oss_120b()
     hidden, experts, per_token = config.hidden_size, config.experts[0], config.num_experts_per_tok
     published = random_experts(experts, hidden, config.intermediate_size, DEVICE, torch.bfloat16, scales=(118, 122))
-    prepared = hopper.prepare_experts(published)
+    target = Target.of(DEVICE)
+    prepared = hopper.prepare_experts(target, published)
     tiling = hopper.plan(tokens, per_token, experts, config.intermediate_size)
     zero = replace(
         prepared,
@@ -107,7 +108,7 @@ def report_experts(meter: Meter, tokens: int) -> None:
         ("experts, weights zero", x_TH, zero),
         ("experts, all zero", torch.zeros_like(x_TH), zero),
     ):
-        routings = draw_for(x, CALLS, experts, per_token)
+        routings = draw_for(target, x, CALLS, experts, per_token)
         measure(meter, what, partial(run, x, routings, weights, tiling))
 
 

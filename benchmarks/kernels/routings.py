@@ -18,8 +18,9 @@ def draw(count: int, num_tokens: int, num_experts: int, per_token: int, device: 
     return [Routing(routing.expert_ids_TK, routing.weights_TK) for routing in routings]
 
 
-def draw_for(x_TH: Tensor, count: int, num_experts: int, per_token: int) -> list[Routing]:
+def draw_for(target: Target, x_TH: Tensor, count: int, num_experts: int, per_token: int) -> list[Routing]:
     """The same with the planes of these tokens, if their norm would make them."""
     routings = draw(count, len(x_TH), num_experts, per_token, x_TH.device)
-    split = planes.split(Target.of(x_TH.device), x_TH) if planes.wanted(len(x_TH), per_token, num_experts) else None
+    wanted = planes.wanted(target, len(x_TH), per_token, num_experts)
+    split = planes.split(target, x_TH, wanted) if wanted else None
     return [routing._replace(prepared=split) for routing in routings]

@@ -105,6 +105,7 @@ class Exchange(Protocol):
 
 
 CpuWeights = Literal["float32", "int8", "bf16"]
+ActivationDtype = Literal["auto", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Target:
     communicator: Communicator = field(default_factory=Alone)
     exchange: Exchange | None = None  # with ranks that have their own tokens
     cpu_weights: CpuWeights = "float32"  # type of the dense weights on a CPU
+    activation_dtype: ActivationDtype = "auto"  # of what experts multiply; auto: exact
 
     @classmethod
     def of(

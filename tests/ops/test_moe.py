@@ -10,6 +10,7 @@ from torch import Tensor
 from oscine.ops.moe import reference
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.reference import ExpandedExperts, moe, prepare_experts, route
+from tests.ops.bound import CPU_TARGET
 from tests.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 
 CPU = torch.device("cpu")
@@ -78,15 +79,15 @@ def test_moe_equals_its_formula(case: MoeCase) -> None:
 @pytest.mark.parametrize("case", MOE_CASES, ids=lambda case: case.why)
 def test_small_layers_are_expanded_once_and_say_the_same(case: MoeCase, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = moe_inputs(case, CPU, torch.float32)
-    expanded = prepare_experts(inputs.experts)
+    expanded = prepare_experts(CPU_TARGET, inputs.experts)
     assert isinstance(expanded, ExpandedExperts)
     routing = route(inputs.x_TH, inputs.router_weight_EH, inputs.router_bias_E, inputs.experts_per_token)
     assert torch.equal(moe(inputs.x_TH, routing, expanded, inputs.swiglu_limit), run(inputs))
     size = sum(weight.nbytes for weight in (expanded.gate_up_weight, expanded.down_weight))
     monkeypatch.setattr(reference, "SMALL_BYTES", size)
-    assert isinstance(prepare_experts(inputs.experts), ExpandedExperts)
+    assert isinstance(prepare_experts(CPU_TARGET, inputs.experts), ExpandedExperts)
     monkeypatch.setattr(reference, "SMALL_BYTES", size - 1)
-    assert prepare_experts(inputs.experts) is inputs.experts
+    assert prepare_experts(CPU_TARGET, inputs.experts) is inputs.experts
 
 
 def test_bfloat16_is_rounded_once() -> None:

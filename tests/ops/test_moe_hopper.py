@@ -15,7 +15,7 @@ from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.mxfp4 import dequantize
-from tests.ops.bound import bound
+from tests.ops.bound import CPU_TARGET, bound, target_of
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.test_planes import round_as_torch
@@ -44,11 +44,11 @@ def compile_gemm(
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
 
-    direct = tiling.planes and hopper.is_direct(tokens, per_token, tiling.tokens)
+    direct = tiling.planes > 0 and hopper.is_direct(tokens, per_token, tiling.tokens)
     dtype, columns, swizzle, bits = (
-        ("fp8e4nv", 2 * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
+        ("fp8e4nv", tiling.planes * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
     )
-    narrow = [1, 8, 64] if direct or tokens == 1 else [columns // 2, 64]
+    narrow = [1, 8, 64] if direct or tokens == 1 else [max(columns // 2, 8), 64]
     signature = {
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
@@ -172,7 +172,7 @@ def test_sort_in_the_interpreter() -> None:
 def test_odd_sizes_are_refused() -> None:
     experts = published_experts(2, 64, 48, torch.device("cpu"))
     with pytest.raises(ValueError, match="multiples of 32"):
-        hopper.prepare_experts(experts)
+        hopper.prepare_experts(CPU_TARGET, experts)
 
 
 @pytest.mark.hopper
@@ -236,7 +236,7 @@ def check_routing(routing: Routing, experts: int, hidden: int, intermediate: int
 
 def check(x_TH: torch.Tensor, routing: Routing, published: MxExperts) -> None:
     """The error is at most twice that of plain torch in bf16."""
-    prepared = hopper.prepare_experts(published)
+    prepared = hopper.prepare_experts(target_of(x_TH.device), published)
     exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
     plain = plain_bf16(x_TH, routing, published)
     if x_TH.device.type == "cuda":
@@ -249,7 +249,7 @@ def check(x_TH: torch.Tensor, routing: Routing, published: MxExperts) -> None:
 
 def prepared_experts() -> hopper.HopperExperts:
     torch.manual_seed(0)
-    return hopper.prepare_experts(published_experts(8, 64, 64, torch.device("cpu")))
+    return hopper.prepare_experts(CPU_TARGET, published_experts(8, 64, 64, torch.device("cpu")))
 
 
 def drawn(tokens: int) -> tuple[torch.Tensor, Routing]:
@@ -289,7 +289,7 @@ def check_given_planes(tokens: int) -> None:
     """They are what is multiplied: x itself is not looked at."""
     x_TH, routing = drawn(tokens)
     want = bound(hopper.moe)(x_TH, routing, prepared_experts(), 7.0)
-    given = routing._replace(prepared=bound(planes.split)(x_TH))
+    given = routing._replace(prepared=bound(planes.split)(x_TH, 2))
     assert torch.equal(bound(hopper.moe)(x_TH * torch.nan, given, prepared_experts(), 7.0), want)
 
 
@@ -306,7 +306,7 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
     """One graph, replayed with other routings; all tokens on the same experts among them."""
     device = torch.device("cuda")
     published = published_experts(16, 256, 256, device)
-    prepared = hopper.prepare_experts(published)
+    prepared = hopper.prepare_experts(target_of(device), published)
     x_TH = torch.randn(tokens, 256, device=device).bfloat16()
     static = random_routing(tokens, 16, 4, device)
     bound(hopper.moe)(x_TH, static, prepared, 7.0)

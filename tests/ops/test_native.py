@@ -26,6 +26,7 @@ from oscine.ops.qkv import native as native_qkv
 from oscine.ops.qkv import reference as reference_qkv
 from oscine.ops.sample.reference import sample
 from oscine.ops.target import Communicator, Target
+from tests.ops.bound import CPU_TARGET
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, attention_inputs
 from tests.ops.ranks import on_every_rank
 
@@ -155,7 +156,7 @@ def test_experts(num_tokens: int, num_experts: int, hidden: int, intermediate: i
     routing = random_routing(num_tokens, num_experts, 4, CPU)
     x = torch.randn(num_tokens, hidden)
     x[-1:, :32] = 0  # a block without a scale
-    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 7.0)
+    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(CPU_TARGET, experts), 7.0)
     found = native_moe.moe(x, routing, native_moe.prepare_experts(experts), 7.0)
     assert (found - expected).norm() <= INT8_ERROR * expected.norm()
 
@@ -168,7 +169,7 @@ def test_experts_of_values_that_int8_holds_are_exact() -> None:
     packed = native_moe.prepare_experts(experts)
     assert packed.gate_up_bias.shape == zeros.shape
     found = native_moe.moe(x, routing, packed, 1e-3)  # gates and ups are at their limits, or zero: int8 holds those
-    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 1e-3)
+    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(CPU_TARGET, experts), 1e-3)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 

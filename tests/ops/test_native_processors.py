@@ -19,6 +19,7 @@ from benchmarks.kernels.inputs import random_experts, random_routing
 from oscine.ops.moe import reference as reference_moe
 from oscine.ops.native.levels import features
 from oscine.ops.native.library import FLAGS, OF_STEPS, OTHERS
+from tests.ops.bound import CPU_TARGET
 
 SOURCES = Path(__file__).parents[2] / "oscine" / "ops" / "native"
 PROGRAM = Path(__file__).parent / "native_program.c"
@@ -118,7 +119,7 @@ def test_experts(run: Run, num_tokens: int) -> None:
     down = experts.down_blocks, experts.down_scales, experts.down_bias
     inputs = [x, routing.expert_ids_TK.long(), routing.weights_TK, *gate_up, *down]
     found = run([1, num_tokens, hidden, intermediate, num_experts, per_token], inputs).view(num_tokens, hidden)
-    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(experts), 7.0)
+    expected = reference_moe.moe(x, routing, reference_moe.prepare_experts(CPU_TARGET, experts), 7.0)
     assert (found - expected).norm() <= INT8_ERROR * expected.norm()
 
 

@@ -1,6 +1,7 @@
 """RMSNorm and the router in Triton: interpreted on a CPU, compiled ahead, and on a GPU against float32."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from oscine.ops.interface import Routing
 from oscine.ops.launch import arrivals
 from oscine.ops.norm import hopper, reference, triton
 from oscine.ops.planes import wanted
-from tests.ops.bound import bound
+from oscine.ops.target import ActivationDtype
+from tests.ops.bound import bound, target_of
 from tests.ops.cases import NORM_CASES
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
@@ -19,7 +21,7 @@ from tests.ops.test_planes import POINTERS, check_planes, round_as_torch
 
 CPU = torch.device("cpu")
 EPS = 1e-5
-NO_PLANES = dict.fromkeys(POINTERS)
+NO_PLANES = {**dict.fromkeys(POINTERS), "PLANES": 0}
 
 # (tokens, partial sums or 0 for [T, H], hidden, experts, experts per token): both launches of norm_route, full and
 # ragged tiles, with and without counts, widths that are no power of two
@@ -79,17 +81,19 @@ def check_routing(routing: Routing, y_TH: Tensor, router_EH: Tensor, bias_E: Ten
     assert (ids_TK * tokens + routing.ranks_TK).unique().numel() == tokens * k
 
 
-def check_hoppers(arguments: Inputs) -> None:
+def check_hoppers(arguments: Inputs, activation_dtype: ActivationDtype = "auto") -> None:
     """What Triton's own backend gives, and where they are wanted the planes of the first result."""
-    y, total, routing = bound(hopper.norm_route)(*arguments)
-    plain_y, plain_total, plain = bound(triton.norm_route)(*arguments)
+    target = replace(target_of(arguments[0].device), activation_dtype=activation_dtype)
+    y, total, routing = hopper.norm_route(target, *arguments)
+    plain_y, plain_total, plain = triton.norm_route(target, *arguments)
     assert torch.equal(y, plain_y)
     assert torch.equal(total, plain_total)
     assert torch.equal(routing.expert_ids_TK, plain.expert_ids_TK)
     assert torch.equal(routing.weights_TK, plain.weights_TK)
     assert (routing.counts_E is None) == (plain.counts_E is None)
-    assert (routing.prepared is not None) == wanted(len(y), arguments[-1], len(arguments[-2]))
-    if routing.prepared is not None:
+    count = wanted(target, len(y), arguments[-1], len(arguments[-2]))
+    assert (routing.prepared.number if routing.prepared else 0) == count
+    if count:
         check_planes(routing.prepared, y)
 
 
@@ -117,6 +121,8 @@ def in_interpreter() -> None:
     for case in ((0, 2, 96, 5, 4), (1, 3, 2880, 5, 4), (4, 0, 288, 4, 4), (7, 2, 96, 16, 4), (20, 2, 96, 32, 4)):
         check_hoppers(inputs(*case, torch.bfloat16, CPU))
     check_hoppers(inputs(9, 2, 96, 8, 4, torch.bfloat16, CPU))
+    for tokens in (0, 4, 33):
+        check_hoppers(inputs(tokens, 2, 192, 5, 4, torch.bfloat16, CPU), "fp8")
     equal = inputs(2, 0, 96, 32, 4, torch.float32, CPU)
     equal[4].zero_()
     equal[5].zero_()
@@ -127,7 +133,7 @@ def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
 
 
-def compiled_norm(planes: bool = False) -> Compiled:
+def compiled_norm(planes: int = 0) -> Compiled:
     return compile_ahead(
         triton._norm_kernel,
         {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "counts": "*i32"}
@@ -135,7 +141,7 @@ def compiled_norm(planes: bool = False) -> Compiled:
         | (POINTERS if planes else {}),
         {"H": 2880, "J": 12, "E": 128, "BLOCK_H": 4096, "BLOCK_E": 128, "PDL": True}
         | ALONE
-        | ({} if planes else NO_PLANES),
+        | ({"PLANES": planes} if planes else NO_PLANES),
         launch_pdl=True,
         **triton.ALL_LOADS_FIRST,
     )
@@ -151,7 +157,7 @@ def compiled_undivided() -> Compiled:
     )
 
 
-def compiled_fused(planes: bool = False) -> Compiled:
+def compiled_fused(planes: int = 0) -> Compiled:
     inputs = {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16"}
     outputs = {"y": "*bf16", "total": "*bf16", "logits": "*fp32", "arrivals": "*i32", "expert_ids": "*i32"}
     return compile_ahead(
@@ -160,7 +166,7 @@ def compiled_fused(planes: bool = False) -> Compiled:
         {"H": 2880, "J": 4, "E": 128, "K": 4, "BLOCK_H": 4096, "BLOCK_R": triton.FUSED_ROWS, "BLOCK_E": 128}
         | {"PDL": True}
         | ALONE
-        | ({} if planes else NO_PLANES),
+        | ({"PLANES": planes} if planes else NO_PLANES),
         launch_pdl=True,
         **triton.ALL_LOADS_FIRST,
     )
@@ -195,9 +201,10 @@ def test_kernels_compile_for_hopper(make: Callable[[], Compiled]) -> None:
     make()
 
 
-def test_planes_are_stored_in_words_without_spills() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_planes_are_stored_in_words_without_spills(count: int) -> None:
     for make in (compiled_norm, compiled_fused):
-        kernel, plain = make(planes=True), make()
+        kernel, plain = make(planes=count), make()
         assert kernel.spills == 0
         assert "E4M3" in kernel.sass
         assert "STG.E.U8" not in kernel.sass
@@ -205,12 +212,12 @@ def test_planes_are_stored_in_words_without_spills() -> None:
 
 
 def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
-    for kernel in (compiled_fused(), compiled_fused(planes=True), compiled_route(64)):
+    for kernel in (compiled_fused(), compiled_fused(planes=2), compiled_route(64)):
         before, after = kernel.sass.split("ACQBULK")
         assert "LDG.E.128" in before
         assert "STG" not in before
         assert "LDG.E.128" in after
-    for kernel in (compiled_norm(), compiled_norm(planes=True)):
+    for kernel in (compiled_norm(), compiled_norm(planes=2)):
         loads = kernel.sass.split("ACQBULK")[1].split("FADD")[0]
         assert loads.count("LDG.E.64") == 13  # 12 partial sums and the residual
 
@@ -272,6 +279,13 @@ def test_small_widths(device: torch.device, case: tuple[int, int, int, int, int]
 @pytest.mark.parametrize("hidden", [288, 2880])
 def test_the_norm_of_hopper_adds_planes(device: torch.device, tokens: int, hidden: int) -> None:
     check_hoppers(inputs(tokens, 4, hidden, 128, 4, torch.bfloat16, device))
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("tokens", [1, 4, 5, 17, 129, 3000])
+@pytest.mark.parametrize("hidden", [320, 2880])
+def test_the_norm_of_hopper_adds_a_plane(device: torch.device, tokens: int, hidden: int) -> None:
+    check_hoppers(inputs(tokens, 4, hidden, 128, 4, torch.bfloat16, device), "fp8")
 
 
 @pytest.mark.gpu

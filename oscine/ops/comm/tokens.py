@@ -31,7 +31,7 @@ from oscine.ops.comm.exchange import add_ranks, row_bytes
 from oscine.ops.comm.push import poll, push
 from oscine.ops.comm.symmetric import SymmetricCommunicator
 from oscine.ops.launch import depend
-from oscine.ops.planes import Planes, store_planes
+from oscine.ops.planes import Planes, plane_arguments, store_planes
 from oscine.ops.target import Target
 
 WARPS = 8
@@ -89,8 +89,8 @@ class SymmetricExchange:
             y_TH,
             gathered_nH,
             counts_E,
-            *(planes or (None, None)),
-            self._starts,
+            **plane_arguments(planes),
+            starts=self._starts,
             **self._places("attention", hidden),
             H=hidden,
             E=num_experts,
@@ -150,6 +150,7 @@ def _dispatch_kernel(
     E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    PLANES: tl.constexpr,
     RANKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -172,7 +173,7 @@ def _dispatch_kernel(
         y_H = poll((y_H,), place_H, source, slot, state, 1, True, 1, 8, 4)[0]
     tl.store(gathered + row.to(tl.int64) * H + column_H, y_H, mask=inside_H)
     if values is not None:
-        store_planes(tl.where(inside_H, y_H, 0).to(tl.float32), values, scale, row.to(tl.int64), H, BLOCK_H)
+        store_planes(tl.where(inside_H, y_H, 0).to(tl.float32), values, scale, row.to(tl.int64), H, BLOCK_H, PLANES)
     if counts is not None:  # noqa: SIM102 (the first is decided when compiling)
         if index == 0:
             expert_E = tl.arange(0, BLOCK_E)

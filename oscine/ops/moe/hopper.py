@@ -7,13 +7,14 @@ Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_g
 
 h has one row for each pair of a token and an expert, those of an expert beside each other. x and h are multiplied as
 fp16, or where an expert has few tokens as two planes of FP8 each (planes.py): to expand weights to FP8 takes
-half as many instructions, and twice as many columns find room in the same product.
+half as many instructions, and twice as many columns find room in the same product. With the option of FP8 activations
+they are one plane, for any number of tokens, and the weights have a layout of their own.
 
 Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per token, J partial sums of a token.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,7 @@ class HopperExperts:
     hidden: int
     intermediate: int
     experts: int
+    fp8: bool  # activations are one plane of FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,11 @@ class Tiling:
     """How the GEMMs are cut; the constants of hopper_gemm.Config that are free to choose."""
 
     tokens: int  # N: of a tile
-    planes: bool = False  # tokens as two planes of FP8 each, which are two columns
+    planes: int = 0  # of FP8 that each token is: 2, which are two columns, or 1; 0: tokens are fp16
     units: int = 3  # of k in a stage
     stages: int = 4
-    # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N 128 also up to N / 4
+    promote: int = 0  # stages whose products tensor cores add up before float32 does; 0: all
+    # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N from 128 on also up to N / 4
     halves: bool = False
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
@@ -76,10 +79,11 @@ class Tiling:
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
+    staged: bool = False  # results are collected in shared memory, and stored in whole sectors
 
 
-def prepare_experts(experts: MxExperts) -> HopperExperts:
-    """Repacks one layer's experts.
+def prepare_experts(target: Target, experts: MxExperts) -> HopperExperts:
+    """Repacks one layer's experts for the target's type of activations.
 
     Raises ValueError for dimensions not in multiples of 32, and for scales that are no number.
     """
@@ -88,18 +92,22 @@ def prepare_experts(experts: MxExperts) -> HopperExperts:
     if intermediate % 32 or experts.down_scales.shape[1] != hidden:
         sizes = f"{experts.down_scales.shape[1]} and {intermediate}"
         raise ValueError(f"the Hopper experts need hidden and intermediate sizes in multiples of 32, not {sizes}")
-    order = gate_up_order(intermediate, experts.gate_up_blocks.device)
+    fp8 = target.activation_dtype == "fp8"
+    if fp8 and hidden % UNIT:
+        raise ValueError(f"the Hopper experts need a hidden size in multiples of {UNIT} for FP8, not {hidden}")
+    order = gate_up_order(intermediate, experts.gate_up_blocks.device, tables=fp8)
     return HopperExperts(
-        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias, order),
-        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias, None),
+        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias, order, fp8),
+        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias, None, fp8),
         hidden=hidden,
         intermediate=intermediate,
         experts=num_experts,
+        fp8=fp8,
     )
 
 
-def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | None) -> Matrix:
-    units = repack(blocks, scales, row_order)
+def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor, row_order: Tensor | None, tables: bool) -> Matrix:
+    units = repack(blocks, scales, row_order, tables=tables)
     rows = torch.stack((padded_rows(bias, row_order).bfloat16(), units.row_scales), -1).view(torch.int32).squeeze(-1)
     return Matrix(units.nibbles, units.scales, rows, rows.shape[1] // UNIT, (scales.shape[2] + 1) // 2, {})
 
@@ -114,7 +122,8 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     if not 0 < swiglu_limit <= MAX_LIMIT:
         raise ValueError(f"the Hopper experts take a SwiGLU limit of at most {MAX_LIMIT}, not {swiglu_limit}")
     tokens, per_token = routing.expert_ids_TK.shape
-    tiling = plan(tokens, per_token, experts.experts, experts.intermediate)
+    chosen = plan_fp8 if experts.fp8 else plan
+    tiling = chosen(tokens, per_token, experts.experts, experts.intermediate)
     return run(target, x_TH, routing, experts, swiglu_limit, tiling)
 
 
@@ -128,11 +137,11 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
     if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
         return thin(tokens, per_token)
     if tokens == 1:
-        return Tiling(4, planes=True, splits=3)
+        return Tiling(4, planes=2, splits=3)
     if is_direct(tokens, per_token, 4):
-        return Tiling(4, planes=True, splits=3, dynamic=True)
-    if planes.wanted(tokens, per_token, experts):
-        return Tiling(8, planes=True, splits=3 if tokens <= 16 else 1, dynamic=True, halves=True)
+        return Tiling(4, planes=2, splits=3, dynamic=True)
+    if planes.are_few(tokens, per_token, experts):
+        return Tiling(8, planes=2, splits=3 if tokens <= 16 else 1, dynamic=True, halves=True)
     rows = tokens * per_token / experts  # of an expert, on average
     if rows <= 8:
         return Tiling(16, halves=True)
@@ -143,18 +152,36 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
     return large(128, units=1, stages=8)
 
 
+def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling:
+    """The same for activations that are one plane of FP8."""
+    few = Tiling(8, planes=1, splits=3 if tokens <= planes.FEW_TOKENS else 1, dynamic=tokens > 1)
+    if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
+        return replace(few, splits=1, consumers=1, programs=4)
+    rows = tokens * per_token / experts  # of an expert, on average
+    if tokens <= planes.FEW_TOKENS or rows <= 2:
+        return few
+    if rows <= 8:
+        return Tiling(16, planes=1, dynamic=True, halves=True)
+    if rows <= 32:
+        return Tiling(32, planes=1, halves=True)
+    if rows <= 64:
+        return large(64, units=3, stages=5, planes=1)
+    return large(128, units=3, stages=4, planes=1)
+
+
 def thin(tokens: int, per_token: int) -> Tiling:
     """One warpgroup a program, but where several tokens of few experts need no sort."""
     if tokens == 1:
-        return Tiling(4, planes=True, consumers=1, programs=4)
+        return Tiling(4, planes=2, consumers=1, programs=4)
     if is_direct(tokens, per_token, 4):
-        return Tiling(8, planes=True, dynamic=True, halves=True)
-    return Tiling(8, planes=True, dynamic=True, halves=True, consumers=1, programs=4)
+        return Tiling(8, planes=2, dynamic=True, halves=True)
+    return Tiling(8, planes=2, dynamic=True, halves=True, consumers=1, programs=4)
 
 
-def large(tokens: int, units: int, stages: int) -> Tiling:
+def large(tokens: int, units: int, stages: int, planes: int = 0) -> Tiling:
     """One program of an SM: registers for many tokens."""
-    return Tiling(tokens, units=units, stages=stages, halves=True, programs=1, registers=128, consumer_registers=152)
+    shape = Tiling(tokens, planes=planes, units=units, stages=stages, halves=True)
+    return replace(shape, programs=1, registers=128, consumer_registers=152, staged=planes == 1)
 
 
 def is_direct(tokens: int, per_token: int, most: int) -> bool:
@@ -165,20 +192,23 @@ def is_direct(tokens: int, per_token: int, most: int) -> bool:
 def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    direct = tiling.planes and is_direct(tokens, per_token, tiling.tokens)
+    direct = tiling.planes > 0 and is_direct(tokens, per_token, tiling.tokens)
     splits = nonempty_splits(tiling, experts.down.k_units)
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH
     # x is made fp16 when it is sorted
-    x = Tokens(*(routing.prepared or planes.split(target, x_TH))) if tiling.planes else Tokens(x_TH, None)
+    x = Tokens(x_TH, None)
+    if tiling.planes:
+        x = Tokens(*(routing.prepared or planes.split(target, x_TH, tiling.planes)))
     if tokens == 1 or direct:
         assert tiling.planes
         table, entries = routing.expert_ids_TK, min(experts.experts, pairs)
         order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else table
     else:
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
-    h = Tokens(_empty_tokens(pairs, experts.intermediate, tiling, x_TH.device), None)
+    columns = experts.gate_up.unit_rows * (UNIT // 2) if experts.fp8 else experts.intermediate
+    h = Tokens(_empty_tokens(pairs, columns, tiling, x_TH.device), None)
     work = Work(table, entries, order, routing.weights_TK, limit, direct)
     _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
     _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
@@ -199,13 +229,13 @@ class Work(NamedTuple):
 class Tokens(NamedTuple):
     """The activations that a product multiplies."""
 
-    rows: Tensor  # fp16 [rows, H], or planes [rows, 2, H] of FP8
+    rows: Tensor  # fp16 [rows, H], or planes [rows, P, H] of FP8
     scales: Tensor | None  # of the rows of planes; None for h, of which all have the same
 
 
 def _empty_tokens(rows: int, columns: int, tiling: Tiling, device: torch.device) -> Tensor:
     if tiling.planes:
-        return torch.empty((rows, 2, columns), dtype=torch.float8_e4m3fn, device=device)
+        return torch.empty((rows, tiling.planes, columns), dtype=torch.float8_e4m3fn, device=device)
     return torch.empty((rows, columns), dtype=torch.float16, device=device)
 
 
@@ -248,17 +278,15 @@ def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorD
     """Boxes for a tile's tokens, and for entries of few: half as many, or a lone one with zeros behind it.
 
     Most experts of a few tokens have one. Other rows beside it would come from the L2 cache and be multiplied for
-    nothing but power; what TMA finds past the end of a dimension, here the two planes of a token, is zero.
+    nothing but power; what TMA finds past the end of a dimension, here the planes of a token, is zero.
     """
-    narrowest = tiling.tokens if tiling.planes else tiling.tokens // 2
-    assert narrowest >= FEWEST_COLUMNS or lone
-    if not tiling.planes:
-        return descriptor(rows, [tiling.tokens, UNIT]), descriptor(rows, [narrowest, UNIT])
-    columns = rows.flatten(0, 1)
-    tokens = descriptor(columns, [2 * tiling.tokens, UNIT])
+    most = tiling.tokens * max(tiling.planes, 1)
+    columns = rows.flatten(0, 1) if tiling.planes else rows
+    tokens = descriptor(columns, [most, UNIT])
     if lone:
         return tokens, descriptor(rows, [1, FEWEST_COLUMNS, UNIT])
-    return tokens, descriptor(columns, [narrowest, UNIT])
+    assert most // 2 >= FEWEST_COLUMNS or not tiling.halves
+    return tokens, descriptor(columns, [max(most // 2, FEWEST_COLUMNS), UNIT])
 
 
 @functools.cache
@@ -276,6 +304,7 @@ def constants(
         "PLANES": tiling.planes,
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
+        "PROMOTE": tiling.promote,
         "HALVES": tiling.halves,
         "DYNAMIC": tiling.dynamic,
         "SPLITS": splits,
@@ -286,6 +315,7 @@ def constants(
         "LIMIT": limit,
         "CONSUMERS": tiling.consumers,
         "CONSUMER_REGS": tiling.consumer_registers,
+        "STAGED": tiling.staged,
     }
 
 
@@ -306,6 +336,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
     entries = min(experts, pairs) + pairs // tiling.tokens
     hidden, device = x.rows.shape[-1], x.rows.device
     sorted_x = _empty_tokens(pairs, hidden, tiling, device)
+    words = hidden * tiling.planes // 2 if tiling.planes else hidden
     scales = None if x.scales is None else torch.empty(pairs, dtype=torch.float32, device=device)
     order = torch.empty(pairs, dtype=torch.int32, device=device)
     table = torch.empty(4 + 4 * entries, dtype=torch.int32, device=device)
@@ -322,7 +353,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
         table,
         pairs,
         K=ids.shape[1],
-        H=hidden,
+        H=words,
         E=experts,
         TILE=tiling.tokens,
         ROWS=rows,

@@ -35,7 +35,7 @@ from oscine.ops.moe.hopper_tiles import (
     rows_of,
     tile_at,
 )
-from oscine.ops.moe.repack import FIELDS, SCALE_BITS, V_FROM_B, V_SHIFT, VALUE_BITS, Y_FROM_A, A, B
+from oscine.ops.moe.repack import FIELDS, SCALE_BITS, TABLE, V_FROM_B, V_SHIFT, VALUE_BITS, Y_FROM_A, A, B
 from oscine.ops.record import record
 
 
@@ -67,6 +67,27 @@ def _byte_asm() -> str:
         lines += _blends(f"${8 + 2 * p}", f"${9 + 2 * p}")
         for (j, r), (word, turn) in FIELDS.items():
             lines += _turned(f"${4 * p + 2 * j + r}", _named(word, p, 8), turn, BYTE_MASK)
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _table_asm() -> str:
+    """PTX that looks up the thread's 32 nibbles as FP8, scales included: $0-$7 out, $8-$11 nibble words, $12 scales.
+
+    The two words of a row have a table of eight bytes: the magnitudes of E2M1 times the row's scale.
+    """
+    lines = [".reg .b32 f, lower, upper, m, s;"]
+    for r in range(2):
+        lines += ["and.b32 f, $12, 255;" if r == 0 else "shr.u32 f, $12, 8;"]
+        for name, (factor, entries) in zip(("lower", "upper"), TABLE, strict=True):
+            lines += [f"mad.lo.u32 {name}, f, {factor}, {entries};"]
+        for i in range(2):
+            word = f"${8 + 2 * r + i}"
+            for h in range(2):
+                out = f"${4 * i + 2 * h + r}"
+                lines += [f"and.b32 m, {word}, 0x77777777;" if h == 0 else "shr.u32 m, m, 16;"]
+                lines += [f"prmt.b32 {out}, lower, upper, m;"]
+                lines += [f"shl.b32 s, {word}, 4;"] if h else []
+                lines += [f"lop3.b32 {out}, {out}, {'s' if h else word}, 0x80808080, 0xF8;"]  # first | second & third
     return "{\n" + "\n".join(lines) + "\n}"
 
 
@@ -109,9 +130,12 @@ HALF_ASM = gl.constexpr(_half_asm())
 HALF_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 16 + ["r"] * 20))
 BYTE_ASM = gl.constexpr(_byte_asm())
 BYTE_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 8 + ["r"] * 4))
+TABLE_ASM = gl.constexpr(_table_asm())
+TABLE_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 8 + ["r"] * 20))
 SCALES_ASM = gl.constexpr(_scales_asm())
 SCALES_CONSTRAINTS = gl.constexpr("=&r,=&r,=&r,=&r,r")
 PLANES_FACTOR = gl.constexpr(2.0**112)  # weights as FP8 are 2^-14 too small, their scales 2^-98
+TABLE_FACTOR = gl.constexpr(2.0**-12)  # weights of tables are 2^13 too large, the scales of rows 2^-1 too small
 
 # A unit's nibbles as [8, 256] bytes: thread t of the warpgroup holds bytes 16 t .. 16 t + 15.
 NIBBLES = gl.constexpr(
@@ -133,7 +157,20 @@ QUADS = gl.constexpr(
         shape=[32, 64],
     )
 )
+# The same bytes as [64 (warp, g, block), 32 (half of the block, byte)]: a pair of scales belongs to one row of it.
+HALVES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8]],
+        lane_bases=[[0, 16], [1, 0], [2, 0], [4, 0], [8, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 32],
+    )
+)
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
+# Threads that store different columns at a time meet different banks.
+STAGED_H = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=4, max_phase=4, order=[1, 0]))
+STAGED_Y = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
 
@@ -150,6 +187,9 @@ class Ring:
     scales: gl.shared_memory_descriptor
     tokens: gl.shared_memory_descriptor
     tiles: gl.shared_memory_descriptor  # which tile a stage is of
+    results: gl.shared_memory_descriptor  # STAGED: of a part of the columns; of a consumer each, as the next two
+    factors: gl.shared_memory_descriptor  # of the columns
+    targets: gl.shared_memory_descriptor  # rows of the output of the columns, or -1
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
@@ -205,7 +245,7 @@ def _load_tokens(cfg, ring, sources, stage, tile, step):
     for u in gl.static_range(cfg.UNITS):
         buffer = ring.tokens.index(stage * cfg.UNITS + u)
         column = (step * cfg.UNITS + u) * 64
-        row = tile.source * (2 if cfg.PLANES else 1)
+        row = tile.source * (2 if cfg.PLANES == 2 else 1)
         if not is_narrow(cfg, tile):
             tma.async_copy_global_to_shared(sources.tokens, [row, column], full, buffer)
         elif cfg.DIRECT or cfg.SINGLE:
@@ -302,6 +342,20 @@ def _block(weights, operand: gl.constexpr):
 
 
 @gluon.jit
+def _table_weights(nibbles, scales, operand: gl.constexpr):
+    """Nibbles [8, 256] and pairs of scales [64] of a unit -> its weights [64, 64], FP8, as the register operand."""
+    halves = gl.convert_layout(gl.reshape(nibbles.load(NIBBLES), [64, 32]), HALVES, assert_trivial=True)
+    pairs = gl.expand_dims(scales.load(gl.SliceLayout(1, HALVES)).to(gl.int32), 1)
+    first, second = gl.inline_asm_elementwise(
+        TABLE_ASM, TABLE_CONSTRAINTS, [halves, pairs], dtype=(gl.float8e5, gl.float8e5), is_pure=True, pack=16
+    )
+    # bits: warp, g, block, half of it, h, row 3, k1 and k0, i -> rows (warp, row 3, g), k (i, h, block, half, k1, k0)
+    bits = gl.reshape(gl.join(first, second), [4, 8, 2, 2, 2, 2, 4, 2])
+    weights = gl.reshape(gl.permute(bits, [0, 5, 1, 7, 4, 2, 3, 6]), [64, 64])
+    return gl.convert_layout(weights, operand, assert_trivial=True)
+
+
+@gluon.jit
 def _block_scales(scales, layout: gl.constexpr):
     """Scale words [32] of a unit -> 2^(f - 127) of the rows of its two blocks, float32 [64]."""
     words = scales.load(gl.SliceLayout(1, QUADS))
@@ -327,24 +381,26 @@ def _by_row(upper, lower, layout: gl.constexpr):
 def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     gdc_wait()
     gdc_launch_dependents()
-    scale_rows = ring.scales._reinterpret(
-        gl.int32, [cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0], 32], SCALE_ROW
-    )
+    scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
+    if cfg.PLANES == 1:
+        scale_rows = ring.scales._reinterpret(gl.int16, [scale_units, 64], SCALE_ROW)
+    else:
+        scale_rows = ring.scales._reinterpret(gl.int32, [scale_units, 32], SCALE_ROW)
     stage = 0
     phase = 0
     entries = find_entries(cfg, pointers.table, num_tokens, 4)
-    args = (cfg, c, ring, scale_rows, pointers)
+    source = (cfg, c, ring, scale_rows)
     index = gl.program_id(0)
     while index < entries.count * (cfg.ROW_TILES * cfg.SPLITS):
         tile = tile_at(cfg, entries, index)
         if cfg.DIRECT and cfg.GATED and c == 0 and tile.row_tile == 0:
             note_order(tile, pointers.order, 4)
-        if cfg.HALVES and cfg.N == 128 and tile.rows <= cfg.N // 4:
-            stage, phase = _compute(cfg.N // 4, tile, stage, phase, args)
+        if cfg.HALVES and cfg.N >= 128 and tile.rows <= cfg.N // 4:
+            stage, phase = _compute(cfg.N // 4, tile, stage, phase, source, pointers)
         elif cfg.HALVES and is_narrow(cfg, tile):
-            stage, phase = _compute(cfg.N // 2, tile, stage, phase, args)
+            stage, phase = _compute(cfg.N // 2, tile, stage, phase, source, pointers)
         else:
-            stage, phase = _compute(cfg.N, tile, stage, phase, args)
+            stage, phase = _compute(cfg.N, tile, stage, phase, source, pointers)
         if cfg.DYNAMIC:
             mbarrier.wait(ring.full.index(stage), phase)
             index = gl.max(ring.tiles.index(stage).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
@@ -353,47 +409,75 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
 
 
 @gluon.jit
-def _compute(n: gl.constexpr, tile, stage, phase, args):
+def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
     """A tile of n tokens, the ring's N or a half or quarter of it. Returns the stage that comes next, and its phase."""
-    cfg, c, ring, scale_rows, pointers = args
-    columns: gl.constexpr = 2 * n if cfg.PLANES else n
+    cfg, c, _, _ = source
+    columns: gl.constexpr = 2 * n if cfg.PLANES == 2 else n
     layout: gl.constexpr = accumulator_layout(columns, 32 if cfg.PLANES else 16)
-    EARLY: gl.constexpr = columns == 8 or not cfg.PLANES  # more columns of planes leave no registers for it
+    EARLY: gl.constexpr = columns == 8 or cfg.PLANES != 2  # more columns of planes leave no registers for it
     unit_row = tile.row_tile * cfg.CONSUMERS + c
     row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     if EARLY:  # what the epilogue needs is on its way while the tile is computed
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
+    if cfg.STAGED:
+        factor, target = _columns(cfg, n, tile, pointers)
     acc = gl.zeros([64, columns], gl.float32, layout)
-    for _ in range(tile.begin, tile.end):
-        mbarrier.wait(ring.full.index(stage), phase)
-        for u in gl.static_range(cfg.UNITS):
-            nibbles = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
-            scales = scale_rows.index((stage * cfg.CONSUMERS + c) * ring.scales.shape[1] + u)
-            tokens = ring.tokens.index(stage * cfg.UNITS + u).slice(0, columns, dim=0).permute([1, 0])
-            if cfg.PLANES:
-                acc = _add_blocks(nibbles, scales, tokens, acc)
-            else:
-                weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 2))
-                if u > 0:
-                    acc = warpgroup_mma_wait(0, deps=[acc])
-                acc = warpgroup_mma(weights, tokens, acc, is_async=True)
-        if not cfg.PLANES:
-            acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(ring.empty.index(stage), count=1)
-        stage += 1
-        if stage == cfg.STAGES:
-            stage = 0
-            phase ^= 1
+    if cfg.PROMOTE:
+        total = acc
+        for first in range(tile.begin, tile.end, cfg.PROMOTE):
+            for step in range(first, gl.minimum(first + cfg.PROMOTE, tile.end)):
+                acc, stage, phase = _add_stage(acc, step > first, stage, phase, source)
+            total += acc
+        acc = total
+    else:
+        for _ in range(tile.begin, tile.end):
+            acc, stage, phase = _add_stage(acc, True, stage, phase, source)
     if not EARLY:
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
-    if cfg.PLANES:
+    if cfg.PLANES == 2:
         acc = _add_planes(cfg, acc, tile, pointers)
     words = gl.convert_layout(words, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
     bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
     scale = (words & -65536).to(gl.float32, bitcast=True)
-    acc = acc * scale[:, None] + bias[:, None]
-    _store(cfg, acc, 0, tile, unit_row, pointers)
+    if cfg.PLANES == 1:
+        scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
+    if cfg.STAGED:
+        ring = source[2]
+        ring.factors.index(c).slice(0, n).store(factor)
+        ring.targets.index(c).slice(0, n).store(target)
+    _store(cfg, acc, scale, bias, 0, tile, unit_row, source, pointers)
     return stage, phase
+
+
+@gluon.jit
+def _add_stage(acc, use_acc, stage, phase, source):
+    """acc, if it is to be used, and the next stage of the ring. Returns what comes next of both."""
+    cfg, c, ring, scale_rows = source
+    columns: gl.constexpr = acc.shape[1]
+    layout: gl.constexpr = acc.type.layout
+    mbarrier.wait(ring.full.index(stage), phase)
+    for u in gl.static_range(cfg.UNITS):
+        nibbles = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
+        scales = scale_rows.index((stage * cfg.CONSUMERS + c) * ring.scales.shape[1] + u)
+        tokens = ring.tokens.index(stage * cfg.UNITS + u).slice(0, columns, dim=0).permute([1, 0])
+        if cfg.PLANES == 2:
+            acc = _add_blocks(nibbles, scales, tokens, acc)
+        else:
+            if cfg.PLANES == 1:
+                weights = _table_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 4))
+            else:
+                weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 2))
+            if u > 0:
+                acc = warpgroup_mma_wait(0, deps=[acc])
+            acc = warpgroup_mma(weights, tokens, acc, use_acc=use_acc if u == 0 else True, is_async=True)
+    if cfg.PLANES != 2:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(ring.empty.index(stage), count=1)
+    stage += 1
+    if stage == cfg.STAGES:
+        stage = 0
+        phase ^= 1
+    return acc, stage, phase
 
 
 @gluon.jit
@@ -417,27 +501,92 @@ def _add_planes(cfg, acc, tile, pointers):
     high, low = gl.split(gl.reshape(acc, [64, acc.shape[1] // 2, 2]))
     value = (high + low * 0.0625) * PLANES_FACTOR
     if cfg.GATED:
-        column = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-        _, wanted = rows_of(cfg, tile, column)
-        factor = gl.load(pointers.token_scales + tile.source + column, wanted, other=0)
-        value *= factor[None, :]
+        value *= _token_scales(cfg, value, 0, tile, pointers)[None, :]
     else:
         value *= 1 / cfg.H_FACTOR
     return value
 
 
 @gluon.jit
-def _store(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
-    """In parts of cfg.PART columns, of which the first is `begin`."""
+def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
+    """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`."""
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
         left, right = gl.split(gl.permute(gl.reshape(acc, [64, 2, n // 2]), [0, 2, 1]))
-        _store(cfg, left, begin, tile, unit_row, pointers)
-        _store(cfg, right, begin + n // 2, tile, unit_row, pointers)
-    elif cfg.GATED:
-        _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
+        _store(cfg, left, scale, bias, begin, tile, unit_row, source, pointers)
+        _store(cfg, right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
+    elif cfg.STAGED:
+        _store_staged(cfg, acc, scale, bias, begin, unit_row, source, pointers.out)
     else:
-        _store_weighted(cfg, acc, begin, tile, unit_row, pointers)
+        rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+        acc *= gl.convert_layout(scale, rows, assert_trivial=True)[:, None]
+        if cfg.GATED and cfg.PLANES == 1:
+            acc *= _token_scales(cfg, acc, begin, tile, pointers)[None, :]
+        acc += gl.convert_layout(bias, rows, assert_trivial=True)[:, None]
+        if cfg.GATED:
+            _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
+        else:
+            _store_weighted(cfg, acc, begin, tile, unit_row, pointers)
+
+
+@gluon.jit
+def _columns(cfg, n: gl.constexpr, tile, pointers):
+    """Of n columns: what their results are multiplied by, and the rows of the output that they are, or -1."""
+    column = gl.arange(0, n, gl.BlockedLayout([1], [32], [4], [0]))
+    if cfg.GATED:
+        row, wanted = rows_of(cfg, tile, column)
+        factor = gl.load(pointers.token_scales + tile.source + column, wanted, other=0)
+    else:
+        pair, wanted = pairs_of(cfg, tile, column, pointers.order)
+        factor = gl.load(pointers.weights + pair, wanted, other=0)
+        row = pair * cfg.SPLITS + tile.split
+    return factor, gl.where(wanted, row, -1)
+
+
+@gluon.jit
+def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, unit_row, source, out_ptr):
+    n: gl.constexpr = acc.shape[1]
+    width: gl.constexpr = 32 if cfg.GATED else 64  # results of a column
+    lanes: gl.constexpr = width // 8
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    _, c, ring, _ = source
+    factor = ring.factors.index(c).slice(begin, n).load(gl.SliceLayout(0, acc.type.layout))
+    scale = gl.convert_layout(scale, rows, assert_trivial=True)
+    bias = gl.convert_layout(bias, rows, assert_trivial=True)
+    if cfg.GATED:
+        value = _swiglu(acc * scale[:, None] * factor[None, :] + bias[:, None], cfg.LIMIT, cfg.H_FACTOR)
+    else:
+        value = (acc * scale[:, None] + bias[:, None]) * factor[None, :]
+    results = ring.results.index(c).slice(0, n, dim=0)
+    results.store(gl.permute(value, [1, 0]).to(results.dtype))
+    target = ring.targets.index(c).slice(begin, n).load(gl.SliceLayout(1, copy))
+    row = unit_row * width + gl.arange(0, width, gl.SliceLayout(0, copy))
+    out_ptrs = out_ptr + target.to(gl.int64)[:, None] * cfg.ROWS + row[None, :]
+    gl.store(out_ptrs, results.load(copy), (target >= 0)[:, None] & (row < cfg.ROWS)[None, :])
+
+
+@gluon.jit
+def _swiglu(acc, LIMIT: gl.constexpr, FACTOR: gl.constexpr):
+    """[64, n] -> FACTOR * h [32, n]."""
+    n: gl.constexpr = acc.shape[1]
+    pairs = gl.permute(gl.reshape(acc, [4, 2, 8, n]), [0, 2, 3, 1])
+    gate, up = gl.split(gl.reshape(pairs, [32, n, 2]))
+    gate = gl.minimum(gate, LIMIT)
+    up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
+    below = 1 + gl.exp2(gate * (-1.702 * 1.4426950408889634))
+    sigmoid = gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [below], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return (up * FACTOR + FACTOR) * gate * sigmoid
+
+
+@gluon.jit
+def _token_scales(cfg, acc, begin: gl.constexpr, tile, pointers):
+    """Of the columns of a part of GEMM 1."""
+    column = begin + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    _, wanted = rows_of(cfg, tile, column)
+    return gl.load(pointers.token_scales + tile.source + column, wanted, other=0)
 
 
 @gluon.jit
@@ -453,7 +602,10 @@ def _store_gated(cfg, acc, begin: gl.constexpr, tile, unit_row, out_ptr):
     column = begin + gl.arange(0, n, gl.SliceLayout(0, gate.type.layout))
     row, wanted = rows_of(cfg, tile, column)
     mask = (i < cfg.ROWS)[:, None] & wanted[None, :]
-    if cfg.PLANES:
+    if cfg.PLANES == 1:
+        out_ptrs = out_ptr + row.to(gl.int64)[None, :] * cfg.ROWS + i[:, None]  # rows have the order of planes.py
+        gl.store(out_ptrs, (value * cfg.H_FACTOR).to(gl.float8e4nv), mask)
+    elif cfg.PLANES == 2:
         place = (i & -16) | ((i & 7) << 1) | ((i >> 3) & 1)  # of planes.py
         out_ptrs = out_ptr + row.to(gl.int64)[None, :] * (2 * cfg.ROWS) + place[:, None]
         value *= cfg.H_FACTOR
@@ -495,6 +647,7 @@ def gemm(
     PLANES: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
+    PROMOTE: gl.constexpr,
     HALVES: gl.constexpr,
     DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
@@ -508,19 +661,28 @@ def gemm(
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
+    STAGED: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
-        N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32,
+        N, PLANES, UNITS, STAGES, PROMOTE, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
+        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
+    COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
     ring = Ring(
         gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),
         gl.allocate_shared_memory(gl.int32, [STAGES * CONSUMERS, BOX, 32], scales_desc.layout),
-        gl.allocate_shared_memory(tokens_desc.dtype, [STAGES * UNITS, 2 * N if PLANES else N, 64], tokens_desc.layout),
+        gl.allocate_shared_memory(tokens_desc.dtype, [STAGES * UNITS, COLUMNS, 64], tokens_desc.layout),
         gl.allocate_shared_memory(gl.int32, [STAGES, 1], SCALE_ROW),
+        gl.allocate_shared_memory(
+            out_ptr.dtype.element_ty,
+            [CONSUMERS, cfg.PART if STAGED else 1, 32 if GATED else 64],
+            STAGED_H if GATED else STAGED_Y,
+        ),
+        gl.allocate_shared_memory(gl.float32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),
+        gl.allocate_shared_memory(gl.int32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
     )
@@ -537,6 +699,16 @@ def gemm(
             ],
             [1],
             [PRODUCER_REGISTERS],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
+                (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
+                (_produce, (cfg, ring, sources, pointers, num_tokens)),
+            ],
+            [4, 1],
+            [CONSUMER_REGS, PRODUCER_REGISTERS],
         )
     else:
         gl.warp_specialize(

@@ -9,14 +9,12 @@ so that GEMM 2 finds the rows as if they had been sorted. The entries of a singl
 hopper_gemm.py has the weights, barriers and registers.
 """
 
-import math
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from oscine.ops.moe import fp8
 from oscine.ops.record import record
 
-LARGEST_FP8 = 448  # of e4m3
 DIRECT_PAIRS = 32  # (token, expert) pairs that need no sort: one for each thread of a warp
 
 
@@ -25,10 +23,11 @@ class Config:
     """What is known when the kernel is compiled."""
 
     N: gl.constexpr  # tokens of a tile
-    PLANES: gl.constexpr  # tokens, and h, are two planes of FP8, which are two columns; else fp16
+    PLANES: gl.constexpr  # of FP8 that tokens and h are: 2, which are two columns, or 1; 0: fp16
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
-    # short tiles have loops of their own: up to N / 2 tokens; DIRECT, one token; N 128, up to N / 4 too
+    PROMOTE: gl.constexpr  # stages that tensor cores add up before float32 does; 0: all
+    # short tiles have loops of their own: up to N / 2 tokens; DIRECT, one token; N from 128 on, up to N / 4 too
     HALVES: gl.constexpr
     DYNAMIC: gl.constexpr  # dynamic tile scheduler: a program takes tiles one by one, else every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
@@ -41,15 +40,14 @@ class Config:
     EXPERTS_PER_TOKEN: gl.constexpr
     CONSUMERS: gl.constexpr  # warpgroups of a program that multiply
     LIMIT: gl.constexpr  # of SwiGLU, a float
-    H_FACTOR: gl.constexpr  # of h as PLANES: no |h| saturates, and steps are 2^-13 of its inverse or finer
+    H_FACTOR: gl.constexpr  # of h as PLANES: no |h| saturates
     STEPS: gl.constexpr  # stages along k
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
+    STAGED: gl.constexpr  # results are collected in shared memory, and stored in whole sectors
 
 
-@gluon.constexpr_function
-def h_factor(LIMIT):
-    return 2.0 ** math.floor(math.log2(LARGEST_FP8 / (LIMIT * (LIMIT + 1))))
+h_factor = gluon.constexpr_function(fp8.h_factor)
 
 
 @record

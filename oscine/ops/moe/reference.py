@@ -5,6 +5,8 @@
     a = (up + 1) * gate * sigmoid(1.702 gate)
     y = sum over the K experts of w * (a W_d^T + b_d)
 
+With FP8 activations x and a are rounded to FP8 before they are multiplied (fp8.py).
+
 The definition, and the path on a CPU without native kernels: weights stay packed, and a step expands only the experts
 that it uses, one at a time; those of a small model are expanded once. Computes in float32 and rounds once at the end.
 """
@@ -16,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.moe.fp8 import round_h, round_rows
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
+from oscine.ops.target import Target
 
 SWIGLU_ALPHA = 1.702
 SMALL_BYTES = 64 << 20  # of a layer in float32: more than the embedded model's 6 MB, less than the 3 GB of gpt-oss-20b
@@ -32,7 +36,20 @@ class ExpandedExperts:
     down_bias: Tensor
 
 
-def prepare_experts(experts: MxExperts) -> MxExperts | ExpandedExperts:
+Experts = MxExperts | ExpandedExperts
+
+
+@dataclass(frozen=True, slots=True)
+class WithFp8Activations:
+    experts: Experts
+
+
+def prepare_experts(target: Target, experts: MxExperts) -> Experts | WithFp8Activations:
+    prepared = _expanded_if_small(experts)
+    return WithFp8Activations(prepared) if target.activation_dtype == "fp8" else prepared
+
+
+def _expanded_if_small(experts: MxExperts) -> Experts:
     num_weights = BLOCK * (experts.gate_up_scales.numel() + experts.down_scales.numel())
     if num_weights * torch.float32.itemsize > SMALL_BYTES:
         return experts
@@ -44,9 +61,12 @@ def prepare_experts(experts: MxExperts) -> MxExperts | ExpandedExperts:
     )
 
 
-def moe(x_TH: Tensor, routing: Routing, experts: MxExperts | ExpandedExperts, swiglu_limit: float) -> Tensor:
+def moe(x_TH: Tensor, routing: Routing, experts: Experts | WithFp8Activations, swiglu_limit: float) -> Tensor:
     """[T, H] -> [T, H] in the dtype of x."""
     x_TH, dtype = x_TH.float(), x_TH.dtype
+    fp8 = isinstance(experts, WithFp8Activations)
+    if isinstance(experts, WithFp8Activations):
+        x_TH, experts = round_rows(x_TH), experts.experts
     out_TH = torch.zeros_like(x_TH)
     ids = routing.expert_ids_TK.flatten()
     rows, counts = ids.argsort(stable=True), torch.bincount(ids, minlength=experts.gate_up_bias.shape[0])
@@ -57,7 +77,7 @@ def moe(x_TH: Tensor, routing: Routing, experts: MxExperts | ExpandedExperts, sw
         start += count
         if count:
             token = chosen // experts_per_token
-            y = _expert(x_TH[token], experts, expert, swiglu_limit)
+            y = _expert(x_TH[token], experts, expert, swiglu_limit, fp8)
             out_TH.index_add_(0, token, y * routing.weights_TK.flatten()[chosen, None])
     return out_TH.to(dtype)
 
@@ -76,11 +96,13 @@ def swiglu(gate_up: Tensor, limit: float) -> Tensor:
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
 
 
-def _expert(x: Tensor, experts: MxExperts | ExpandedExperts, index: int, limit: float) -> Tensor:
+def _expert(x: Tensor, experts: Experts, index: int, limit: float, fp8: bool) -> Tensor:
     if isinstance(experts, ExpandedExperts):
         gate_up, down = experts.gate_up_weight[index], experts.down_weight[index]
     else:
         gate_up = dequantize(experts.gate_up_blocks[index], experts.gate_up_scales[index])
         down = dequantize(experts.down_blocks[index], experts.down_scales[index])
     hidden = swiglu(functional.linear(x, gate_up, experts.gate_up_bias[index].float()), limit)
+    if fp8:
+        hidden = round_h(hidden, limit)
     return functional.linear(hidden, down, experts.down_bias[index].float())

@@ -2,9 +2,13 @@
 
 Knows the layouts on both sides; not tiles, kernels or devices.
 
-A unit is 64 rows by 64 values along k. Its nibbles are 2048 bytes: thread t of a warpgroup reads bytes 16 t ..
-16 t + 15 as two pairs of words (a, b), one pair for each 32 values along k, which share their scales. With
-t = 32 warp + 4 g + q, pair p, the thread holds (as mma.m16n8k16 wants its left operand)
+A unit is 64 rows by 64 values along k. Its nibbles are 2048 bytes: thread t = 32 warp + 4 g + q of a warpgroup reads
+bytes 16 t .. 16 t + 15. A row's own scale is the largest scale of its blocks; blocks of zeros do not count. The scale
+of a block is given by a factor f, relative to that of its row. Padding of rows and of k to multiples of 64 is zero.
+There are two layouts:
+
+WORDS, for exact activations. The bytes are two pairs of words (a, b), one pair for each 32 values along k, which share
+their scales. Of pair p, the thread holds (as mma.m16n8k16 wants its left operand)
 
     row = 16 warp + 8 r + g,   k = 32 p + 16 j + 8 h + 2 q + z        for r, j, h, z in {0, 1}
 
@@ -20,16 +24,25 @@ and those of a << 2 elsewhere:
 
 That is 9 instructions for 16 values as FP8, and 17 as fp16.
 
-A row's own scale is the largest scale of its blocks; blocks of zeros do not count. The scale of a block is 2^(f - 30)
-times that of its row. f = 0 stands for a factor of zero, for blocks 2^30 times smaller than another one of the row.
-fp16 rounds values below 2^-24 of the row. The scales of a unit are 32 words, one for each (warp, g): f of (p, r) ends
-at bits 10, 0, 26 and 16 for (0, 0), (0, 1), (1, 0) and (1, 1).
+The scale of a block is 2^(f - 30) times that of its row. f = 0 stands for a factor of zero, for blocks 2^30 times
+smaller than another one of the row. fp16 rounds values below 2^-24 of the row. The scales of a unit are 32 words, one
+for each (warp, g): f of (p, r) ends at bits 10, 0, 26 and 16 for (0, 0), (0, 1), (1, 0) and (1, 1).
 
-Padding of rows and of k to multiples of 64 is zero.
+TABLES, for activations in FP8. The bytes are four words, two for each row, as published but for the signs:
+
+    row = 16 warp + 8 r + g,   k = 16 q + 8 i + n       for word 2 r + i, nibble n
+
+so a thread's values of a row share a scale, and columns have the order of planes.py. A byte permutation (PRMT) takes
+half a word as indices into eight bytes, the magnitudes of E2M1 times the scale of the block, in FP8 (e5m2). Bit 3 of a
+nibble is no part of an index: it holds the sign of another value, of n < 4 at bit 8 n + 7 and of others at 8 n - 29.
+A shift by 4 brings the latter to where those of bytes are. The scale of a block is 2^(f - 26) times that of its row;
+blocks below are rounded to zeros. Scales are bytes f by (warp, g, block, r).
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +57,8 @@ V_FROM_B = 0x0A0A0A0A
 V_SHIFT = 2  # of a
 VALUE_BITS = (1, 2, 3, 7)  # of a byte, where the bits m, e0, e1 and sign of a nibble end
 SCALE_BITS = (10, 0, 26, 16)  # where f of (p, r) ends
-MAX_FACTOR = 30  # f of a row's largest scale
+# Factors of f and entries for f = 0 of a table's two words: 0, 1/2, 1, 3/2 and 2, 3, 4, 6, times 2^(f - 13)
+TABLE = ((0x04040400, 0x0A080400), (0x04040404, 0x12100E0C))
 NAN_SCALE = 255
 MAGNITUDES = 0x7777777777777777  # of sixteen nibbles
 
@@ -58,7 +72,15 @@ class Units:
     row_scales: Tensor  # bf16 [E, unit rows * 64]; 2^(s - 128), s being the largest E8M0 byte of the row
 
 
-def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chunk: int = 8) -> Units:
+class Layout(NamedTuple):
+    most: int  # f of a row's largest scale
+    nibbles: Callable[[Tensor], Tensor]  # uint8 [E, 64 R, 2 U, 16] -> [E, R, U, 2048]
+    scales: Callable[[Tensor], Tensor]  # f, uint8 [E, 64 R, 2 U] -> int32 [E, R, U, 32]
+
+
+def repack(
+    blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chunk: int = 8, *, tables: bool = False
+) -> Units:
     """uint8 blocks [E, rows, K / 32, 16] and scales [E, rows, K / 32] -> units.
 
     row_order: the source row of each row, or -1 for a row of zeros. chunk: experts at a time, to bound the workspace.
@@ -66,6 +88,7 @@ def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chun
     """
     if (scales == NAN_SCALE).any():
         raise ValueError(f"MXFP4 scale byte {NAN_SCALE} is no number")
+    layout = TABLES if tables else WORDS
     experts, rows, k_blocks = scales.shape
     row_order = _to_units(rows, row_order, scales.device)
     units = row_order.numel() // UNIT * ((k_blocks + 1) // 2)
@@ -76,9 +99,11 @@ def repack(blocks: Tensor, scales: Tensor, row_order: Tensor | None = None, chun
     for start in range(0, experts, chunk):
         part = slice(start, start + chunk)
         largest = _largest_scales(blocks[part], scales[part])
-        factors = (scales[part].int() - largest[..., None] + MAX_FACTOR).clamp(0, MAX_FACTOR).byte()
-        nibbles_out[part] = _nibbles(_even(_padded(blocks[part], row_order))).view(-1, units * 8, 256)
-        scales_out[part] = _scales(_even(_padded(factors, row_order))).view(-1, units, 32)
+        factors = scales[part].int() - largest[..., None] + layout.most
+        rounded = torch.where((factors < 0)[..., None], 0, blocks[part])
+        factors = factors.clamp(0, layout.most).byte()
+        nibbles_out[part] = layout.nibbles(_even(_padded(rounded, row_order))).view(-1, units * 8, 256)
+        scales_out[part] = layout.scales(_even(_padded(factors, row_order))).view(-1, units, 32)
         row_scales[part] = torch.ldexp(one, _padded(largest, row_order).double() - 128)
     return Units(nibbles_out.flatten(0, 1), scales_out.flatten(0, 1), row_scales)
 
@@ -89,10 +114,16 @@ def _largest_scales(blocks: Tensor, scales: Tensor) -> Tensor:
     return torch.where(((words & MAGNITUDES) != 0).any(-1), scales.int(), 0).amax(2)
 
 
-def gate_up_order(intermediate: int, device: torch.device) -> Tensor:
-    """Source rows such that gate i and up i become rows g and g + 8 of one thread; -1 pads to whole units."""
-    blocks = (intermediate + 31) // 32 * 4  # of 8 values of i
-    i = torch.arange(blocks * 8, device=device).view(blocks, 1, 8)
+def gate_up_order(intermediate: int, device: torch.device, *, tables: bool = False) -> Tensor:
+    """Source rows such that gate i and up i become rows g and g + 8 of one thread; -1 pads to whole units.
+
+    tables: as the second product wants its columns: in the order of planes.py, and padded to whole units of them.
+    """
+    multiple = UNIT if tables else UNIT // 2
+    i = torch.arange(-(-intermediate // multiple) * multiple, device=device)
+    if tables:
+        i = i.view(-1, 4, 4, 4).transpose(1, 2).flatten()
+    i = i.view(-1, 1, 8)
     is_up = torch.arange(2, device=device).view(1, 2, 1)
     return torch.where(i < intermediate, 2 * i + is_up, -1).flatten()
 
@@ -168,3 +199,26 @@ def _scales(factors: Tensor) -> Tensor:
     shifts = torch.tensor(SCALE_BITS, dtype=torch.int32, device=factors.device).view(2, 2)
     words = (source.int() << shifts).sum((-2, -1), dtype=torch.int32)
     return words.view(experts, rows // UNIT, k_blocks // 2, 32)
+
+
+def _table_nibbles(blocks: Tensor) -> Tensor:
+    experts, rows, k_blocks, _ = blocks.shape
+    # (expert, unit row, warp, r, g, unit, q, i) -> (expert, unit row, unit, warp, g, q, r, i)
+    words = blocks.view(torch.int32).view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 4, 2)
+    words = words.permute(0, 1, 5, 2, 4, 6, 3, 7).contiguous()
+    out = words & 0x77777777
+    for n in range(8):
+        bit = 8 * n + 7 if n < 4 else 8 * n - 29
+        out |= (words >> (4 * n + 3) & 1) << bit
+    return out.view(torch.uint8).view(experts, rows // UNIT, k_blocks // 2, 2048)
+
+
+def _table_scales(factors: Tensor) -> Tensor:
+    experts, rows, k_blocks = factors.shape
+    # (expert, unit row, warp, r, g, unit, block) -> (expert, unit row, unit, warp, g, block, r)
+    source = factors.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2).permute(0, 1, 5, 2, 4, 6, 3)
+    return source.flatten(-2).contiguous().view(torch.int32).view(experts, rows // UNIT, k_blocks // 2, 32)
+
+
+WORDS = Layout(30, _nibbles, _scales)
+TABLES = Layout(26, _table_nibbles, _table_scales)

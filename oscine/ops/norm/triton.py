@@ -28,7 +28,7 @@ from oscine.ops.comm.symmetric import ALONE, partial_sums
 from oscine.ops.comm.tokens import SymmetricExchange
 from oscine.ops.interface import Routing
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
-from oscine.ops.planes import Planes, empty_planes, store_planes, wanted
+from oscine.ops.planes import Planes, empty_planes, plane_arguments, store_planes, wanted
 from oscine.ops.target import Target
 
 FUSED_TOKENS = 4  # up to here norm and router are one launch
@@ -73,8 +73,8 @@ def norm_route(
     router = _Router(router_weight_EH, router_bias_E, experts_per_token)
     if target.exchange is not None:
         return _norm_and_route_all(target, x, weight_H, eps, residual_TH, router, fp8)
-    fp8 = fp8 and wanted(len(x), experts_per_token, len(router_bias_E))
-    planes = empty_planes(len(x), residual_TH.shape[1], x.device) if fp8 else None
+    number = wanted(target, len(x), experts_per_token, len(router_bias_E)) if fp8 else 0
+    planes = empty_planes(number, len(x), residual_TH.shape[1], x.device) if number else None
     ranks = _over_ranks(target, "attention", x, residual_TH)
     if x.shape[0] <= FUSED_TOKENS:
         y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, ranks, router, planes)
@@ -94,8 +94,8 @@ def _norm_and_route_all(
     assert isinstance(target.exchange, SymmetricExchange)
     y_TH, sum_TH = rms_norm(target, x, weight_H, eps, residual_TH)
     num_tokens, num_experts, device = sum(target.exchange.tokens), len(router.bias_E), y_TH.device
-    fp8 = fp8 and wanted(num_tokens, router.experts_per_token, num_experts)
-    planes = empty_planes(num_tokens, y_TH.shape[1], device) if fp8 else None
+    number = wanted(target, num_tokens, router.experts_per_token, num_experts) if fp8 else 0
+    planes = empty_planes(number, num_tokens, y_TH.shape[1], device) if number else None
     counted = num_tokens > UNCOUNTED_TOKENS
     counts_E = torch.empty(num_experts, dtype=torch.int32, device=device) if counted else None
     all_nH = target.exchange.dispatch(y_TH, counts_E, planes)
@@ -155,8 +155,8 @@ def _norm(
             y_TH,
             sum_TH,
             counts_E,
-            *(planes or (None, None)),
-            eps,
+            **plane_arguments(planes),
+            eps=eps,
             H=hidden,
             J=_partials(x),
             E=num_experts,
@@ -234,8 +234,8 @@ def _norm_route_fused(
             arrivals(x.device),
             routing.expert_ids_TK,
             routing.weights_TK,
-            *(planes or (None, None)),
-            eps,
+            **plane_arguments(planes),
+            eps=eps,
             H=hidden,
             J=_partials(x),
             E=num_experts,
@@ -376,6 +376,7 @@ def _norm_kernel(
     E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    PLANES: tl.constexpr,
     RANKS: tl.constexpr,
     TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
@@ -392,7 +393,7 @@ def _norm_kernel(
     if total is not None:
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
     if values is not None:
-        store_planes(y_H.to(y.dtype.element_ty).to(tl.float32), values, scale, token, H, BLOCK_H)
+        store_planes(y_H.to(y.dtype.element_ty).to(tl.float32), values, scale, token, H, BLOCK_H, PLANES)
     if counts is not None:  # noqa: SIM102 (the first is decided when compiling)
         if token == 0:
             expert_E = tl.arange(0, BLOCK_E)
@@ -459,6 +460,7 @@ def _norm_route_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    PLANES: tl.constexpr,
     RANKS: tl.constexpr,
     TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
@@ -497,7 +499,7 @@ def _norm_route_kernel(
         tl.store(y + token * H + column_H, y_H, mask=inside_H)
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
         if values is not None:
-            store_planes(y_H.to(tl.float32), values, scale, token, H, BLOCK_H)
+            store_planes(y_H.to(tl.float32), values, scale, token, H, BLOCK_H, PLANES)
     if arrived == tl.num_programs(0) - 1:
         if RANKS > 1:
             clear(own, place_H, addresses[0], slot, RANKS - 1, 8, 4)

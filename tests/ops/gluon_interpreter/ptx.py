@@ -49,6 +49,16 @@ def _product_f16x2(a: Register, b: Register) -> Register:
     return (left * right).half().view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
 
 
+def _permuted(a: Register, b: Register, selector: Register) -> Register:
+    """Byte i of the result is one of the eight of (b:a), named by bits 4 i .. 4 i + 2; bit 3 would repeat its sign."""
+    result, both = np.zeros_like(a), b << np.uint64(32) | a
+    for i in range(4):
+        place = selector >> np.uint64(4 * i) & np.uint64(15)
+        assert (place < 8).all(), "not in these kernels"
+        result |= (both >> np.uint64(8) * place & np.uint64(255)) << np.uint64(8 * i)
+    return result
+
+
 def _signed(x: Register) -> NDArray[np.int32]:
     return x.astype(np.uint32).view(np.int32)
 
@@ -128,6 +138,12 @@ class _Run:
                 return ((x[1] << np.uint64(32) | x[0]) << x[2]) >> np.uint64(32)
             case "lop3.b32":
                 return _lop3(*x)
+            case "mad.lo.u32":
+                return x[0] * x[1] + x[2]
+            case "prmt.b32":
+                return _permuted(*x)
+            case "rcp.approx.ftz.f32":
+                return (1 / x[0].astype(np.uint32).view(np.float32)).view(np.uint32).astype(np.uint64)
             case "mul.f16x2":
                 return _product_f16x2(x[0], x[1])
             case "popc.b32":

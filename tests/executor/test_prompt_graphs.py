@@ -1,8 +1,9 @@
 """Steps with prompts as CUDA graphs give the tokens of eager steps, on a GPU and, recorded, without one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.engine.build import build_engine
 from oscine.executor import cuda_graphs
 from oscine.executor.cuda_graphs import MOST_SEQUENCES, PromptGraphs
 from oscine.executor.kv.limits import prompt_sizes_up_to
@@ -253,6 +257,36 @@ def test_prefix_hits_and_several_prompts_in_a_step(
             assert found[one.request_id].token_ids == naive_greedy(tuple(one.prompt_token_ids), 9)
     assert running.stats().prefix_hits > 100
     assert {size for _, size in replayed} >= {32, 64}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_kernels_find_the_same_probabilities_in_graphs(
+    kv_cache_dtype: Literal["auto", "fp8"], replayed: list[tuple[int, int]]
+) -> None:
+    """The embedded model: prompts of many lengths that begin beside decodes, in chunks or whole."""
+    lengths = (1, 5, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 192, 250, 257, 300, 448, 511, 512, 513, 700, 1200)
+    asked = EngineOptions(
+        ModelOptions(str(NANO_FOLDER), device="cuda", max_model_len=2048),
+        CacheOptions(kv_cache_dtype=kv_cache_dtype, kv_cache_bytes=1 << 28, prefix_caching=False),
+        replace(SchedulerOptions(), max_num_seqs=6, max_num_batched_tokens=640),
+        quiet=True,
+    )
+    requests = [
+        request(str(n), [(7 * i * i + n) % 1900 for i in range(n)], max_tokens=3 + 5 * (n % 3), logprobs=5)
+        for n in lengths
+    ]
+    found = run(build_engine(asked).loop, *requests)
+    assert len({size for _, size in replayed}) > 5
+    count = len(replayed)
+    expected = run(build_engine(replace(asked, cuda_graphs=False)).loop, *requests)
+    assert len(replayed) == count
+    for name, one in expected.items():
+        (first, *_), (other, *_) = one.logprobs or [], found[name].logprobs or []
+        likely, theirs = dict(first.top), dict(other.top)
+        assert len(likely.keys() & theirs.keys()) >= 3
+        for token in likely.keys() & theirs.keys():
+            assert likely[token] == pytest.approx(theirs[token], abs=0.2)
 
 
 @pytest.mark.parametrize("most", [1, 32, 33, 100, 1024, 1500, 2048])

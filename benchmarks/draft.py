@@ -8,8 +8,8 @@
 2. Drafts: K tokens for some sequences, by replays of CUDA graphs. The target has two layers, which drafts do not read.
 3. --engine: decode speed per user with K = 0, 1, 3 and the controller. A random head is never right, so --acceptance
    says how often each position is accepted (%, as of all steps): what the target sampled is replaced on the device.
-   This takes some small launches per step, and the answers mean nothing; rows say "synthetic". The embedded model has
-   its own head.
+   This takes one small launch per step, and the answers mean nothing; rows say "synthetic". Given more than once,
+   each engine is measured at all of them. The embedded model has its own head.
 
 Each engine runs in a process of its own.
 """
@@ -20,7 +20,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,6 +225,26 @@ def check_state(ops: DraftOps, hidden: int, device: torch.device, dtype: torch.d
     return good
 
 
+def check_forced(device: torch.device) -> bool:
+    """The kernel that forces acceptance against the formula, on sequences of 0 to 3 drafts behind each other."""
+    from benchmarks.kernels.forced import forced as kernel
+
+    counts = torch.arange(64) % (MOST_DRAFTS + 1)
+    places = torch.cat([torch.arange(count + 1) for count in counts.tolist()])
+    rows = len(places)
+    sizes = PackedSizes(rows, len(counts), rows, rows)
+    packed = PackedStep.of(torch.zeros(sizes.total, dtype=torch.int32), sizes)
+    packed.given_T[:], packed.logits_rows_N[:] = -1 - places, torch.arange(rows)
+    packed.sampled_slots_M[:] = torch.repeat_interleave(torch.arange(64), counts + 1)
+    packed = PackedStep(*(column.to(device) for column in packed))
+    tokens, positions = torch.randint(1000, (2, rows), device=device)
+    batch, ids_M = Batch(tokens, positions, positions, positions, (), None), tokens.roll(-1) * (tokens % 2)
+    chance_K = torch.tensor([0.7, 0.6, 0.5, 0.0], device=device)
+    good = torch.equal(kernel(packed, batch, ids_M, chance_K), forced(packed, batch, ids_M, chance_K))
+    print(f"forced acceptance   {'as its formula' if good else 'WRONG'}", flush=True)
+    return good
+
+
 def check_ops(model: str, device: str) -> bool:
     with torch.inference_mode():
         torch.manual_seed(0)
@@ -234,6 +254,7 @@ def check_ops(model: str, device: str) -> bool:
         where = opened.device, opened.dtype
         good = check_products(ops, backend, target, *where)
         good &= check_choice(ops, backend, target, *where)
+        good &= opened.device.type == "cpu" or check_forced(opened.device)
         return check_state(ops, target.hidden_size, *where) and good
 
 
@@ -278,8 +299,8 @@ def time_drafts(model: str, device: str) -> None:
 
 def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
     """Median; of the graph alone, where there is one."""
-    slots_D = np.arange(sequences)
-    drafter.draft(slots_D, num_drafts)
+    asked = np.arange(sequences), np.full(sequences, num_drafts), np.full(sequences, CONTEXT + MOST_DRAFTS - 1)
+    drafter.draft(*asked)
     graph = drafter._graphs.get((sequences, num_drafts))
     if graph is not None:
         torch.cuda.synchronize()
@@ -287,7 +308,7 @@ def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
     seconds = []
     for _ in range(REPLAYS // 10):
         began_s = time.perf_counter()
-        drafter.draft(slots_D, num_drafts)
+        drafter.draft(*asked)
         seconds.append(time.perf_counter() - began_s)
     return 1e3 * median(seconds)
 
@@ -303,7 +324,7 @@ class Job:
     device: str
     k: int | None  # None: the controller's; 0: an engine without a head
     head: str | None  # folder
-    acceptance: tuple[float, ...] | None  # by position, of all steps
+    forced: list[tuple[float, ...]]  # acceptance by position, of all steps; each is measured; none: as it comes
     concurrency: tuple[int, ...]
     isl: int
     osl: int
@@ -312,6 +333,7 @@ class Job:
 @dataclass(frozen=True)
 class Measured:
     concurrency: int
+    forced: tuple[float, ...] | None
     tok_s_user: float
     acceptance_length: float  # tokens of a sequence per step
 
@@ -352,24 +374,31 @@ def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Te
     return torch.where(verifies_M, chosen_M, ids_M)
 
 
-def force_acceptance(rates: tuple[float, ...]) -> None:
-    """From now on, in this process."""
-    accept: Callable[..., Tensor] = DeviceState.accept
-    chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
-    on_device: dict[torch.device, Tensor] = {}
+class ForcedAcceptance:
+    """From its making on, in this process; at first nothing is accepted."""
 
-    def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
-        if self.device not in on_device:
-            on_device[self.device] = torch.tensor([*chances, 0.0], device=self.device)
-        return accept(self, packed, batch, forced(packed, batch, ids_M, on_device[self.device]))
+    def __init__(self, device: str) -> None:
+        accept: Callable[..., Tensor] = DeviceState.accept
+        self._chance_K = chance_K = torch.zeros(MOST_DRAFTS + 1, device=device)  # 0 behind the last draft
+        change = forced
+        if device != "cpu":
+            from benchmarks.kernels.forced import forced as change  # needs Triton
 
-    DeviceState.accept = accept_forced  # type: ignore[method-assign]
+        def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
+            return accept(self, packed, batch, change(packed, batch, ids_M, chance_K))
+
+        DeviceState.accept = accept_forced  # type: ignore[method-assign]
+
+    def set(self, rates: tuple[float, ...]) -> None:
+        """CUDA graphs that were captured before obey too."""
+        chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
+        self._chance_K[:-1] = torch.tensor(chances)
 
 
 def measure(job: Job) -> list[Measured]:
     points = [Point(concurrency, job.isl, job.osl) for concurrency in job.concurrency]
     # Recorded steps of a CPU have calls of the C library alone.
-    graphs = job.acceptance is None or job.device != "cpu"
+    graphs = not job.forced or job.device != "cpu"
     options = engine_options(
         model_options(job.model, job.device),
         points,
@@ -380,37 +409,45 @@ def measure(job: Job) -> list[Measured]:
     speculation = SpeculationOptions(method="none")
     if job.k != 0:
         speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
-        if job.acceptance is not None:
-            force_acceptance(job.acceptance)
+    acceptance = ForcedAcceptance(job.device) if job.forced and job.k != 0 else None
     model = replace(options.model, max_model_len=job.isl + job.osl + MOST_DRAFTS)
     engine = OwnEngine(build_engine(replace(options, model=model, speculation=speculation, quiet=True)))
     if job.k:
         engine.loop.speculation = Always(job.k)
-    return [_measure(engine, point) for point in points]
+    if acceptance is None:
+        return [_measure(engine, point, None) for point in points]
+    found = []
+    for rates in job.forced:
+        acceptance.set(rates)
+        found += [_measure(engine, point, rates) for point in points]
+    return found
 
 
-def _measure(engine: OwnEngine, point: Point) -> Measured:
+def _measure(engine: OwnEngine, point: Point, forced: tuple[float, ...] | None) -> Measured:
     engine.run(replace(point, osl=min(point.osl, 32)))
     accepted = engine.loop.counters.accepted_tokens
     timing = engine.run(point)
     accepted = engine.loop.counters.accepted_tokens - accepted
     tokens = point.concurrency * (point.osl - 1)  # after the first
     speed = (point.osl - 1) / (timing.full_s - timing.first_s)
-    return Measured(point.concurrency, speed, tokens / (tokens - accepted))
+    return Measured(point.concurrency, forced, speed, tokens / (tokens - accepted))
 
 
 def rows_of(job: Job, where: Machine, plain: list[Measured], found: list[Measured]) -> Iterator[dict[str, Any]]:
-    for without, measured in zip(plain, found, strict=True):
+    plain_speed = {one.concurrency: one.tok_s_user for one in plain}
+    for measured in found:
+        without = plain_speed[measured.concurrency]
         yield {
             "model": "oscine-nano" if job.model == "nano" else f"gpt-oss-{job.model} random",
             "method": "eagle3",
             "k": f"0-{MOST_DRAFTS}" if job.k is None else job.k,
             "concurrency": measured.concurrency,
-            "acceptance": "measured" if job.acceptance is None else "synthetic",
+            "acceptance": "measured" if measured.forced is None else "synthetic",
+            **({} if measured.forced is None else {"forced": measured.forced}),
             "mean_acceptance_length": round(measured.acceptance_length, 3),
             "tok_s_user": round(measured.tok_s_user, 1),
-            "plain_tok_s_user": round(without.tok_s_user, 1),
-            "ratio": round(measured.tok_s_user / without.tok_s_user, 3),
+            "plain_tok_s_user": round(without, 1),
+            "ratio": round(measured.tok_s_user / without, 3),
             "isl": job.isl,
             "osl": job.osl,
             "gpu": where.gpu,
@@ -419,20 +456,21 @@ def rows_of(job: Job, where: Machine, plain: list[Measured], found: list[Measure
         }
 
 
-def run_engines(job: Job, output: Path | None) -> None:
+def run_engines(job: Job, ks: Sequence[int | None], output: Path | None) -> None:
     where, target = describe(job.device, None), open_model(model_options(job.model, "cpu")).config
     with tempfile.TemporaryDirectory() as folder:
         if job.model != "nano":
             write_head(Path(folder), target)
         job = replace(job, head=str(OF_NANO) if job.model == "nano" else folder)
         plain = alone(measure, replace(job, k=0))
-        for k in (1, MOST_DRAFTS, None):
+        for k in ks:
             one = replace(job, k=k)
             for row in rows_of(one, where, plain, alone(measure, one)):
                 print(
                     f"K {row['k']!s:4} {row['concurrency']:4} sequences  tok/s per user {row['plain_tok_s_user']:7.1f} "
                     f"plain, {row['tok_s_user']:7.1f} with drafts {row['ratio']:6.2f}   "
-                    f"{row['mean_acceptance_length']:.2f} tokens per step ({row['acceptance']})",
+                    f"{row['mean_acceptance_length']:.2f} tokens per step ({row['acceptance']} "
+                    f"{row.get('forced', '')})",
                     flush=True,
                 )
                 if output is not None:
@@ -451,7 +489,20 @@ def main() -> int:
     parser.add_argument("--model", default="120b", choices=("120b", "20b", "nano"), help="(default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
     parser.add_argument("--engine", action="store_true", help="measure engines too")
-    parser.add_argument("--acceptance", type=rates, help="%% of steps that accept each draft, for example 73,52,36")
+    parser.add_argument(
+        "--acceptance",
+        type=rates,
+        action="append",
+        default=[],
+        help="%% of steps that accept each draft, for example 73,52,36 (more than once: each)",
+    )
+    parser.add_argument(
+        "--k",
+        type=drafts,
+        default=[1, MOST_DRAFTS, None],
+        metavar="K,...",
+        help=f"drafts of engines, c for the controller's (default: 1,{MOST_DRAFTS},c)",
+    )
     parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY, help="of engines (default: %(default)s)")
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=256, help="generated tokens of a request (default: %(default)s)")
@@ -461,12 +512,16 @@ def main() -> int:
     alone(time_drafts, options.model, options.device)
     if options.engine:
         asked = options.acceptance, options.concurrency, options.isl, options.osl
-        run_engines(Job(options.model, options.device, None, None, *asked), options.output)
+        run_engines(Job(options.model, options.device, None, None, *asked), options.k, options.output)
     return int(not good)
 
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def drafts(text: str) -> list[int | None]:
+    return [None if part == "c" else int(part) for part in text.split(",")]
 
 
 def rates(text: str) -> tuple[float, ...]:

@@ -44,7 +44,8 @@ def _compile(job: Job) -> None:
 def main() -> None:
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a compiler must not be read as an answer
-    import_module("triton")  # the import takes seconds, and the first job comes later
+    for needed in ("torch", "triton.experimental.gluon"):  # of all kernels; it takes seconds, and jobs come later
+        import_module(needed)
     while length := jobs.read(LENGTH_BYTES):
         job = pickle.loads(jobs.read(int.from_bytes(length, "little")))
         try:

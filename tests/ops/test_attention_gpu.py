@@ -91,7 +91,7 @@ def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool =
     signature = {"queries": box_type(8, 64), "table_stride": "i32", "scale": "fp32"}
     signature |= {"out_ptr": "*bf16", "sinks_ptr": "*bf16"} | dict.fromkeys(("partial_ptr", "stats_ptr"), "*fp32")
     signature |= dict.fromkeys(("table_ptr", "lens_ptr", "arrivals_ptr"), "*i32")
-    constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window} | tiling
+    constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window, "WARM": True} | tiling
     if fp8:
         signature |= {"pages": byte_box_type(64, 1, 2, 1, 64, 64), "scales": byte_box_type(0, 1, 2, 1, 1, 64)}
     else:

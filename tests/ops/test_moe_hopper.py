@@ -61,6 +61,8 @@ def compile_gemm(
         "order_ptr": "*i32",
         "weights_ptr": "*fp32",
         "tile_counters_ptr": "*i32",
+        "soon_ptr": "*bf16",
+        "soon_bytes": "i32",
         "num_tokens": "i32",
     }
     splits = 1 if gated else tiling.splits
@@ -72,7 +74,7 @@ def compile_gemm(
     return compile_ahead(
         gemm,
         signature,
-        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct},
+        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct, "SOON": tokens == 1},
         num_warps=4,
         maxnreg=tiling.registers,
     )

@@ -25,7 +25,7 @@ _MOST_SAVED, _MOST_OWED = 10.0, 8.0  # plain steps that the account holds at mos
 _SAVED_AT_START = 4.0
 _LATEST = 15  # steps of one size whose times count
 _LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
-_PERIOD = 8  # steps between two decisions, and one more for each 16 sequences
+_PERIOD = 8  # steps between two decisions, and one more for each 64 sequences
 _EXPLORES_EVERY = 4  # decisions, while drafts pay
 _PLAIN_EVERY = 64  # steps with drafts, until the time of a plain step is measured again
 _WINDOW = 64.0  # samples that an acceptance rate is averaged over, about
@@ -180,7 +180,7 @@ class SpeculationController:
     def begin(self, request: Drafting) -> None:
         """A request has its first token."""
         request.num_drafts = self._by_level[self._level(request)]
-        self._steps_left = min(self._steps_left, 1 + self._batch // 16)
+        self._steps_left = min(self._steps_left, 1 + self._batch // 64)
 
     def note_drafts(self, request: Drafting, num_drafted: int, num_accepted: int) -> None:
         """A sequence that could have drafts in a step had so many, and so many were accepted."""
@@ -219,7 +219,7 @@ class SpeculationController:
             return
         self._num_decisions += 1
         self._batch = batch = len(running)
-        self._steps_left = _PERIOD + batch // 16
+        self._steps_left = _PERIOD + batch // 64
         explorers, self._explorers = self._explorers, []
         for request in explorers:
             request.num_drafts = 0

@@ -58,6 +58,7 @@ _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 _DRAFTS = 8  # of a sequence in a step, by default
 _DRAFTS_OF_GRAPHS = 5  # the same of an EAGLE-3 head on a GPU, where each number of drafts has CUDA graphs
 _MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
+_MOST_VERIFYING = 256  # rows of the graphs that only drafts need
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
 
@@ -136,9 +137,12 @@ class Start:
 
     @property
     def decode_sizes(self) -> list[int]:
-        """Sizes of CUDA graphs. Reference attention and experts have none, as they wait for values on the host."""
+        """Rows of CUDA graphs: sequences, and with drafts more. Reference attention and experts have none, as they wait
+        for values on the host."""
         capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
-        most = self.options.scheduler.max_num_seqs
+        scheduler = self.options.scheduler
+        with_drafts = scheduler.max_num_seqs * (1 + _max_drafts(self))
+        most = max(scheduler.max_num_seqs, min(with_drafts, _MOST_VERIFYING, scheduler.max_num_batched_tokens))
         if self.on_host is not None:
             most = min(most, MOST_TOKENS)
         return sizes_up_to(most) if capturable else []
@@ -306,7 +310,8 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     """The steps that become CUDA graphs, then the largest step. Leaves page 0 as it was."""
     if start.options.cuda_graphs and start.decode_sizes:
         if start.head is not None:
-            executor.capture_drafts([size for size in start.decode_sizes if size <= _MOST_DRAFTING])
+            most = min(_MOST_DRAFTING, start.options.scheduler.max_num_seqs)
+            executor.capture_drafts([size for size in start.decode_sizes if size <= most])
             executor.run_graphs_eagerly(start.decode_sizes[:1], start.prompt_sizes)  # kernels of the head
         executor.capture(start.decode_sizes, start.prompt_sizes)
         start.watch.lap(f"{len(start.decode_sizes) + len(start.prompt_sizes)} graphs")

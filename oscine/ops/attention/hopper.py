@@ -21,9 +21,11 @@ from oscine.ops.target import Target
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MOST_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MOST_DECODES = 2, 64
+FEWEST_WITH_WINDOW = 2
 PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
 MAX_SPLITS = 32
 MAX_GROUP = 4
+WARM = True  # the queries' descriptor is fetched before they are there
 
 
 def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
@@ -58,7 +60,8 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> di
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
     q_TQD, kv_pages, batch, group, sinks_Q, window = inputs
-    if not (FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)):
+    fewest = FEWEST_DECODES if window is None else FEWEST_WITH_WINDOW
+    if not (fewest <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)):
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)
@@ -76,6 +79,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
         KV_HEADS=inputs.kv_heads,
         WINDOW=window or 0,
         **tiling,
+        WARM=WARM,
         num_warps=4,
         launch_pdl=True,
     )

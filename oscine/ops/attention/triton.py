@@ -25,6 +25,7 @@ FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each co
 SPLIT_PROGRAMS = 256  # until there are about this many programs,
 MAX_SPLITS = 32  # but not further
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
+SPLIT_STAGES = 6  # blocks under way in a program of a split context
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
 
 
@@ -78,7 +79,7 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int
         block_n = max(64, triton.next_power_of_2(window))
     elif programs < FEW_PROGRAMS:
         num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
-        stages = 6
+        stages = SPLIT_STAGES
     elif programs >= MANY_PROGRAMS:
         warps = 2
     return {

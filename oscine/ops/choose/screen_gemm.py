@@ -22,7 +22,7 @@ TILES = (
 )
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def screen_kernel(
     weight,
     planes,
@@ -36,11 +36,12 @@ def screen_kernel(
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
+    WARM: gl.constexpr,
 ):
     """out[token, row], float32."""
     first_row = gl.program_id(0) * ROWS
     zero = gl.to_tensor(0)
-    ring = start_ring(weight, planes, zero, first_row, zero, zero, ROWS, 2 * TOKENS, CHUNKS, STAGES, STEPS)
+    ring = start_ring(weight, planes, zero, first_row, zero, zero, ROWS, 2 * TOKENS, CHUNKS, STAGES, STEPS, WARM)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * TOKENS, 32])
     ring.depend()
     sums = gl.permute(gl.reshape(ring.multiply(layout), [ROWS, 2, TOKENS]), [0, 2, 1])

@@ -30,7 +30,7 @@ LM_HEAD_TILES = (
 OUT_PROJ_TILES = tuple(replace(tile, parts=4) for tile in LM_HEAD_TILES)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def stream_kernel(
     weight,
     tokens,
@@ -44,6 +44,7 @@ def stream_kernel(
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
+    WARM: gl.constexpr,
     HAS_BIAS: gl.constexpr,
 ):
     """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns."""
@@ -51,7 +52,7 @@ def stream_kernel(
     first_row = gl.program_id(0) * ROWS
     zero = gl.to_tensor(0)
     ring = start_ring(
-        weight, tokens, zero, first_row, zero, split * (STEPS * CHUNKS * 64), ROWS, TOKENS, CHUNKS, STAGES, STEPS
+        weight, tokens, zero, first_row, zero, split * (STEPS * CHUNKS * 64), ROWS, TOKENS, CHUNKS, STAGES, STEPS, WARM
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))

@@ -4,6 +4,7 @@ A program computes W[rows, k range] x[tokens, k range]^T. Rows are the 64-row op
 so few tokens waste nothing but arithmetic. Chunks of 128 bytes of both arrive by TMA in a ring of stages:
 
     start       issue the weights of every stage             nothing before this kernel in the stream writes them
+                load the tokens' descriptor                  by a box that leaves the matrix: zeros, from no memory
     depend()    gdc_wait, issue the tokens of every stage     the kernel before this one writes them
     multiply()  for each step: wait for its stage, multiply, refill the stage
 
@@ -31,6 +32,7 @@ from oscine.ops.record import record
 
 CHUNK_BYTES = 128  # of a row; one row of the widest swizzle
 CHUNK = CHUNK_BYTES // 2  # columns of bf16
+BEYOND = gl.constexpr(1 << 20)  # a token that no matrix has
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,13 @@ class Tile:
     rows: int = 64  # weight rows of a program
     parts: int = 1  # of the sum, each of a program of its own
     warps: int = 4  # for each 64 or 128 rows
+    warm: bool = True  # the tokens' descriptor is fetched before they are there
 
     def constants(self, columns: int, chunk: int = CHUNK) -> dict[str, int]:
         """The constants of every kernel, for the columns of a part and those of a chunk."""
         steps = -(-columns // (chunk * self.chunks))
         stages = min(self.stages, steps)
-        return {"TOKENS": self.max_tokens, "CHUNKS": self.chunks, "STAGES": stages, "STEPS": steps}
+        return {"TOKENS": self.max_tokens, "CHUNKS": self.chunks, "STAGES": stages, "STEPS": steps, "WARM": self.warm}
 
 
 def tile_for(num_tokens: int, tiles: Iterable[Tile]) -> Tile | None:
@@ -65,6 +68,7 @@ class Ring:
     weight_ring: gl.shared_memory_descriptor
     token_ring: gl.shared_memory_descriptor
     arrived: gl.shared_memory_descriptor  # an mbarrier a stage
+    warmed: gl.shared_memory_descriptor  # an mbarrier
     outer: gl.tensor
     row: gl.tensor
     token: gl.tensor
@@ -75,6 +79,7 @@ class Ring:
     STAGES: gl.constexpr
     STEPS: gl.constexpr
     WIDTH: gl.constexpr  # columns of a chunk
+    WARM: gl.constexpr
 
     @gluon.jit
     def load_weights(self, step, stage, wanted):
@@ -100,6 +105,8 @@ class Ring:
     @gluon.jit
     def depend(self):
         """Waits for the kernel before this one; from here on its results may be read and memory written."""
+        if self.WARM:
+            mbarrier.wait(self.warmed, 0)
         gdc_wait()
         for stage in gl.static_range(self.STAGES):
             self.load_tokens(stage, stage, True)
@@ -138,6 +145,7 @@ def start_ring(
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
+    WARM: gl.constexpr,
 ):
     """Lets the next kernel begin, and issues the weights of the first STAGES steps; STAGES <= STEPS."""
     gdc_launch_dependents()
@@ -146,12 +154,17 @@ def start_ring(
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
-    rings = weight_ring, token_ring, arrived
+    warmed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(warmed, count=1)
+    rings = weight_ring, token_ring, arrived, warmed
     width: gl.constexpr = weight.block_type.shape[3]
-    ring = Ring(weight, tokens, *rings, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS, width)
+    ring = Ring(weight, tokens, *rings, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS, width, WARM)
     for stage in gl.static_range(STAGES):
         ring.expect(stage, True)
         ring.load_weights(stage, stage, True)
+    if WARM:
+        mbarrier.expect(warmed, tokens.block_type.nbytes)
+        tma.async_copy_global_to_shared(tokens, [0, BEYOND, 0], warmed, token_ring.index(0))
     return ring
 
 

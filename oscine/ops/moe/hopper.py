@@ -13,7 +13,7 @@ Shape suffixes: T tokens, H hidden, I intermediate, E experts, K experts per tok
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class HopperExperts:
     hidden: int
     intermediate: int
     experts: int
+    soon: Tensor | None = None  # weights that are read after the experts, fetched while one token waits for the router
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,12 @@ class Tiling:
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
+    down_stages: int | None = None  # of the second product, where it has other ones
     consumers: int = 3  # warpgroups of a program that multiply, 64 rows of weights each: 1 or 3
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
+    warm: int = 1  # before the wait for the router: 1: descriptors are fetched; 2: addresses of weights are looked up
 
 
 def prepare_experts(experts: MxExperts) -> HopperExperts:
@@ -179,9 +182,11 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     else:
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     h = Tokens(_empty_tokens(pairs, experts.intermediate, tiling, x_TH.device), None)
-    work = Work(table, entries, order, routing.weights_TK, limit, direct)
+    soon = experts.soon if tokens == 1 else None
+    work = Work(table, entries, order, routing.weights_TK, limit, direct, soon)
     _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
-    _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
+    down = replace(tiling, stages=tiling.down_stages or tiling.stages)
+    _launch(target, down, splits, experts.down, h, y_TJH, False, work)
     return y_TJH
 
 
@@ -194,6 +199,7 @@ class Work(NamedTuple):
     weights_TK: Tensor
     limit: float
     direct: bool
+    soon: Tensor | None
 
 
 class Tokens(NamedTuple):
@@ -233,11 +239,14 @@ def _launch(
         work.order,
         work.weights_TK,
         tile_counters(out.device),
+        out if work.soon is None else work.soon,
+        0 if work.soon is None else work.soon.nbytes,
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
         SINGLE=num_tokens == 1,
         DIRECT=work.direct,
+        SOON=work.soon is not None,
         num_warps=4,
         maxnreg=tiling.registers,
         launch_pdl=True,
@@ -286,6 +295,7 @@ def constants(
         "LIMIT": limit,
         "CONSUMERS": tiling.consumers,
         "CONSUMER_REGS": tiling.consumer_registers,
+        "WARM": tiling.warm,
     }
 
 
@@ -336,7 +346,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
     return Tokens(sorted_x, scales), order, table, entries
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def sort_kernel(
     x_ptr,
     scales_ptr,

@@ -133,6 +133,9 @@ QUADS = gl.constexpr(
         shape=[32, 64],
     )
 )
+BEYOND = gl.constexpr(1 << 28)  # a row that neither tokens nor weights have
+PAGE_ROWS = gl.constexpr(8192)  # of 256 bytes, in a page of 2 MiB
+LOOK_UPS = gl.constexpr(5)  # of pages, by each program
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
@@ -152,6 +155,7 @@ class Ring:
     tiles: gl.shared_memory_descriptor  # which tile a stage is of
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    warmed: gl.shared_memory_descriptor
 
 
 @record
@@ -175,6 +179,8 @@ class Pointers:
     order: gl.tensor
     weights: gl.tensor
     tile_counters: gl.tensor
+    soon: gl.tensor  # weights that a later kernel reads
+    soon_bytes: gl.tensor
 
 
 @gluon.jit
@@ -196,6 +202,61 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
             tma.async_copy_global_to_shared(sources.nibbles, [(unit + u) * 8, 0], full, buffer)
         tma.async_copy_global_to_shared(sources.scales, [unit, 0], full, ring.scales.index(slot))
+
+
+@gluon.jit
+def _warm(cfg, ring, sources):
+    """Fetches the descriptors that are first used after the wait for the kernel before, and with WARM 2 looks up the
+    addresses of all pages of the weights: a box of each page.
+
+    Boxes beyond the tokens are zeros, and read no memory.
+    """
+    box: gl.constexpr = sources.narrow.block_type.shape
+    tokens: gl.constexpr = sources.tokens.block_type.nbytes + sources.narrow.block_type.nbytes
+    weights: gl.constexpr = sources.nibbles.block_type.nbytes + sources.scales.block_type.nbytes
+    mbarrier.expect(ring.warmed, tokens + weights if cfg.GATED else tokens)
+    tma.async_copy_global_to_shared(sources.tokens, [BEYOND, 0], ring.warmed, ring.tokens.index(0))
+    buffer = ring.tokens.index(1)
+    if cfg.DIRECT or cfg.SINGLE:
+        lone = buffer.slice(0, box[1], dim=0)._reinterpret(sources.narrow.dtype, box, sources.narrow.layout)
+        tma.async_copy_global_to_shared(sources.narrow, [BEYOND, 0, 0], ring.warmed, lone)
+    else:
+        tma.async_copy_global_to_shared(sources.narrow, [BEYOND, 0], ring.warmed, buffer.slice(0, box[0], dim=0))
+    if cfg.GATED:
+        tma.async_copy_global_to_shared(sources.scales, [BEYOND, 0], ring.warmed, ring.scales.index(0))
+        tma.async_copy_global_to_shared(sources.nibbles, [BEYOND, 0], ring.warmed, ring.nibbles.index(0))
+    mbarrier.wait(ring.warmed, 0)
+    if cfg.GATED and cfg.WARM == 2:
+        mbarrier.expect(ring.warmed, LOOK_UPS * sources.nibbles.block_type.nbytes)
+        for i in gl.static_range(LOOK_UPS):
+            row = (gl.program_id(0) + i * gl.num_programs(0)) * PAGE_ROWS
+            tma.async_copy_global_to_shared(sources.nibbles, [row, 0], ring.warmed, ring.nibbles.index(0))
+        mbarrier.wait(ring.warmed, 1)
+
+
+# The first thread of a warp asks for $2 bytes of memory to be in the L2, and to stay there.
+FETCH_SOON = gl.constexpr("""{
+    .reg .pred first;
+    .reg .b32 lane;
+    .reg .b64 policy;
+    mov.u32 lane, %laneid;
+    setp.eq.u32 first, lane, 0;
+    createpolicy.fractional.L2::evict_last.b64 policy, 1.0;
+    @first cp.async.bulk.prefetch.L2.global.L2::cache_hint [$1], $2, policy;
+    mov.b32 $0, 0;
+}""")
+SOON_AT_ONCE = gl.constexpr(16384)  # bytes
+
+
+@gluon.jit
+def _fetch_soon(soon_ptr, soon_bytes):
+    """Brings weights that a later kernel reads into the L2, a share by each program."""
+    step = gl.num_programs(0) * SOON_AT_ONCE
+    for begin in range(gl.program_id(0) * SOON_AT_ONCE, soon_bytes, step):
+        size = gl.minimum(soon_bytes - begin, SOON_AT_ONCE)
+        gl.inline_asm_elementwise(
+            FETCH_SOON, "=r,l,r", [soon_ptr.to(gl.int64) + begin, size], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 @gluon.jit
@@ -221,6 +282,10 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
     phase = 1
     early = 0  # stages of the first tile that are filled before the loop
     begin_index = gl.program_id(0)
+    if cfg.WARM:
+        _warm(cfg, ring, sources)
+    if cfg.GATED and cfg.SOON:
+        _fetch_soon(pointers.soon, pointers.soon_bytes)
     if cfg.GATED:
         gdc_wait()
     # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not.
@@ -477,7 +542,7 @@ def _store_weighted(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
     gl.store(out_ptrs, (acc * weight[None, :]).to(pointers.out.dtype.element_ty), mask)
 
 
-@gluon.jit(do_not_specialize=["num_tokens"])
+@gluon.jit(do_not_specialize=["num_tokens", "soon_bytes"])
 def gemm(
     nibbles_desc,
     scales_desc,
@@ -490,6 +555,8 @@ def gemm(
     order_ptr,
     weights_ptr,
     tile_counters_ptr,
+    soon_ptr,
+    soon_bytes,
     num_tokens,
     N: gl.constexpr,
     PLANES: gl.constexpr,
@@ -508,12 +575,14 @@ def gemm(
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
+    WARM: gl.constexpr,
+    SOON: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32,
+        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, WARM, SOON,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     ring = Ring(
@@ -523,12 +592,16 @@ def gemm(
         gl.allocate_shared_memory(gl.int32, [STAGES, 1], SCALE_ROW),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout()),
     )
+    mbarrier.init(ring.warmed, count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
-    pointers = Pointers(table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, tile_counters_ptr)
+    pointers = Pointers(
+        table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, tile_counters_ptr, soon_ptr, soon_bytes
+    )
     if CONSUMERS == 1:
         gl.warp_specialize(
             [

@@ -45,6 +45,8 @@ class Config:
     STEPS: gl.constexpr  # stages along k
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
+    WARM: gl.constexpr  # 1: descriptors are fetched before the kernel before has ended; 2: addresses of weights too
+    SOON: gl.constexpr  # whether GEMM 1 brings other weights into the L2 while it waits
 
 
 @gluon.constexpr_function

@@ -548,7 +548,7 @@ def _choose(
     return ids_TK, exp_TK / tl.sum(exp_TK, 1, keep_dims=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _route_kernel(
     y,
     router_weight,

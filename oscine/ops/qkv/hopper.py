@@ -51,7 +51,7 @@ FEW_HEADS_TILES = (
 )
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_tokens"])
 def qkv_kernel(
     weight,
     tokens,
@@ -78,13 +78,14 @@ def qkv_kernel(
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
+    WARM: gl.constexpr,
 ):
     PAIRS: gl.constexpr = 32 // PARTS
     COLUMNS: gl.constexpr = PARTS * TOKENS
     head = gl.program_id(0) // PARTS
     first_pair = (gl.program_id(0) % PARTS) * PAIRS
     zero = gl.to_tensor(0)
-    ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
+    ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS, WARM)
 
     layout: gl.constexpr = gl.BlockedLayout([2, 1], [PAIRS // 2, 64 // PAIRS], [1, 4], [0, 1])
     dim_R = first_pair + gl.arange(0, PAIRS, gl.SliceLayout(1, layout))

@@ -18,7 +18,7 @@ from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rope_and_write_kernel(
     qkv_ptr,
     cos_sin_ptr,

@@ -1,0 +1,354 @@
+"""Variants of decode kernels against each other, in whole layers: `python -m benchmarks.kernels.candidates`.
+
+For each number of tokens: the step as it is, then each variant alone, then the best of each group together. All graphs
+are captured first and replayed in turns, so that a clock that falls is the same for all. Experts are fixed, as in
+layers.py. A variant's results are compared with those of the step as it was: experts also with the reference in
+float32, and the router's choice with the router's own.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.inputs import random_experts, sampling_batch
+from benchmarks.kernels.layers import DEVICE, kv_cache, with_fixed_experts
+from benchmarks.kernels.routings import draw_for
+from oscine.bench.step_inputs import StepLoad, make_batch
+from oscine.bench.timer import capture, seconds_on_gpu
+from oscine.checkpoint.opened import PUBLISHED
+from oscine.model.gpt_oss import GptOss
+from oscine.model.random_weights import RandomTensors
+from oscine.model.weights import Weights, load_weights
+from oscine.ops import planes as planes_of_tokens
+from oscine.ops.attention import hopper as attention
+from oscine.ops.attention import triton as portable
+from oscine.ops.choose import screened
+from oscine.ops.compile_together import Compilers
+from oscine.ops.interface import Batch, KVCache, Ops
+from oscine.ops.linear import hopper as linear
+from oscine.ops.linear.stream import Tile
+from oscine.ops.moe import hopper as moe
+from oscine.ops.moe import reference
+from oscine.ops.moe.hopper import Tiling, large
+from oscine.ops.norm import triton as norm
+from oscine.ops.qkv import hopper as qkv
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
+
+ROUNDS = 12
+SECONDS = 0.03  # of replays in a round, of each variant
+WORTH = 0.002  # of a step: a smaller gain is noise
+FEW = Tiling(4, planes=True, splits=3)
+THIN = Tiling(4, planes=True, consumers=1, programs=4)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Attributes of modules that are different, and what else is."""
+
+    group: str  # of which the best one is taken
+    name: str
+    changes: tuple[tuple[Any, str, Any], ...] = ()
+    tiling: Tiling | None = None
+    soon: bool = False  # the next layer's projection is fetched while the router is awaited
+
+
+def cold(tiles: Sequence[Tile]) -> tuple[Tile, ...]:
+    return tuple(replace(tile, warm=False) for tile in tiles)
+
+
+def as_before(tiling: Tiling) -> Variant:
+    changes = (
+        (qkv, "TILES", cold(qkv.TILES)),
+        (linear, "OUT_PROJ_TILES", cold(linear.OUT_PROJ_TILES)),
+        (screened, "TILES", cold(screened.TILES)),
+        (attention, "WARM", False),
+    )
+    return Variant("", "before", changes, replace(tiling, warm=0))
+
+
+def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...] = ()) -> Variant:
+    return Variant("experts", name, changes, tiling)
+
+
+def out_proj(name: str, **changes: int) -> Variant:
+    tiles = (replace(linear.OUT_PROJ_TILES[0], **changes), *linear.OUT_PROJ_TILES[1:])
+    return Variant("out_proj", name, ((linear, "OUT_PROJ_TILES", tiles),))
+
+
+def router(name: str, rows: int, warps: int, registers: int) -> Variant:
+    options = {"num_warps": warps, "maxnreg": registers}
+    return Variant("router", name, ((norm, "FUSED_ROWS", rows), (norm, "ALL_LOADS_FIRST", options)))
+
+
+def one_token() -> Iterator[Variant]:
+    yield experts("experts cold", replace(FEW, warm=0))
+    yield experts("experts look up pages", replace(FEW, warm=2))
+    yield experts("one warpgroup, 1 split", THIN)
+    yield experts("one warpgroup, 2 splits", replace(THIN, splits=2))
+    yield experts("one warpgroup, 3 splits", replace(THIN, splits=3))
+    yield experts("one warpgroup, 2 splits, 6 stages", replace(THIN, splits=2, stages=6))
+    yield experts("one warpgroup, 2 splits, 4 and 8 stages", replace(THIN, splits=2, down_stages=8))
+    yield experts("one warpgroup, 8 stages, 3 programs", replace(THIN, splits=2, stages=8, programs=3))
+    yield experts("one warpgroup, 5 units, 3 stages", replace(THIN, units=5, stages=3))
+    yield experts("one warpgroup, 5 units, 3 stages, 2 splits", replace(THIN, units=5, stages=3, splits=2))
+    windows = ((attention, "FEWEST_WITH_WINDOW", 1),)
+    everywhere = (*windows, (attention, "FEWEST_DECODES", 1))
+    yield Variant("attention", "Gluon in windows", windows)
+    yield Variant("attention", "Gluon everywhere", everywhere)
+    yield Variant("attention", "Gluon everywhere, 18 splits", (*everywhere, (attention, "PROGRAMS", 144)))
+    yield Variant("attention", "Triton, 3 stages", ((portable, "SPLIT_STAGES", 3),))
+    yield Variant("attention", "Triton, 3 stages; Gluon in windows", ((portable, "SPLIT_STAGES", 3), *windows))
+    yield out_proj("8 parts, all in flight", parts=8, stages=4)
+    yield out_proj("4 parts, 6 stages", stages=6)
+    yield out_proj("6 parts", parts=6, stages=5)
+    yield router("router: 8 rows", 8, 32, 64)
+    yield router("router: 8 rows, 16 warps", 8, 16, 128)
+    yield router("router: 2 rows, 16 warps", 2, 16, 64)
+    yield router("router: 4 rows, 16 warps", 4, 16, 96)
+    yield Variant("soon", "next QKV into the L2", soon=True)
+
+
+def variants(tokens: int, num_experts: int) -> list[Variant]:
+    chosen = moe.plan(tokens, 4, num_experts, 2880)
+    found = [Variant("", "now"), as_before(chosen)]
+    if tokens == 1:
+        return [*found, *one_token()]
+    if not chosen.dynamic:
+        found.append(experts("dynamic", replace(chosen, dynamic=True)))
+    if chosen.tokens == 16:
+        planes = Tiling(16, planes=True, halves=True, dynamic=True)
+        of_norm = ((planes_of_tokens, "MEAN_TOKENS", 8),)  # which makes the planes
+        large_planes = replace(planes, programs=1, registers=128, consumer_registers=152, stages=6)
+        found += [
+            experts("dynamic, 2 splits", replace(chosen, dynamic=True, splits=2)),
+            experts("FP8, tiles of 8", replace(planes, tokens=8), of_norm),
+            experts("FP8, 1 unit", replace(planes, units=1, stages=12), of_norm),
+            experts("FP8", planes, of_norm),
+            experts("FP8, one warpgroup", replace(planes, consumers=1, programs=4, registers=80), of_norm),
+            experts("FP8, one program", large_planes, of_norm),
+        ]
+    if chosen.tokens == 64:
+        found.append(experts("dynamic, 128 columns", replace(large(128, units=1, stages=8), dynamic=True)))
+    if chosen.planes and chosen.tokens == 8 and tokens <= 16:
+        found.append(experts("2 splits", replace(chosen, splits=2)))
+        thin = replace(chosen, consumers=1, programs=4)
+        found += [experts("one warpgroup", thin), experts("one warpgroup, 1 split", replace(thin, splits=1))]
+    return found
+
+
+@contextmanager
+def applied(changed: Sequence[Variant]) -> Iterator[None]:
+    changes = [change for variant in changed for change in variant.changes]
+    changes += [
+        (moe, "plan", lambda *_, tiling=variant.tiling: tiling) for variant in changed if variant.tiling is not None
+    ]
+    old = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in reversed(old):
+            setattr(module, name, value)
+
+
+class Point:
+    """A number of tokens."""
+
+    def __init__(self, model: GptOss, num_tokens: int, context: int) -> None:
+        config = model.config
+        self.model, self.num_tokens = model, num_tokens
+        self.batch: Batch = replace(make_batch(config, StepLoad(num_tokens, 1, context), DEVICE), logits_rows_N=None)
+        self.kv: KVCache = kv_cache(model, self.batch)
+
+    def of(self, changed: Sequence[Variant]) -> GptOss:
+        config, weights = self.model.config, self.model.weights
+        ops: Ops = with_fixed_experts(
+            self.model.ops, config.num_hidden_layers, config.experts[0], self.num_tokens, config.num_experts_per_tok
+        )
+        return GptOss(config, followed(weights) if any(v.soon for v in changed) else weights, ops)
+
+    def step(self, changed: Sequence[Variant]) -> Tensor:
+        with applied(changed):
+            return self.of(changed).hidden(self.batch, self.kv)
+
+    def graph(self, changed: Sequence[Variant]) -> torch.cuda.CUDAGraph:
+        with applied(changed):
+            fixed = self.of(changed)
+            return capture(lambda _: fixed.hidden(self.batch, self.kv), DEVICE, 1)
+
+
+def followed(weights: Weights) -> Weights:
+    """Where the experts of a layer know which weights come next."""
+    after = [layer.qkv_weight_FH for layer in weights.layers[1:]] + [None]
+    layers = [
+        replace(layer, experts=replace(layer.experts, soon=soon))  # type: ignore[type-var]
+        for layer, soon in zip(weights.layers, after, strict=True)
+    ]
+    return replace(weights, layers=layers)
+
+
+def measure(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
+    """Median seconds of a replay."""
+    replays = max(1, int(SECONDS / seconds_on_gpu(next(iter(graphs.values())).replay)))
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+
+            def replay(graph: torch.cuda.CUDAGraph = graph) -> None:
+                for _ in range(replays):
+                    graph.replay()
+
+            times[name].append(seconds_on_gpu(replay) / replays)
+    return {name: median(seconds[1:]) for name, seconds in times.items()}
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def error_of_experts(tiling: Tiling, tokens: int) -> float:
+    """Against the reference, of eight experts."""
+    torch.manual_seed(tokens)
+    published = random_experts(8, 2880, 2880, DEVICE, torch.bfloat16, scales=(118, 122))
+    x_TH = torch.randn(min(tokens, 64), 2880, device=DEVICE).bfloat16()
+    routing = draw_for(x_TH, 1, 8, 4)[0]
+    if len(x_TH) > 16 and tiling.planes:
+        routing = routing._replace(prepared=None)
+    found = moe.run(Target.of(DEVICE), x_TH, routing, moe.prepare_experts(published), 7.0, tiling).float().sum(1)
+    return difference(found, reference.moe(x_TH.float(), routing, published, 7.0))
+
+
+def router_is_right(point: Point, variant: Variant) -> bool:
+    ops, layer = point.model.ops, point.model.weights.layers[0]
+    torch.manual_seed(0)
+    x, residual_TH = torch.randn(1, 4, 2880, device=DEVICE), torch.randn(1, 2880, device=DEVICE).bfloat16()
+    arguments = x, layer.post_attention_norm_H, 1e-5, residual_TH, layer.router_weight_EH, layer.router_bias_E, 4
+    expected = ops.norm_route(*arguments)
+    with applied([variant]):
+        found = ops.norm_route(*arguments)
+    pairs = zip((*found[:2], *found[2][:2]), (*expected[:2], *expected[2][:2]), strict=True)
+    return all(torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-3) for a, b in pairs)
+
+
+def compile_all(points: Sequence[Point], compilers: Compilers) -> None:
+    """All at once: an already compiled kernel would run on what others have not written."""
+    with compilers.compile_together():
+        for point in points:
+            for variant in variants(point.num_tokens, point.model.config.experts[0]):
+                point.step([variant])
+        for tiles in HEADS.values():
+            choice_by(points[0].model, tiles)(0)
+    print(f"compiled after {time.monotonic() - STARTED:.0f} s", flush=True)
+
+
+def report(point: Point) -> None:
+    config = point.model.config
+    layers, tokens = config.num_hidden_layers, point.num_tokens
+    tried = variants(tokens, config.experts[0])
+    expected = point.step([tried[1]]).clone()
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    told: dict[str, str] = {}
+    for variant in tried:
+        notes = [f"differs by {difference(point.step([variant]), expected):.2%}"]
+        if variant.tiling is not None:
+            notes.append(f"error of experts {error_of_experts(variant.tiling, tokens):.3%}")
+        if variant.group == "router":
+            notes.append("same experts" if router_is_right(point, variant) else "WRONG EXPERTS")
+        graphs[variant.name], told[variant.name] = point.graph([variant]), ", ".join(notes)
+    print(f"{tokens} tokens, us per layer", flush=True)
+    times = measure(graphs)
+    show(times, layers, told)
+    best: dict[str, Variant] = {}
+    for variant in tried[2:]:
+        known = best.get(variant.group)
+        if times[variant.name] < (times[known.name] if known else times["now"] * (1 - WORTH)):
+            best[variant.group] = variant
+    together = [*best.values()]
+    if len(together) > 1:
+        print(f"  together: {' + '.join(v.name for v in together)}")
+        sets = {"together": together} | {f"  without {v.name}": [w for w in together if w != v] for v in together}
+        show(measure({"now": graphs["now"]} | {name: point.graph(changed) for name, changed in sets.items()}), layers)
+    print(f"after {time.monotonic() - STARTED:.0f} s", flush=True)
+
+
+def show(times: dict[str, float], layers: int, told: Mapping[str, str] = MappingProxyType({})) -> None:
+    for name, seconds in times.items():
+        saved = (seconds - times["now"]) * 1e6 / layers
+        print(f"  {name:<46} {seconds * 1e6 / layers:8.2f} {saved:+7.2f}  {told.get(name, '')}", flush=True)
+
+
+FIRST, *OTHERS = screened.TILES
+HEADS = {
+    "now": screened.TILES,
+    "before": cold(screened.TILES),
+    "4 stages": (replace(FIRST, stages=4), *OTHERS),
+    "128 rows": (replace(FIRST, rows=128, chunks=1, stages=5, warps=8), *OTHERS),
+    "4 chunks, 3 stages": (replace(FIRST, chunks=4, stages=3), *OTHERS),
+}
+
+
+def choice_by(model: GptOss, tiles: tuple[Tile, ...]) -> Callable[[int], Tensor]:
+    """The choice of one token from the last activations on."""
+    torch.manual_seed(0)
+    x_NH = torch.randn(1, model.config.hidden_size, device=DEVICE).bfloat16()
+    greedy = sampling_batch(1, DEVICE, temperature_N=torch.zeros(1, device=DEVICE), greedy=True)
+
+    def call(_: int) -> Tensor:
+        with applied([Variant("", "", ((screened, "TILES", tiles),))]):
+            return model.choose(x_NH, greedy)
+
+    return call
+
+
+def report_head(model: GptOss) -> None:
+    calls = {name: choice_by(model, tiles) for name, tiles in HEADS.items()}
+    same = len({int(call(0)) for call in calls.values()}) == 1
+    print(f"choice of one token, us ({'the same tokens' if same else 'OTHER TOKENS'})")
+    show(measure({name: capture(call, DEVICE, 4) for name, call in calls.items()}), 4)
+
+
+STARTED = time.monotonic()
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--model", choices=sorted(PUBLISHED), default="120b", help="model whose shapes are used (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[1, 8, 512],
+        help="numbers of tokens to measure (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context", type=int, default=1152, help="tokens of context per sequence (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    config = PUBLISHED[options.model]()
+    with closing(Compilers()) as compilers:
+        ops = resolve(Target.of(DEVICE), choose("hopper"))
+        weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
+        model = GptOss(config, weights, ops)
+        print(f"weights after {time.monotonic() - STARTED:.0f} s", flush=True)
+        points = [Point(model, num_tokens, options.context) for num_tokens in options.tokens]
+        compile_all(points, compilers)
+        for point in points:
+            report(point)
+        report_head(model)
+
+
+if __name__ == "__main__":
+    main()

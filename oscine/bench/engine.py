@@ -131,6 +131,7 @@ class EngineBench:
             num_gpus=1 if where.gpu == "cpu" else self._num_gpus,
             **self._layout._asdict(),
             **_energy(point, timing),
+            first_token_ms=round(timing.first_s * 1e3, 3) if point.concurrency == 1 else None,
             kv_cache_dtype="fp8" if self._cache.fp8 else "auto",
         )
 

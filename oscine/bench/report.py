@@ -8,7 +8,7 @@ from oscine.bench.result import Key, Result
 HEADER = (
     f"{'model':>12} {'c':>5} {'isl/osl':>11} {'out tok/s':>10} {'vLLM':>7} {'x':>5} "
     f"{'prefill':>8} {'vLLM':>7} {'x':>5} {'step ms':>8} {'tok/s/user':>10} {'vLLM':>6} {'x':>5} {'roofline':>8} "
-    f"{'J/token':>8} {'watts':>7}"
+    f"{'J/token':>8} {'watts':>7} {'first ms':>8}"
 )
 
 
@@ -22,7 +22,8 @@ def line(result: Result, baseline: Mapping[Key, Result] | None = None) -> str:
         f"{result.output_tok_s:>10,.0f} {_beside(result.output_tok_s, peer.output_tok_s, 7)} "
         f"{result.prefill_tok_s:>8,.0f} {_beside(result.prefill_tok_s, prefill, 7)} {result.decode_step_ms:>8.3f} "
         f"{result.tok_s_user:>10,.1f} {_beside(result.tok_s_user, peer.tok_s_user, 6)} {share:>8} "
-        f"{_or_dash(result.joules_per_output_token, '.4g'):>8} {_or_dash(result.watts, ',.0f'):>7}"
+        f"{_or_dash(result.joules_per_output_token, '.4g'):>8} {_or_dash(result.watts, ',.0f'):>7} "
+        f"{_or_dash(result.first_token_ms, ',.1f'):>8}"
     )
     if baseline is None:
         return text

@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     expert_parallel_size: int = 1
 
 
-_ENERGY = ("joules_per_output_token", "watts")
+_OPTIONAL = ("joules_per_output_token", "watts", "first_token_ms")
 Key = tuple[str, Point, Layout, str]  # what must be equal for two results to be comparable: model, ..., type of keys
 
 
@@ -77,6 +77,7 @@ class Result:
     # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
     joules_per_output_token: float | None = None
     watts: float | None = None
+    first_token_ms: float | None = None  # from a request to its first token; None with several requests at once
 
     @property
     def point(self) -> Point:
@@ -98,7 +99,7 @@ def append(path: Path, result: Result) -> None:
 
 
 def _line(result: Result) -> dict[str, Any]:
-    return {key: value for key, value in asdict(result).items() if value is not None or key not in _ENERGY}
+    return {key: value for key, value in asdict(result).items() if value is not None or key not in _OPTIONAL}
 
 
 def read(path: Path) -> list[Result]:

@@ -1,36 +1,52 @@
-"""Decode steps as CUDA graphs: captured once for some sizes, then replayed with one launch instead of hundreds.
+"""Steps as CUDA graphs: captured once for some sizes, then replayed with one launch instead of hundreds.
 
-Knows sizes and addresses; nothing of what a step computes. A size has two graphs. The first computes the last
-activations. The second chooses tokens; only greedy steps use it. They read one array of int32 at a fixed address, and
-the persistent state that their bodies read. A step of n sequences runs in the next larger graph, filled up with copies
-of its first sequence. Copies write the same values to the same places as the first sequence, and choose its experts.
+Knows sizes and addresses; nothing of what a step computes. A graph reads one array of int32 at a fixed address, and the
+persistent state that its body reads. All graphs share one memory pool, and only one of them runs at a time. So the
+results of a graph are valid until the next replay is queued.
 
-All graphs share one memory pool, and only one of them runs at a time. So the results of a graph are valid until the
-next replay is queued.
+Decode steps, of one token per sequence, have two graphs for some numbers of sequences. The first computes the last
+activations. The second chooses tokens; only greedy steps use it. A step of n sequences runs in the next larger graph,
+filled up with copies of its first sequence. Copies write the same values to the same places as the first sequence, and
+choose its experts.
+
+Steps with prompts have a graph for some numbers of tokens; up to some 2,000 their launches take longer than their work.
+Any sequences fit that are not more than there is room for: whole prompts, chunks, decodes, drafts. All go through the
+attention of prompts, which finds its tiles on the device. One sequence of the padding slot takes all tokens that are
+left, and further sequences are empty:
+
+    decode | decode | 300 tokens of a prompt | 18 tokens of padding | empty | ...
+
+Each token of padding stands at position 0. So it writes the padding page, and all of them choose the same experts. Such
+a step samples after the replay, while the GPU still computes.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from oscine.collector import paused
-from oscine.executor.slots import ColumnArray
-from oscine.executor.step_batch import StepArrays
+from oscine.executor.slots import ColumnArray, Slots
+from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import upload_into
-from oscine.ops.interface import Batch
+from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import PackedSizes, PackedStep
+
+MOST_SEQUENCES = 64  # each costs a tile of attention per key head, most of them empty
+# Tokens that a decode may read here. One program of the attention of prompts reads them all, one block after the other.
+MOST_CONTEXT = 32768
 
 
 class Computed(NamedTuple):
-    """A step of one token per sequence, up to the choice of the next ones."""
+    """A step up to the choice of the next tokens."""
 
     packed: PackedStep[Tensor]  # on the device
     batch: Batch
-    x_SH: Tensor  # what the head takes
+    x_NH: Tensor  # what the head takes
     features_TH: Tensor | None = None  # what a draft head reads
 
 
@@ -46,7 +62,7 @@ class _Captured:
     ids_S: Tensor
 
 
-class CudaGraphs:
+class DecodeGraphs:
     def __init__(self, forward: Forward, choose: Choose, device: torch.device) -> None:
         self._forward, self._choose = forward, choose
         self._device = device
@@ -61,11 +77,14 @@ class CudaGraphs:
             self._choose(self._forward(self._blank(size)))
 
     @torch.inference_mode()
-    def capture(self, sizes: list[int]) -> None:
-        """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled."""
+    def capture(self, sizes: list[int], pool: Any = None) -> None:
+        """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled.
+
+        `pool`: torch's handle of the memory of other graphs, which run at other times.
+        """
         assert not self._captured
         self._sizes = sorted(sizes)
-        pool = torch.cuda.graph_pool_handle()
+        pool = pool or torch.cuda.graph_pool_handle()
         with paused():  # the end of an older graph, one that is garbage, would break a capture
             for size in reversed(self._sizes):
                 packed = self._blank(size)
@@ -123,3 +142,86 @@ class CudaGraphs:
 
 def _sizes_of(size: int) -> PackedSizes:
     return PackedSizes(tokens=size, sequences=size, logits_rows=size, sampled=size)
+
+
+class PromptGraphs:
+    def __init__(self, forward: Forward, padding_slot: int, device: torch.device) -> None:
+        """`forward`: of any step; all that it reads on the host are the sizes of the packed step."""
+        self._forward, self._padding_slot, self._device = forward, padding_slot, device
+        self._sizes: list[int] = []  # tokens, ascending
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Computed]] = {}
+        self._input = torch.empty(0, dtype=torch.int32, device=device)
+
+    @torch.inference_mode()
+    def run_eagerly(self, sizes: list[int]) -> None:
+        """What would be captured, largest size first: compiles kernels and takes memory. Writes the padding page."""
+        for size in sorted(sizes, reverse=True):
+            self._forward(self._blank(size))
+
+    @torch.inference_mode()
+    def capture(self, sizes: list[int], pool: Any = None) -> None:
+        """`sizes`: numbers of tokens. `pool`: as in DecodeGraphs. All kernels must be compiled."""
+        assert not self._captured
+        self._sizes = sorted(sizes)
+        with paused():
+            for size in reversed(self._sizes):
+                packed, graph = self._blank(size), torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    computed = self._forward(packed)
+                self._captured[size] = graph, computed
+        torch.cuda.synchronize(self._device)
+
+    def size_of(self, step: StepArrays) -> int | None:
+        """The tokens of the smallest graph that has room for the step; None: it must run eagerly."""
+        place = bisect_left(self._sizes, step.num_tokens)
+        if place == len(self._sizes) or len(step.slots_S) > MOST_SEQUENCES:
+            return None
+        is_long_S = (step.lens_S == 1) & (step.ends_S > MOST_CONTEXT)
+        return None if is_long_S.any() else self._sizes[place]
+
+    def replay(self, step: StepArrays, slots: Slots, size: int) -> Computed:
+        """Queues a step. What it returns has no padding."""
+        flat, _ = self._pack(step, slots, size)
+        upload_into(self._input, flat)
+        graph, computed = self._captured[size]
+        graph.replay()
+        return _first(computed, step)
+
+    def _pack(self, step: StepArrays, slots: Slots, size: int) -> tuple[ColumnArray, PackedSizes]:
+        rows_N = np.zeros(min(size, MOST_SEQUENCES), np.int64)
+        slots_M = np.full(len(rows_N), self._padding_slot)
+        count = np.count_nonzero(step.samples_S)
+        rows_N[:count], slots_M[:count] = step.sampled_rows, step.slots_S[step.samples_S]
+        return pack(step.filled(size, len(rows_N) + 1, self._padding_slot), slots, rows_N, slots_M)
+
+    def _blank(self, size: int) -> PackedStep[Tensor]:
+        """A step of padding, at the fixed address."""
+        flat, sizes = self._pack(StepArrays.of_padding(self._padding_slot), Slots(self._padding_slot + 1), size)
+        if len(self._input) < len(flat):
+            assert not self._captured, "graphs hold the address"
+            self._input = torch.empty(len(flat), dtype=torch.int32, device=self._device)
+        upload_into(self._input, flat)
+        return PackedStep.of(self._input, sizes)
+
+
+def _first(computed: Computed, step: StepArrays) -> Computed:
+    """The results for the step alone, which comes before its padding."""
+    packed, batch, x_NH, features_TH = computed
+    tokens, sequences, rows = step.num_tokens, len(step.slots_S), np.count_nonzero(step.samples_S)
+    ends = tokens, tokens, tokens, sequences, sequences + 1, rows, rows
+    groups = (PageGroup(group.page_table_SB[:sequences], group.slots_T[:tokens]) for group in batch.groups)
+    assert batch.logits_rows_N is not None
+    return Computed(
+        PackedStep(*(column[:end] for column, end in zip(packed, ends, strict=True))),
+        replace(
+            batch,
+            token_ids_T=batch.token_ids_T[:tokens],
+            positions_T=batch.positions_T[:tokens],
+            query_starts_S1=batch.query_starts_S1[: sequences + 1],
+            context_lens_S=batch.context_lens_S[:sequences],
+            groups=tuple(groups),
+            logits_rows_N=batch.logits_rows_N[:rows],
+        ),
+        x_NH[:rows],
+        None if features_TH is None else features_TH[:tokens],
+    )

@@ -1,7 +1,7 @@
 """Decode steps on a CPU as recorded C calls: a later step with the same number of sequences is one call.
 
-RecordedSteps has the interface of CudaGraphs, for any number of sequences. The first step with a number of sequences is
-recorded while it runs. Results are valid until the next step of the same size.
+RecordedSteps has the interface of DecodeGraphs, for any number of sequences. The first step with a number of sequences
+is recorded while it runs. Results are valid until the next step of the same size.
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.cuda_graphs import Computed, CudaGraphs
+from oscine.executor.cuda_graphs import Computed, DecodeGraphs, PromptGraphs
 from oscine.executor.device_state import DeviceState
 from oscine.executor.drafts.drafter import DeviceDrafter, HostDrafter
 from oscine.executor.headers import Few
@@ -65,8 +65,8 @@ class TorchExecutor:
     ) -> None:
         """Without `new_rules`, sequences that have a grammar end with an error. `communicator`: the model's own.
 
-        Plans have no more than `max_drafts` drafts per sequence, and none without a `drafter`. With `lockstep`, the
-        last page of each group belongs to no sequence: steps without one write there.
+        Plans have no more than `max_drafts` drafts per sequence, and none without a `drafter`. `kv` may have a padding
+        page in each group, beyond the pages of `memory`. `lockstep` and graphs of prompts need it.
         """
         self.communicator = communicator or Alone()
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
@@ -84,22 +84,19 @@ class TorchExecutor:
         self._drafter, self.max_drafts = drafter, max_drafts
         self._device_drafter: DeviceDrafter | None = None
         self.lockstep = lockstep
-        if lockstep is not None:
-            self.state.point_padding_at([len(pages) - 1 for pages in kv])
+        self._has_padding_page = len(kv[0]) > memory.num_pages[0]
+        if self._has_padding_page:
+            self.state.point_padding_at([*memory.num_pages])
         self._slots = Slots(max_num_seqs + 1)  # with the padding slot
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._new_rules = new_rules or grammar_rules(None, model.config.vocab_size)
         self._rules = self._new_rules(max_num_seqs, self.device)
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
-        self.graphs = CudaGraphs(self._decode, self._choose_greedily, self.device)
-        self._recorded: CudaGraphs | RecordedSteps = self.graphs
+        self.decode_graphs = DecodeGraphs(self._decode, self._choose_greedily, self.device)
+        self.prompt_graphs = PromptGraphs(self._compute, self.state.padding_slot, self.device)
+        self._recorded: DecodeGraphs | RecordedSteps = self.decode_graphs
         self._launched: deque[LaunchedStep] = deque()
         self._unread: deque[LaunchedStep] = deque()  # whose tokens the host has not counted; with drafts only
-
-    @property
-    def num_pages(self) -> list[int]:
-        """Pages that sequences may have, per group."""
-        return [len(pages) - (self.lockstep is not None) for pages in self._kv]
 
     @property
     def kv(self) -> KVCache:
@@ -120,6 +117,19 @@ class TorchExecutor:
         """CUDA graphs of drafts, for up to so many sequences. Writes page 0."""
         assert self._device_drafter is not None
         self._device_drafter.capture(sizes, self.max_drafts)
+
+    @torch.inference_mode()
+    def run_graphs_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
+        """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
+        self.prompt_graphs.run_eagerly(prompt_sizes)
+        self.decode_graphs.run_eagerly(decode_sizes)
+
+    def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
+        """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
+        assert self._has_padding_page or not prompt_sizes
+        pool = torch.cuda.graph_pool_handle()
+        self.prompt_graphs.capture(prompt_sizes, pool)
+        self.decode_graphs.capture(decode_sizes, pool)
 
     def record_steps(self, most_bytes: int = MOST_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Raises NotRecordable."""
@@ -155,8 +165,7 @@ class TorchExecutor:
         step = StepArrays.of(plan.sequences, None if drafts is None else drafts.counts)
         rows = self._rows(plan.step, step, drafts)
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
-        size = self._graph_size(step, suits=not prompt_rows and self._recorded.fits(step))
-        outcome = self._run(step, rows, prompt_rows) if size is None else self._replay(step, rows, size)
+        outcome = self._replay_or_run(step, rows, prompt_rows)
         launched = LaunchedStep(
             number=plan.step,
             step=step,
@@ -257,6 +266,15 @@ class TorchExecutor:
         else:
             self._recorded.replay(self._pack_padded(step.padded(size)))
 
+    def _replay_or_run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray]) -> Outcome:
+        size = self._graph_size(step, suits=not prompt_rows and self._recorded.fits(step))
+        if size is not None:
+            return self._replay(step, rows, size)
+        size = None if prompt_rows else self.prompt_graphs.size_of(step)
+        if size is not None:
+            return Outcome(self._end(step, rows, self.prompt_graphs.replay(step, self._slots, size)), {})
+        return self._run(step, rows, prompt_rows)
+
     def _graph_size(self, step: StepArrays, suits: bool) -> int | None:
         """The size of the CUDA graph that runs the step; None: it runs eagerly. All ranks decide the same."""
         num_tokens = step.num_tokens
@@ -291,19 +309,22 @@ class TorchExecutor:
         self.state.update_pages(entries)
 
     def _run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray]) -> Outcome:
-        last_rows_M = step.query_starts_S1[1:][step.samples_S] - 1
-        flat, sizes = pack(step, self._slots, np.concatenate((last_rows_M, *prompt_rows.values())), rows.slots_N)
-        packed = PackedStep.of(upload(flat, self.device), sizes)
+        wanted_N = np.concatenate((step.sampled_rows, *prompt_rows.values()))
+        flat, sizes = pack(step, self._slots, wanted_N, rows.slots_N)
+        packed, count = PackedStep.of(upload(flat, self.device), sizes), sizes.sampled
         batch = self.state.batch(packed, step.num_decodes)
         x_NH, features_TH = self._hidden(batch)
-        sampled = None
-        if sizes.sampled:
-            computed = Computed(packed, batch, x_NH[: sizes.sampled])
-            sampled = self._sample(computed, rows, self._ruled(rows))
+        sampled = self._end(step, rows, Computed(packed, batch, x_NH[:count], features_TH))
+        return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[count:]))
+
+    def _end(self, step: StepArrays, rows: Rows, computed: Computed) -> Sampled | None:
+        """Samples, if the step does, and lets a draft head follow."""
+        packed, batch, x_NH, features_TH = computed
+        sampled = self._sample(computed, rows, self._ruled(rows)) if len(x_NH) else None
         if self._device_drafter is not None and features_TH is not None:
             ids_M = None if sampled is None else sampled.token_ids_N
             self._device_drafter.follow_any(packed, batch, features_TH, ids_M, self._known_next(step))
-        return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[sizes.sampled :]))
+        return sampled
 
     def _replay(self, step: StepArrays, rows: Rows, size: int) -> Outcome:
         count = len(step.slots_S)
@@ -311,7 +332,7 @@ class TorchExecutor:
         ruled = self._ruled(rows)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
             return Outcome(Sampled(self._recorded.replay_choice(size)[:count]), {})
-        sampled = self._sample(computed._replace(x_SH=computed.x_SH[:count]), rows, ruled)
+        sampled = self._sample(computed._replace(x_NH=computed.x_NH[:count]), rows, ruled)
         self._follow(computed, sampled.token_ids_N)
         return Outcome(sampled, {})
 
@@ -358,6 +379,11 @@ class TorchExecutor:
         if self.lockstep is not None:
             self.lockstep.pad(len(packed.slots_S))
         batch = self.state.batch(packed, len(packed.slots_S), all_rows=True)
+        return Computed(packed, batch, *self._hidden(batch))
+
+    def _compute(self, packed: PackedStep[Tensor]) -> Computed:
+        """A CUDA graph of prompts: any step, up to the input of the head."""
+        batch = self.state.batch(packed, num_decodes=0)
         return Computed(packed, batch, *self._hidden(batch))
 
     def _choose_greedily(self, computed: Computed) -> Tensor:

@@ -75,6 +75,28 @@ class StepArrays:
         longer = self.lens_S > 1
         return int(longer.argmax()) if longer.any() else len(longer)
 
+    @property
+    def sampled_rows(self) -> IntArray:
+        """[M]: the tokens after which one is sampled, counted from 0."""
+        rows_M: IntArray = self.query_starts_S1[1:][self.samples_S] - 1
+        return rows_M
+
+    def filled(self, num_tokens: int, num_sequences: int, padding_slot: int) -> "StepArrays":
+        """With a sequence of the padding slot that has all tokens up to `num_tokens`, and then empty ones.
+
+        There must be fewer sequences than `num_sequences`, and no more tokens than `num_tokens`.
+        """
+        zeros = np.zeros(num_sequences - len(self.slots_S), np.int64)
+        lens = zeros.copy()
+        lens[0] = num_tokens - self.num_tokens
+        return StepArrays.of_columns(
+            np.concatenate((self.slots_S, zeros + padding_slot)),
+            np.concatenate((self.starts_S, zeros)),
+            np.concatenate((self.lens_S, lens)),
+            np.concatenate((self.samples_S, zeros.astype(np.bool_))),
+            np.concatenate((self.places_S, zeros)),
+        )
+
     def padded(self, size: int) -> "StepArrays":
         """With copies of the first sequence, which sample nothing, up to `size` sequences."""
         rows = np.zeros(size, np.int64)
@@ -101,7 +123,8 @@ def pack(
     packed.logits_rows_N[:] = rows_N
     packed.sampled_slots_M[:] = sampled_slots_M
     packed.given_T.fill(-1)
-    packed.given_T[query_starts_S1[:-1]] -= step.places_S.astype(np.int32)
+    is_draft_S = step.places_S > 0
+    packed.given_T[query_starts_S1[:-1][is_draft_S]] -= step.places_S[is_draft_S].astype(np.int32)
     for i in (step.starts_S < slots.num_given[step.slots_S]).nonzero()[0].tolist():
         start = int(step.starts_S[i])
         tokens = slots.given(int(step.slots_S[i]), start, start + int(step.lens_S[i]))

@@ -1,4 +1,4 @@
-"""Ops in plain torch that never read device data on the host, so that any decode step can be captured."""
+"""Ops in plain torch that never read device data on the host, so that any step can be captured."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from oscine.ops.attention.reference import attention as reference_attention
 from oscine.ops.interface import Batch, MxExperts, Ops, PageGroup, Routing
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.reference import swiglu
@@ -23,17 +22,18 @@ def capturable_ops(device: torch.device) -> Ops:
 def attention(
     q_TQD: Tensor, kv_pages: Tensor, batch: Batch, group: PageGroup, sinks_Q: Tensor, window: int | None
 ) -> Tensor:
-    """Over every column of the page tables, unused ones included."""
-    if batch.num_decodes < len(batch.context_lens_S):
-        return reference_attention(q_TQD, kv_pages, batch, group, sinks_Q, window)
+    """Every token over every column of the page table of its sequence, unused ones included. A token before the first
+    key is 0: a sequence of padding has more tokens than its context."""
     num_kv_heads, _, head_dim = kv_pages.shape[2:]
-    pages_SB2GPD = kv_pages[group.page_table_SB.clamp(min=0).long()].float()
-    keys, values = pages_SB2GPD.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # [S, G, B * P, D]
+    token_T, ends_S = torch.arange(len(q_TQD), device=kv_pages.device), batch.query_starts_S1[1:].contiguous()
+    sequence_T = torch.searchsorted(ends_S, token_T.int(), right=True)
+    pages_TB2GPD = kv_pages[group.page_table_SB[sequence_T].clamp(min=0).long()].float()
+    keys, values = pages_TB2GPD.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # [T, G, B * P, D]
     position_C = torch.arange(keys.shape[2], device=keys.device)
-    query_S1 = batch.context_lens_S[:, None] - 1
-    seen_SC = (position_C <= query_S1) & (position_C > query_S1 - (window or len(position_C)))
-    q_SGRD = q_TQD.float().view(len(q_TQD), num_kv_heads, -1, head_dim) * head_dim**-0.5
-    scores = (q_SGRD @ keys.transpose(2, 3)).masked_fill(~seen_SC[:, None, None], -torch.inf)
+    query_T1 = (batch.context_lens_S[sequence_T] - ends_S[sequence_T] + token_T)[:, None]
+    seen_TC = (position_C <= query_T1) & (position_C > query_T1 - (window or len(position_C)))
+    q_TGRD = q_TQD.float().view(len(q_TQD), num_kv_heads, -1, head_dim) * head_dim**-0.5
+    scores = (q_TGRD @ keys.transpose(2, 3)).masked_fill(~seen_TC[:, None, None], -torch.inf)
     sinks = sinks_Q.float().view(1, num_kv_heads, -1, 1).expand(*scores.shape[:3], 1)
     weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
     return (weights @ values).flatten(1).to(q_TQD.dtype)

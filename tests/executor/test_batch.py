@@ -71,6 +71,22 @@ def test_padding_leaves_drafts_as_they_are() -> None:
     assert packed.token_slots_T.tolist() == [2, 2, 0, 0, 0, 0, 2, 2]
 
 
+def test_a_filled_step_ends_with_one_sequence_of_padding_and_empty_ones() -> None:
+    slots = Slots(4)
+    slots.assign(new(1, [5, 6, 7]), no_entries())
+    step = StepArrays.of([decode(2, 30), ScheduledSequence(1, 0, 3, True, [])], [1, 0])
+    filled = step.filled(8, 6, 3)
+    assert filled.samples_S.tolist() == [True, True, True, False, False, False]
+    packed = PackedStep.of(*pack(filled, slots, step.sampled_rows, filled.slots_S[:3]))
+    assert packed.given_T.tolist() == [-1, -2, 5, 6, 7, -1, -1, -1], "the padding slot's last token"
+    assert packed.token_slots_T.tolist() == [2, 2, 1, 1, 1, 3, 3, 3]
+    assert packed.slots_S.tolist() == [2, 2, 1, 3, 3, 3]
+    assert packed.query_starts_S1.tolist() == [0, 1, 2, 5, 8, 8, 8]
+    assert packed.logits_rows_N.tolist() == [0, 1, 4]
+    full = step.filled(5, 4, 3)
+    assert full.query_starts_S1.tolist() == [0, 1, 2, 5, 5], "without padding"
+
+
 def test_page_entries_follow_a_slot_from_its_first_column() -> None:
     slots, entries = Slots(3), no_entries()
     slots.assign(new(1, [0] * 40, cached_pages=2), entries)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from oscine.engine.core.loop import EngineLoop
-from oscine.executor.cuda_graphs import CudaGraphs
+from oscine.executor.cuda_graphs import DecodeGraphs
 from oscine.executor.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationOutput, GenerationRequest
@@ -38,6 +38,7 @@ from .tiny import (
 )
 
 GRAPHS = (1, 2, 4, 6)
+PROMPT_GRAPHS = (8, 16, 32, 64)  # tokens
 MakeEngine = Callable[..., EngineLoop]
 
 
@@ -49,8 +50,8 @@ def gpu_engine(
     if device == "cuda":
         warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     if graphs:
-        runner.graphs.run_eagerly(list(GRAPHS))
-        runner.graphs.capture(list(GRAPHS))
+        runner.run_graphs_eagerly(list(GRAPHS), list(PROMPT_GRAPHS))
+        runner.capture(list(GRAPHS), list(PROMPT_GRAPHS))
     runner.forget_page_zero()
     return loop(runner, asked, runner.memory)
 
@@ -172,9 +173,9 @@ def test_headers_are_ruled_while_steps_overlap(
 def test_decodes_do_replay(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the tests above have something to test."""
     replayed: list[int] = []
-    replay = CudaGraphs.replay
+    replay = DecodeGraphs.replay
     monkeypatch.setattr(
-        CudaGraphs, "replay", lambda self, packed: (replayed.append(packed[1].sequences), replay(self, packed))[1]
+        DecodeGraphs, "replay", lambda self, packed: (replayed.append(packed[1].sequences), replay(self, packed))[1]
     )
     requests = [request(str(i), prompt(5, start=i), max_tokens=6 + 6 * i) for i in range(5)]
     run(make_engine(), *requests)

@@ -49,8 +49,10 @@ def sequences_by_hand(model: str, gib: int, tokens: int) -> int:
     screen = V * H + 4 * V  # the head in int8 with a scale per token
     embedding = 2 * V * H if small else 0  # which stays on the host
     reserve = (5 if small else 6) * GIB // 4
-    activations = tokens * 2 * (4 * H + 2 * 80 * D + 4 * 3 * H)
-    fixed = weights_by_hand(model) - embedding + screen + activations + 4 * 131_072 * D + reserve
+    graphs = min(tokens, 256 if small else 2048)  # tokens of the largest one
+    activations = (tokens + graphs) * 2 * (4 * H + 2 * 80 * D + 4 * 3 * H)
+    padding = 2 * page
+    fixed = weights_by_hand(model) - embedding + screen + activations + padding + 4 * 131_072 * D + reserve
     found = 0
     for count in SIZES:
         logits = 8 * count * V + 20 * min(count, 128) * V

@@ -141,7 +141,7 @@ def executor(
     max_drafts: int = 0,
 ) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages, model.config)
-    kv = allocate_kv(plan, model.weights.embed_VH.device)
+    kv = allocate_kv(plan, model.weights.embed_VH.device, padding=True)
     new_rules = None if grammars is None else partial(GrammarRules, grammars)
     slots = options.scheduler.max_num_seqs
     return TorchExecutor(model, plan, kv, slots, new_rules, drafter=drafter, max_drafts=max_drafts)

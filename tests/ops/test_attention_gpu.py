@@ -118,11 +118,28 @@ def with_and_without_decodes(inputs: AttentionInputs) -> list[AttentionInputs]:
     return [inputs, dataclasses.replace(inputs, batch=dataclasses.replace(inputs.batch, num_decodes=0))]
 
 
+# As CUDA graphs of prompts have it: a sequence with more tokens than its context, then empty ones.
+FILLED_CASES = [
+    AttentionCase("a step filled up", ((1, 70), (9, 130), (40, 1), (0, 1), (0, 1)), window=window)
+    for window in (None, 128, 20)
+]
+
+
+def all_as_chunks(case: AttentionCase, device: torch.device, dtype: torch.dtype) -> AttentionInputs:
+    inputs = attention_inputs(case, device, dtype)
+    return dataclasses.replace(inputs, batch=dataclasses.replace(inputs.batch, num_decodes=0))
+
+
 def interpret_all_cases() -> None:
     for case in ATTENTION_CASES:
         inputs = attention_inputs(case, CPU, torch.float32)
         torch.testing.assert_close(run(inputs, case), truth(inputs, case), rtol=1e-5, atol=2e-6)
         assert not arrivals(CPU).any()
+    for case in FILLED_CASES:
+        inputs = all_as_chunks(case, CPU, torch.float32)
+        found = run(inputs, case)
+        torch.testing.assert_close(found, in_plain_torch(inputs, case), rtol=1e-5, atol=2e-6)
+        assert not found[10:49].any(), "padding before the last token attends to nothing"
 
 
 def test_interpreted_kernels_equal_the_reference() -> None:
@@ -197,6 +214,17 @@ each_kernel_and_case = pytest.mark.parametrize(
     ],
     ids=lambda value: f"{value.why}, window {value.window}" if isinstance(value, AttentionCase) else value.__module__,
 )
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("nan_outputs")
+@pytest.mark.parametrize("case", FILLED_CASES, ids=lambda case: f"window {case.window}")
+def test_padding_attends_to_nothing(case: AttentionCase) -> None:
+    found = run(all_as_chunks(case, CUDA, torch.bfloat16), case)
+    assert not found[10:49].any()
+    torch.testing.assert_close(
+        found.float(), in_plain_torch(all_as_chunks(case, CUDA, torch.float32), case), rtol=2e-2, atol=2e-2
+    )
 
 
 @pytest.mark.usefixtures("nan_outputs")

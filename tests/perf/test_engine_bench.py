@@ -188,7 +188,23 @@ def test_the_figures_are_those_of_the_warm_pass() -> None:
     assert result.output_tok_s == pytest.approx(88 / (first_s + 10 * step_s), abs=0.1)
     assert result.roofline_share == pytest.approx(decode_step_s(gpt_oss_120b(), 8, 105.5, H200) / step_s, abs=1e-4)
     assert result.ready_s == 12.3
+    assert result.first_token_ms is None
     assert bench.num_held(POINT) == 500  # of two pages each
+
+
+def test_the_first_token_of_one_prompt_is_the_median_of_all_passes() -> None:
+    """The first pass has a slow step, and so has the third."""
+    executor, bench = timed_bench()
+    execute = executor.execute
+
+    def sometimes_slow(plan: StepPlan) -> StepResult:
+        executor.now_s += 7.0 if executor.num_steps == 12 else 0.0
+        return execute(plan)
+
+    executor.execute = sometimes_slow  # type: ignore[method-assign]
+    where = Machine("NVIDIA H200", "2.11", "3.6", "abc", "2026-01-01T00:00:00Z")
+    (result,) = bench.run([Point(1, 100, 11)], passes=4, warmup_osl=None, where=where)
+    assert result.first_token_ms == pytest.approx((STEP_S + 100 * TOKEN_S) * 1e3, abs=1e-3)
 
 
 @needs_compiler

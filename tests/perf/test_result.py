@@ -42,16 +42,16 @@ def test_a_file_of_results_grows_and_reads_back(tmp_path: Path) -> None:
     }
 
 
-def test_a_line_has_its_energy_only_where_it_was_counted(tmp_path: Path) -> None:
+def test_a_line_has_its_energy_and_first_token_only_where_they_were_measured(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    counted = replace(RESULT, joules_per_output_token=0.25, watts=690.0)
+    counted = replace(RESULT, joules_per_output_token=0.25, watts=690.0, first_token_ms=21.03)
     append(path, RESULT)
     append(path, counted)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
-    assert second.keys() - first.keys() == {"joules_per_output_token", "watts"}
+    assert second.keys() - first.keys() == {"joules_per_output_token", "watts", "first_token_ms"}
     assert read(path) == [RESULT, counted]
-    assert report.line(counted).split()[-2:] == ["0.25", "690"]
-    assert report.line(RESULT).split()[-2:] == ["-", "-"]
+    assert report.line(counted).split()[-3:] == ["0.25", "690", "21.0"]
+    assert report.line(RESULT).split()[-3:] == ["-", "-", "-"]
     assert len(report.HEADER) == len(report.line(RESULT)) == len(report.line(counted))
 
 

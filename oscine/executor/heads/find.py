@@ -56,10 +56,11 @@ class DraftHead:
         slice_of_head = min(MOST_DRAFTED, config.vocab_size) * config.hidden_size
         return (sum(map(prod, shapes)) + keys_and_values + slice_of_head) * dtype.itemsize
 
-    def step_bytes(self, num_tokens: int, dtype: torch.dtype) -> int:
-        """Of the largest step: tapped streams and features."""
+    def step_bytes(self, num_tokens: int, graph_sizes: Sequence[int], dtype: torch.dtype) -> int:
+        """Of tapped streams and features of the largest step, and of features that CUDA graphs of such sizes keep."""
         config = self.opened.config
-        return (len(config.taps) + 1) * num_tokens * config.hidden_size * dtype.itemsize
+        rows = (len(config.taps) + 1) * num_tokens + sum(graph_sizes)
+        return rows * config.hidden_size * dtype.itemsize
 
     def pages(self, groups: Sequence[KVGroup], kv: KVCache) -> tuple[int, Tensor]:
         """The index of the page group, and the head's layer of it, [pages, 2, G, P, D]."""

@@ -27,10 +27,13 @@ def stored_dtype(group: KVGroup) -> torch.dtype:
     return dtype
 
 
-def allocate_kv(memory: MemoryPlan, device: torch.device) -> KVCache:
-    """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN."""
+def allocate_kv(memory: MemoryPlan, device: torch.device, *, padding: bool = False) -> KVCache:
+    """Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN.
+
+    `padding`: with one more page in each group, for padding.
+    """
     counts = zip(memory.groups, memory.num_pages, strict=True)
-    return tuple(allocate_group(group, num_pages, device) for group, num_pages in counts)
+    return tuple(allocate_group(group, num_pages + padding, device) for group, num_pages in counts)
 
 
 def allocate_group(group: KVGroup, num_pages: int, device: torch.device) -> Tensor:

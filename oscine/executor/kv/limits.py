@@ -60,6 +60,14 @@ def sizes_up_to(most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
+def prompt_sizes_up_to(most: int) -> list[int]:
+    """Graph sizes for steps with prompts, in tokens."""
+    sizes = [32, 64, 128, 192]
+    for step, end in ((64, 512), (128, 1024), (256, most)):
+        sizes += range(sizes[-1] + step, end + 1, step)
+    return [*(size for size in sizes if size < most), most]
+
+
 def with_fixed(options: EngineOptions, max_num_seqs: int) -> EngineOptions:
     """The options with this number of sequences, which is no longer left to memory."""
     left = _without(options, "max_num_seqs")

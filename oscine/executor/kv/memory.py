@@ -25,6 +25,8 @@ from oscine.model.config import ModelConfig
 
 _GIB = 1 << 30
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
+# Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
+_GRAPH_TOKENS, _SMALL_GPU_GRAPH_TOKENS = 2048, 256
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
 # histories gathered for penalties, the logits after them and after a grammar's mask, log-probabilities.
@@ -54,6 +56,11 @@ class DeviceMemory:
     def reserve(self) -> int:
         """Bytes that the plan leaves free: see _GPU_RESERVE_BYTES."""
         return _SMALL_GPU_RESERVE_BYTES if self.is_small else _GPU_RESERVE_BYTES
+
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of the largest step with prompts that is a CUDA graph."""
+        return _SMALL_GPU_GRAPH_TOKENS if self.is_small else _GRAPH_TOKENS
 
     def allowed(self, options: EngineOptions) -> int:
         """Bytes that the engine may use."""
@@ -148,6 +155,8 @@ def plan_memory(
     if asked is not None and asked > config.max_position_embeddings:
         raise ValueError(f"--max-model-len {asked} is above the model's own {config.max_position_embeddings}")
     workspace = workspace_bytes(config, options, activation_bytes, gpu) + on_host.workspace
+    if gpu is not None:
+        workspace += _bytes_of(groups, [1] * len(groups))  # a page of each group for padding
     num_pages = _share(groups, options, _cache_bytes(options, weights, workspace, gpu))
     plan = MemoryPlan(
         weights=weights,
@@ -239,7 +248,8 @@ def workspace_bytes(
     logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
     sampling     of at most SAMPLED_AT_ONCE rows of them; log-probabilities of prompts take less, in pieces
     activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, on a GPU sorted
-                 input (H), h (I) and output (H), else input, gate_up (2 I), h and the output in float32 (2 H)
+                 input (H), h (I) and output (H), else input, gate_up (2 I), h and the output in float32 (2 H); of the
+                 largest step, and in the memory of CUDA graphs, of the largest one
     rotary table [max positions, D] float32
     """
     rows, tokens = options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens
@@ -248,7 +258,8 @@ def workspace_bytes(
     routed = config.num_experts_per_tok * (copy[0] * config.hidden_size + copy[1] * config.intermediate_size)
     logits = 2 * 4 * rows * config.vocab_size
     sampling = (_SAMPLING_BYTES_ON_GPU if gpu else _SAMPLING_BYTES) * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
-    activations = tokens * (4 * config.hidden_size + 2 * heads + routed) * activation_bytes
+    of_graphs = min(tokens, gpu.graph_tokens) if gpu and options.cuda_graphs else 0
+    activations = (tokens + of_graphs) * (4 * config.hidden_size + 2 * heads + routed) * activation_bytes
     rotary = 4 * config.max_position_embeddings * config.head_dim
     reserve = gpu.reserve if gpu else 0
     return logits + sampling + activations + rotary + reserve

@@ -128,7 +128,7 @@ def _load_torch(
         vocab_size=config.vocab_size,
         max_model_len=plan.max_model_len,
         groups=plan.groups,
-        num_pages=executor.num_pages,
+        num_pages=plan.num_pages,
         scheduler=_scheduler(options.scheduler, plan),
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfers=_transfers(options, executor, ranks) if options.peers.kv_transfer else None,

@@ -24,7 +24,7 @@ from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
-from oscine.executor.kv.limits import sizes_up_to, with_fixed, with_sequences, with_step_tokens
+from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
@@ -128,12 +128,12 @@ class Start:
 
     @property
     def draft_head_bytes(self) -> int:
-        """Of the head that drafts: its weights, and what the largest step makes for it."""
+        """Of the head that drafts: its weights, and what steps make for it."""
         if self.head is None:
             return 0
         dtype = self.opened.dtype
         most_tokens = self.options.scheduler.max_num_batched_tokens
-        return self.head.num_bytes(dtype) + self.head.step_bytes(most_tokens, dtype)
+        return self.head.num_bytes(dtype) + self.head.step_bytes(most_tokens, self.prompt_sizes, dtype)
 
     @property
     def decode_sizes(self) -> list[int]:
@@ -146,6 +146,18 @@ class Start:
         if self.on_host is not None:
             most = min(most, MOST_TOKENS)
         return sizes_up_to(most) if capturable else []
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Tokens of CUDA graphs of steps with prompts.
+
+        There are none where engines share experts, as their steps would have to fit one graph, and where experts stay
+        on the host, from where larger steps copy them.
+        """
+        if not (self.decode_sizes and self.options.cuda_graphs and self.lockstep is None and self.on_host is None):
+            return []
+        gpu = device_memory(self.opened.device, self.options)
+        return prompt_sizes_up_to(min(gpu.graph_tokens, self.options.scheduler.max_num_batched_tokens))
 
     def keep_experts(self, num_layers: int) -> None:
         """Offloads the experts of the last layers to host memory. Raises ValueError without the native kernels."""
@@ -237,7 +249,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         memory = _plan_again(start, memory)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    kv = allocate_kv(memory, opened.device)
+    kv = allocate_kv(memory, opened.device, padding=start.lockstep is not None or bool(start.prompt_sizes))
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
     others = start.target.communicator, start.lockstep, _drafter(start), _max_drafts(start)
     executor = TorchExecutor(model, memory, kv, most, new_rules, *others)
@@ -281,16 +293,16 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
 
     One rank compiles for all; the compilers of the other ranks have no workers.
     """
-    most_tokens, decode_sizes = start.options.scheduler.max_num_batched_tokens, start.decode_sizes
+    most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, (start.decode_sizes, start.prompt_sizes)
     layers = executor.of_each_kind()
     layers.state.touch()
     with compilers.compile_together():
         warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
-        layers.graphs.run_eagerly(decode_sizes)
+        layers.run_graphs_eagerly(*sizes)
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
-    layers.graphs.run_eagerly(decode_sizes)
+    layers.run_graphs_eagerly(*sizes)
     start.watch.lap("rehearsal")
 
 
@@ -300,9 +312,9 @@ def capture(start: Start, executor: TorchExecutor) -> None:
         if start.head is not None:
             most = min(_MOST_DRAFTING, start.options.scheduler.max_num_seqs)
             executor.capture_drafts([size for size in start.decode_sizes if size <= most])
-            executor.graphs.run_eagerly(start.decode_sizes[:1])  # kernels of the head
-        executor.graphs.capture(start.decode_sizes)
-        start.watch.lap(f"{len(start.decode_sizes)} graphs")
+            executor.run_graphs_eagerly(start.decode_sizes[:1], start.prompt_sizes)  # kernels of the head
+        executor.capture(start.decode_sizes, start.prompt_sizes)
+        start.watch.lap(f"{len(start.decode_sizes) + len(start.prompt_sizes)} graphs")
     # A capture gives cached memory back.
     executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens))
     executor.forget_page_zero()

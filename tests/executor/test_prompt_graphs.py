@@ -1,0 +1,299 @@
+"""Steps with prompts as CUDA graphs give the tokens of eager steps, on a GPU and, recorded, without one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.engine.build import build_engine
+from oscine.executor import cuda_graphs
+from oscine.executor.cuda_graphs import MOST_SEQUENCES, PromptGraphs
+from oscine.executor.kv.limits import prompt_sizes_up_to
+from oscine.executor.masks import GrammarCache
+from oscine.executor.runner import TorchExecutor
+from oscine.executor.step_batch import StepArrays
+from oscine.ops.interface import Batch
+from oscine.ops.packed import PackedStep
+from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
+from tests.engine.harness import SomeDrafts
+
+from .grammars import tokenizer_file
+from .recorded import record_graphs
+from .test_headers import SPECIALS
+from .test_speculation import MOST, Remembered, facts, workload
+from .tiny import (
+    CONFIG,
+    PAGE,
+    capturable_model,
+    executor,
+    loop,
+    model,
+    naive_greedy,
+    options,
+    prompt,
+    request,
+    run,
+)
+
+SIZES = (8, 16, 32, 64)  # tokens
+EDGES = [size + more for size in SIZES for more in (-1, 0, 1) if size + more <= SIZES[-1]]
+GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
+MakeExecutor = Callable[..., TorchExecutor]
+
+
+def with_graphs(
+    device: str, slots: int = 6, sizes: Sequence[int] = SIZES, pages: int = 64, **others: object
+) -> TorchExecutor:
+    asked, graphs = options(max_num_seqs=slots), capturable_model(torch.device(device))
+    runner = executor(graphs, asked, pages, pages, **others)  # type: ignore[arg-type]
+    runner.run_graphs_eagerly([], list(sizes))
+    runner.capture([], list(sizes))
+    runner.forget_page_zero()
+    return runner
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"], ids=["cuda", "recorded"])
+def make_executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeExecutor:
+    if request.param == "cpu":
+        record_graphs(monkeypatch)
+    return lambda **others: with_graphs(request.param, **others)
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(tokens, size) of each replay."""
+    found: list[tuple[int, int]] = []
+    replay = PromptGraphs.replay
+
+    def noted(self: PromptGraphs, step: StepArrays, slots: object, size: int) -> object:
+        found.append((step.num_tokens, size))
+        return replay(self, step, slots, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PromptGraphs, "replay", noted)
+    return found
+
+
+@pytest.mark.parametrize("tokens", EDGES)
+def test_prompts_at_the_borders_of_sizes(
+    make_executor: MakeExecutor, replayed: list[tuple[int, int]], tokens: int
+) -> None:
+    """One prompt alone, then prompts beside a decode, of so many tokens together."""
+    runner = make_executor()
+    asked = options(max_num_seqs=6, max_num_batched_tokens=tokens, prefix_caching=False)
+    running = loop(runner, asked, runner.memory)
+    first = request("first", prompt(tokens), max_tokens=12)
+    parts = [request(str(i), prompt(n, start=i + 2)) for i, n in enumerate((3, tokens // 2 - 2, 2 * tokens))]
+    found = {}
+    running.add(first)
+    for number in range(40):
+        if number == 2:
+            for part in parts:
+                running.add(part)
+        for output in running.step():
+            found[output.request_id] = [*found.get(output.request_id, []), *output.token_ids]
+    for one in (first, *parts):
+        assert found[one.request_id] == naive_greedy(tuple(one.prompt_token_ids), one.sampling.max_tokens)
+    size = next(size for size in SIZES if size >= tokens)
+    assert replayed[0] == (tokens, size)
+    assert replayed.count((tokens, size)) > 2, "steps of chunks are full"
+
+
+def test_what_does_not_fit_runs_eagerly(
+    make_executor: MakeExecutor, replayed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "MOST_CONTEXT", 50)
+    runner = make_executor(sizes=(8, 16))
+
+    def size_of(*sequences: tuple[int, int]) -> int | None:
+        """Of a step of sequences with a start and a number of tokens."""
+        starts, lens = np.array(sequences, np.int64).T
+        return runner.prompt_graphs.size_of(StepArrays.of_columns(starts * 0, starts, lens, lens > 0))
+
+    assert size_of((0, 8)) == 8
+    assert size_of((0, 9), (49, 1)) == 16
+    assert size_of((200, 15)) == 16, "a chunk may have any context"
+    assert size_of((0, 9), (50, 1)) is None, "a decode with a long context"
+    assert size_of((0, 17)) is None
+    requests = [request("a", prompt(12), prompt_logprobs=1), request("b", prompt(17)), request("c", prompt(11))]
+    found = run(loop(runner, options(max_num_seqs=6), runner.memory), *requests)
+    for one in requests:
+        assert found[one.request_id].token_ids == naive_greedy(tuple(one.prompt_token_ids), 8)
+    assert {tokens for tokens, _ in replayed} <= {1, 2, 3}, "all three began in one step"
+
+
+def test_more_sequences_than_a_graph_has_room_for(make_executor: MakeExecutor) -> None:
+    runner = make_executor(sizes=(256,))
+    lens = np.ones(MOST_SEQUENCES + 1, np.int64)
+    step = StepArrays.of_columns(lens * 0, lens, lens, lens > 0)
+    assert runner.prompt_graphs.size_of(step) is None
+    most = StepArrays.of_columns(*(column[1:] for column in (step.slots_S, step.starts_S, step.lens_S, step.samples_S)))
+    assert runner.prompt_graphs.size_of(most) == 256
+
+
+def test_as_many_sequences_as_a_graph_has_room_for(
+    make_executor: MakeExecutor, replayed: list[tuple[int, int]]
+) -> None:
+    runner = make_executor(slots=MOST_SEQUENCES, sizes=(256,))
+    lengths = [2 + i % 5 for i in range(MOST_SEQUENCES)]
+    plan = StepPlan(0, [], [])
+    for slot, length in enumerate(lengths):
+        plan.new.append(NewSequence(slot, prompt(length, slot), length, 0, [[], []], GREEDY))
+        plan.sequences.append(ScheduledSequence(slot, 0, length, True, [[slot], [slot]]))
+    found = runner.execute(plan).token_ids
+    assert found == [naive_greedy(tuple(prompt(length, slot)), 1) for slot, length in enumerate(lengths)]
+    assert replayed == [(sum(lengths), 256)]
+
+
+def test_padding_writes_its_own_page_and_no_state(make_executor: MakeExecutor) -> None:
+    runner = make_executor()
+    ids = prompt(21)
+    new = NewSequence(2, ids, 21, 0, [[], []], GREEDY)
+    for pages in runner.kv:
+        pages.fill_(7.0)
+    pages_of_2 = [[3, 5], [8, 4]]
+    (tokens,) = runner.execute(StepPlan(0, [new], [ScheduledSequence(2, 0, 21, True, pages_of_2)])).token_ids
+    assert tokens == naive_greedy(tuple(ids), 1)
+    for pages, used in zip(runner.kv, pages_of_2, strict=True):
+        changed = (pages != 7.0).flatten(1).any(1).nonzero()[:, 0].tolist()
+        assert changed == sorted([*used, len(pages) - 1])
+        assert (pages[used[1], :, :, :, 21 - PAGE :] == 7.0).all(), "behind the last token"
+    step = StepPlan(1, [], [ScheduledSequence(2, 21, 1, True, [[], []])])
+    assert runner.execute(step).token_ids == [[naive_greedy(tuple(ids), 2)[1]]]
+
+
+@dataclass
+class Told:
+    """A DeviceDrafter that notes what it is told."""
+
+    taps: tuple[int, ...] = (1,)
+    calls: list[list[Tensor]] = field(default_factory=list)
+
+    def assign(self, new: NewSequence) -> None: ...
+
+    def features(self, streams: dict[int, Tensor]) -> Tensor:
+        return 2 * streams[1]
+
+    def follow(self, packed: PackedStep[Tensor], batch: Batch, features_TH: Tensor, ids_M: Tensor) -> None:
+        raise AssertionError("no graphs of decodes")
+
+    def follow_any(
+        self,
+        packed: PackedStep[Tensor],
+        batch: Batch,
+        features_TH: Tensor,
+        ids_M: Tensor | None,
+        known_S: NDArray[np.int32],
+    ) -> None:
+        assert batch.logits_rows_N is not None
+        told = [*packed, batch.token_ids_T, batch.positions_T, batch.query_starts_S1, batch.context_lens_S]
+        told += [batch.logits_rows_N, features_TH, torch.from_numpy(known_S)]
+        told += [tensor for group in batch.groups for tensor in (group.page_table_SB, group.slots_T)]
+        self.calls.append([tensor.cpu().clone() for tensor in (*told, *([] if ids_M is None else [ids_M]))])
+
+    def draft(self, *arguments: object) -> None:
+        raise AssertionError("no drafts")
+
+    def capture(self, sizes: list[int], most_drafts: int) -> None: ...
+
+
+def test_a_draft_head_is_told_what_it_is_told_of_eager_steps(make_executor: MakeExecutor) -> None:
+    graphs, told = make_executor(sizes=()), Told()
+    graphs.draft_with(told)
+    graphs.run_graphs_eagerly([], list(SIZES))
+    graphs.capture([], list(SIZES))
+    eager, expected = executor(capturable_model(graphs.device), options(max_num_seqs=6), 64, 64), Told()
+    eager.draft_with(expected)
+    for runner in (graphs, eager):
+        asked = options(max_num_seqs=6, max_num_batched_tokens=30)
+        run(loop(runner, asked, runner.memory), *(request(str(n), prompt(n), max_tokens=4) for n in (3, 17, 29, 70)))
+    for one, other in zip(told.calls, expected.calls, strict=True):
+        for tensor, same in zip(one, other, strict=True):
+            torch.testing.assert_close(tensor, same, rtol=1e-4, atol=1e-5)
+    assert len(told.calls) > 6
+
+
+@pytest.mark.parametrize("pages", [64, 10])
+def test_drafts_beside_prompts(
+    make_executor: MakeExecutor,
+    replayed: list[tuple[int, int]],
+    tmp_path_factory: pytest.TempPathFactory,
+    pages: int,
+) -> None:
+    """Also with grammars, penalties and log-probabilities."""
+    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    asked, requests = options(max_num_batched_tokens=48), workload()
+    plain = executor(model(), asked, 64, 64, grammars)
+    expected = run(loop(plain, asked, plain.memory), *requests)
+    drafter = Remembered({tuple(one.prompt_token_ids): expected[one.request_id].token_ids for one in requests})
+    runner = make_executor(slots=4, pages=pages, grammars=grammars, drafter=drafter, max_drafts=MOST)
+    running = loop(runner, asked, runner.memory)
+    running.speculation = SomeDrafts(MOST)
+    found = run(running, *requests)
+    for name, output in expected.items():
+        assert facts(found[name]) == facts(output), name
+    assert (running.stats().preemptions > 0) == (pages < 64)
+    assert len(replayed) > 20
+    assert drafter.num_drafts > 200
+
+
+def test_prefix_hits_and_several_prompts_in_a_step(
+    make_executor: MakeExecutor, replayed: list[tuple[int, int]]
+) -> None:
+    runner = make_executor()
+    running = loop(runner, options(max_num_seqs=6), runner.memory)
+    turns = [prompt(40), [*prompt(40), 5, 6], [*prompt(36), 1, 2, 3]]
+    for first in range(2):
+        asked = [request(f"{first} {i}", [*ids, 7 + first], max_tokens=9) for i, ids in enumerate(turns)]
+        found = run(running, *asked)
+        for one in asked:
+            assert found[one.request_id].token_ids == naive_greedy(tuple(one.prompt_token_ids), 9)
+    assert running.stats().prefix_hits > 100
+    assert {size for _, size in replayed} >= {32, 64}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_kernels_find_the_same_probabilities_in_graphs(
+    kv_cache_dtype: Literal["auto", "fp8"], replayed: list[tuple[int, int]]
+) -> None:
+    """The embedded model: prompts of many lengths that begin beside decodes, in chunks or whole."""
+    lengths = (1, 5, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 192, 250, 257, 300, 448, 511, 512, 513, 700, 1200)
+    asked = EngineOptions(
+        ModelOptions(str(NANO_FOLDER), device="cuda", max_model_len=2048),
+        CacheOptions(kv_cache_dtype=kv_cache_dtype, kv_cache_bytes=1 << 28, prefix_caching=False),
+        replace(SchedulerOptions(), max_num_seqs=6, max_num_batched_tokens=640),
+        quiet=True,
+    )
+    requests = [
+        request(str(n), [(7 * i * i + n) % 1900 for i in range(n)], max_tokens=3 + 5 * (n % 3), logprobs=5)
+        for n in lengths
+    ]
+    found = run(build_engine(asked).loop, *requests)
+    assert len({size for _, size in replayed}) > 5
+    count = len(replayed)
+    expected = run(build_engine(replace(asked, cuda_graphs=False)).loop, *requests)
+    assert len(replayed) == count
+    for name, one in expected.items():
+        (first, *_), (other, *_) = one.logprobs or [], found[name].logprobs or []
+        likely, theirs = dict(first.top), dict(other.top)
+        assert len(likely.keys() & theirs.keys()) >= 3
+        for token in likely.keys() & theirs.keys():
+            assert likely[token] == pytest.approx(theirs[token], abs=0.2)
+
+
+@pytest.mark.parametrize("most", [1, 32, 33, 100, 1024, 1500, 2048])
+def test_sizes_are_few_and_padding_is_little(most: int) -> None:
+    sizes = prompt_sizes_up_to(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    assert len(sizes) <= 20
+    for size, larger in pairwise(sizes):
+        assert larger - size <= max(64, size // 3)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.precision.emulation import Moe, expand, plain_moe, rounding_moe
-from benchmarks.precision.formats import FORMATS, fp16, unchanged
+from benchmarks.precision.formats import FP8, OTHERS, fp16, unchanged
 from benchmarks.precision.runs import Choices, Error, Load, Result, run
 from oscine.bench.machine import describe
 from oscine.checkpoint.opened import PUBLISHED
@@ -90,12 +90,12 @@ def by_plain_torch(config: ModelConfig, weights: Weights, ops: Ops, formats: boo
     """The yardstick first. `ops`: the reference ops. `weights`: bfloat16, experts as published or expanded."""
     model = partial(emulated, config, weights, ops)
     yield Precision("plain bfloat16", model(plain_moe))
-    exact, fp8 = model(rounding_moe(unchanged, fp16)), model(rounding_moe(*next(iter(FORMATS.values()))))
+    exact, fp8 = model(rounding_moe(unchanged, fp16)), model(rounding_moe(*FP8))
     yield Precision("exact path", exact)
     yield Precision("FP8 keys and values", exact, fp8_keys=True)
     yield Precision("FP8 activations", fp8)
     yield Precision("both", fp8, fp8_keys=True)
-    for name, roundings in FORMATS.items() if formats else ():
+    for name, roundings in OTHERS.items() if formats else ():
         yield Precision(name, model(rounding_moe(*roundings)))
 
 

@@ -48,10 +48,10 @@ def with_scales(elements: Rounding, *, block: int | None = None, power_of_two: b
     return rounded
 
 
-# Of x, the input of the experts, and of h, the output of SwiGLU. 448 / 56 is 8: SwiGLU's limit of 7 bounds h by 56.
-FORMATS: dict[str, tuple[Rounding, Rounding]] = {
+# Of x, the input of the experts, and of h, the output of SwiGLU, whose limit of 7 bounds h by 56: 448 / 8.
+FP8 = with_scales(e4m3), with_factor(e4m3, 8.0)
+OTHERS: dict[str, tuple[Rounding, Rounding]] = {
     "e4m3, power of two per row": (with_scales(e4m3), with_scales(e4m3)),
-    "e4m3, power of two per row; h with the factor 8": (with_scales(e4m3), with_factor(e4m3, 8.0)),
     "e4m3, float32 per row": (with_scales(e4m3, power_of_two=False),) * 2,
     "e4m3, float32 per 96 columns": (with_scales(e4m3, block=96, power_of_two=False),) * 2,
     "e4m3, power of two per 32": (with_scales(e4m3, block=32),) * 2,

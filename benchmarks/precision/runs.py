@@ -34,25 +34,27 @@ class Load:
         return torch.randint(0, config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
     def batches(self, config: ModelConfig, device: torch.device) -> tuple[Batch, Batch]:
-        """Of both steps. Logits of all their tokens are wanted."""
+        """Of both steps."""
         tokens, groups = self.tokens(config).to(device), len(config.layers_by_window)
-        return self._batch(tokens, 0, self.prompt, groups), self._batch(tokens, self.prompt, self.prompt + 1, groups)
+        return batch(tokens, groups, 0, self.prompt), batch(tokens, groups, self.prompt, self.prompt + 1)
 
-    def _batch(self, tokens: Tensor, start: int, end: int, groups: int) -> Batch:
-        device = tokens.device
-        pages = ceil((self.prompt + 1) / PAGE)
-        table_SB = torch.arange(self.sequences * pages, device=device).view(self.sequences, pages)
-        position = torch.arange(start, end, device=device)
-        slots_T = (table_SB[:, position // PAGE] * PAGE + position % PAGE).flatten()
-        return Batch(
-            token_ids_T=tokens[:, start:end].flatten(),
-            positions_T=position.repeat(self.sequences),
-            query_starts_S1=torch.arange(0, self.sequences + 1, device=device).int() * (end - start),
-            context_lens_S=torch.full((self.sequences,), end, dtype=torch.int32, device=device),
-            groups=(PageGroup(table_SB.int(), slots_T),) * groups,
-            logits_rows_N=None,
-            num_decodes=self.sequences if end - start == 1 else 0,
-        )
+
+def batch(tokens_SC: Tensor, groups: int, start: int, end: int) -> Batch:
+    """The step that computes tokens start .. end - 1 of each sequence. Logits of all of them are wanted."""
+    device, (sequences, length) = tokens_SC.device, tokens_SC.shape
+    pages = ceil(length / PAGE)
+    table_SB = torch.arange(sequences * pages, device=device).view(sequences, pages)
+    position = torch.arange(start, end, device=device)
+    slots_T = (table_SB[:, position // PAGE] * PAGE + position % PAGE).flatten()
+    return Batch(
+        token_ids_T=tokens_SC[:, start:end].flatten(),
+        positions_T=position.repeat(sequences),
+        query_starts_S1=torch.arange(sequences + 1, device=device).int() * (end - start),
+        context_lens_S=torch.full((sequences,), end, dtype=torch.int32, device=device),
+        groups=(PageGroup(table_SB.int(), slots_T),) * groups,
+        logits_rows_N=None,
+        num_decodes=sequences if end - start == 1 else 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,13 @@ def run(model: GptOss, load: Load, *, fp8_keys: bool = False, imposed: Choices |
     groups = config.kv_groups(PAGE, dtype, full_dtype=FP8 if fp8_keys else None)
     kv = tuple(allocate_group(group, pages, device) for group in groups)
     choices: Choices = []
-    routed = GptOss(config, model.weights, _with_routing(model.ops, choices, imposed))
-    prompt, decode = (routed.head(routed.hidden(batch, kv)) for batch in load.batches(config, device))
+    routed = GptOss(config, model.weights, with_routing(model.ops, choices, imposed))
+    prompt, decode = (routed.head(routed.hidden(step, kv)) for step in load.batches(config, device))
     return Result((prompt, decode), choices)
 
 
-def _with_routing(ops: Ops, choices: Choices, imposed: Choices | None) -> Ops:
-    """Appends the router's choices to `choices`."""
+def with_routing(ops: Ops, choices: Choices, imposed: Choices | None) -> Ops:
+    """Appends the router's choices to `choices`. `imposed`: as for run."""
 
     def norm_route(
         x: Tensor,

@@ -7,7 +7,11 @@ from torch import Tensor
 from benchmarks.precision.accumulation import product
 from benchmarks.precision.emulation import expand, plain_moe, rounding_moe
 from benchmarks.precision.formats import e4m3, int8, unchanged, with_factor, with_scales
-from benchmarks.precision.runs import Error, Load, Result, run
+from benchmarks.precision.kv_scales import CALIBRATION, Nano, calibrated, largest_seen
+from benchmarks.precision.runs import Error, Load, Result, batch, run
+from oscine.bench.step_inputs import PAGE
+from oscine.executor.kv.allocate import allocate_group
+from oscine.kv_group import FP8
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.kv.fp8 import dequantise, quantise
 from oscine.ops.moe import reference
@@ -85,3 +89,21 @@ def test_fp8_keys_are_less_exact_than_bfloat16() -> None:
     rounded = model(SMALL, tensors(SMALL), torch.bfloat16)
     exact, fp8 = (Error.of(run(rounded, LOAD, fp8_keys=keys, imposed=truth.choices), truth) for keys in (False, True))
     assert 0 < exact.decode < fp8.decode < 0.1
+
+
+def test_emulated_keys_and_values_are_those_of_pages_in_fp8() -> None:
+    nano = Nano()
+    prompt = nano.prompts(CALIBRATION, 0)[0]
+    groups = nano.model.config.kv_groups(PAGE, "float32", full_dtype=FP8)
+    kv = tuple(allocate_group(group, -(-prompt.shape[1] // PAGE), CPU) for group in groups)
+    expected = nano.model.head(nano.model.hidden(batch(prompt, len(groups), 0, prompt.shape[1]), kv))
+    torch.testing.assert_close(nano.logits(prompt, lambda _, stored: with_scales(e4m3)(stored))[0], expected)
+
+
+def test_what_is_larger_than_in_the_calibration_saturates() -> None:
+    nano = Nano()
+    largest = largest_seen(nano, nano.prompts(CALIBRATION, 0)[:1])
+    assert sorted(largest) == [1, 3, 5]  # the layers of full attention
+    assert largest[1].shape == (2, 2, 1)
+    values = torch.tensor([448.0, 1.0, 896.0])
+    assert calibrated(torch.tensor(448.0))(values).tolist() == [448, 1, 448]

@@ -1,8 +1,9 @@
-"""How far logits are from those of float32, by precision: true widths, random weights, no checkpoint.
+"""How far logits are from those of float32, by precision: true widths and random weights, or the embedded model.
 
     python -m benchmarks.precision                          gpt-oss-120b on a GPU, by the kernels that serve
     python -m benchmarks.precision --device cpu             12 layers of 8 experts, by the reference ops
     python -m benchmarks.precision --device cpu --formats   also formats that no kernel has
+    python -m benchmarks.precision --device cpu --model oscine-nano --sequences 8 --prompt 400      trained weights
 
 The truth is float32 with the same MXFP4 values. The yardstick is plain torch in bfloat16: its products, residuals and
 keys are bfloat16, and so is each step of SwiGLU.
@@ -29,7 +30,9 @@ from benchmarks.precision.emulation import Moe, expand, plain_moe, rounding_moe
 from benchmarks.precision.formats import FP8, OTHERS, fp16, unchanged
 from benchmarks.precision.runs import Choices, Error, Load, Result, run
 from oscine.bench.machine import describe
-from oscine.checkpoint.opened import PUBLISHED
+from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.checkpoint.opened import PUBLISHED, open_model
+from oscine.config import NANO, ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
@@ -37,6 +40,9 @@ from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.table import choose, platform, resolve
 from oscine.ops.target import Target
+from training.evaluate import SEED, SKILLS
+from training.packing import Encoder
+from training.split import Draw
 
 OUTLIER, OUTLIERS = 20.0, 8
 ON_CPU = {"layers": 12, "experts": 8, "vocabulary": 4096, "sequences": 2, "prompt": 64}
@@ -153,20 +159,45 @@ def measure(config: ModelConfig, source: TensorSource, target: Target, load: Loa
         table.add(precision)
 
 
+def of_random_weights(chosen: argparse.Namespace, device: torch.device) -> tuple[ModelConfig, TensorSource, Load]:
+    config = PUBLISHED[chosen.model]()
+    layers = chosen.layers or config.num_hidden_layers
+    config = replace(
+        config.of_layers(range(layers)),
+        num_local_experts=(chosen.experts or config.experts[0],) * layers,
+        vocab_size=chosen.vocabulary or config.vocab_size,
+        eos_token_ids=(),
+    )
+    source: TensorSource = RandomTensors(config, 0, device)
+    if chosen.outliers:
+        source = WithOutliers(source, config.head_dim)
+    return config, source, Load.of_random_tokens(config, chosen.sequences, chosen.prompt)
+
+
+def of_nano(chosen: argparse.Namespace) -> tuple[ModelConfig, TensorSource, Load]:
+    """Its prompts are the beginnings of held-out texts with hidden facts."""
+    opened, encoder = open_model(ModelOptions(NANO)), Encoder(NANO_FOLDER)
+    make = next(skill.make for skill in SKILLS if skill.name == "recall at 500 tokens")
+    prompts = [encoder.prompt(make(Draw(SEED + i, held_out=True))) for i in range(chosen.sequences)]
+    length = min(chosen.prompt + 1, *map(len, prompts))
+    return opened.config, opened.source, Load(torch.tensor([prompt[:length] for prompt in prompts]))
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=sorted(PUBLISHED), default="120b", help="shapes (default: %(default)s)")
+    models = (*sorted(PUBLISHED), NANO)
+    parser.add_argument("--model", choices=models, default="120b", help="model (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     for name, what in (
-        ("layers", "layers"),
-        ("experts", "experts of each layer"),
-        ("vocabulary", "tokens of the vocabulary"),
+        ("layers", "layers of random weights"),
+        ("experts", "experts of each such layer"),
+        ("vocabulary", "tokens of their vocabulary"),
         ("sequences", "prompts of the load"),
         ("prompt", "tokens of each prompt"),
     ):
         defaults = f"{ON_GPU.get(name, 'as published')} on a GPU, {ON_CPU[name]} on a CPU"
         parser.add_argument(f"--{name}", type=int, help=f"{what} (default: {defaults})")
-    parser.add_argument("--outliers", action="store_true", help="weights with outlier channels")
+    parser.add_argument("--outliers", action="store_true", help="random weights with outlier channels")
     parser.add_argument("--formats", action="store_true", help="measure all emulated formats of activations too")
     found = parser.parse_args()
     for name, value in (ON_CPU if found.device == "cpu" else ON_GPU).items():
@@ -178,21 +209,10 @@ def options() -> argparse.Namespace:
 def main() -> None:
     chosen = options()
     target = Target.of(torch.device(chosen.device))
-    config = PUBLISHED[chosen.model]()
-    layers = chosen.layers or config.num_hidden_layers
-    config = replace(
-        config.of_layers(range(layers)),
-        num_local_experts=(chosen.experts or config.experts[0],) * layers,
-        vocab_size=chosen.vocabulary or config.vocab_size,
-        eos_token_ids=(),
-    )
-    source: TensorSource = RandomTensors(config, 0, target.device)
-    if chosen.outliers:
-        source = WithOutliers(source, config.head_dim)
-    load = Load(chosen.sequences, chosen.prompt)
-    print(
-        f"{chosen.model}, {layers} layers of {config.experts[0]} experts, {load}, {describe(chosen.device, None).gpu}\n"
-    )
+    made = of_nano(chosen) if chosen.model == NANO else of_random_weights(chosen, target.device)
+    config, source, load = made
+    size = f"{config.num_hidden_layers} layers of {config.experts[0]} experts"
+    print(f"{chosen.model}, {size}, {load}, {describe(chosen.device, None).gpu}\n")
     measure(config, source, target, load, chosen.formats)
 
 

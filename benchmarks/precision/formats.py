@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Rounding = Callable[[Tensor], Tensor]  # [..., K] float32 -> the same
 E4M3_LARGEST, INT8_LARGEST = 448.0, 127.0
@@ -39,11 +40,13 @@ def with_scales(elements: Rounding, *, block: int | None = None, power_of_two: b
     largest = {e4m3: E4M3_LARGEST, int8: INT8_LARGEST}[elements]
 
     def rounded(values: Tensor) -> Tensor:
-        blocks = values.unflatten(-1, (-1, block or values.shape[-1]))
+        width = values.shape[-1]
+        size = block or width
+        blocks = functional.pad(values, (0, -width % size)).unflatten(-1, (-1, size))
         scales = (blocks.abs().amax(-1, keepdim=True) / largest).clamp(min=LEAST_SCALE)
         if power_of_two:
             scales = scales.log2().ceil().exp2()
-        return (elements(blocks / scales) * scales).flatten(-2)
+        return (elements(blocks / scales) * scales).flatten(-2)[..., :width]
 
     return rounded
 

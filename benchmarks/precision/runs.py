@@ -23,20 +23,28 @@ Choices = list[Tensor]  # expert ids [T, K] of each layer, the prompt step's and
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prompts of one length, of each of which one more token is computed."""
+    """Prompts of one length, and a token after each: a step computes the prompts, a second one the last tokens."""
 
-    sequences: int
-    prompt: int  # tokens
+    tokens_SC: Tensor  # int64
 
-    def tokens(self, config: ModelConfig) -> Tensor:
-        """[sequences, prompt + 1]"""
-        shape = self.sequences, self.prompt + 1
-        return torch.randint(0, config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    @classmethod
+    def of_random_tokens(cls, config: ModelConfig, sequences: int, prompt: int) -> "Load":
+        """`prompt`: tokens."""
+        generator = torch.Generator().manual_seed(0)
+        return cls(torch.randint(0, config.vocab_size, (sequences, prompt + 1), generator=generator))
 
     def batches(self, config: ModelConfig, device: torch.device) -> tuple[Batch, Batch]:
-        """Of both steps."""
-        tokens, groups = self.tokens(config).to(device), len(config.layers_by_window)
-        return batch(tokens, groups, 0, self.prompt), batch(tokens, groups, self.prompt, self.prompt + 1)
+        tokens, groups = self.tokens_SC.to(device), len(config.layers_by_window)
+        end = tokens.shape[1]
+        return batch(tokens, groups, 0, end - 1), batch(tokens, groups, end - 1, end)
+
+    @property
+    def num_pages(self) -> int:
+        sequences, length = self.tokens_SC.shape
+        return sequences * ceil(length / PAGE)
+
+    def __str__(self) -> str:
+        return f"{len(self.tokens_SC)} prompts of {self.tokens_SC.shape[1] - 1} tokens"
 
 
 def batch(tokens_SC: Tensor, groups: int, start: int, end: int) -> Batch:
@@ -68,9 +76,8 @@ def run(model: GptOss, load: Load, *, fp8_keys: bool = False, imposed: Choices |
     """`imposed`: the experts of each layer, in place of the router's choice. Their weights are the router's own."""
     device, config = model.weights.device, model.config
     dtype = dtype_name(model.weights.norm_H.dtype)
-    pages = load.sequences * ceil((load.prompt + 1) / PAGE)
     groups = config.kv_groups(PAGE, dtype, full_dtype=FP8 if fp8_keys else None)
-    kv = tuple(allocate_group(group, pages, device) for group in groups)
+    kv = tuple(allocate_group(group, load.num_pages, device) for group in groups)
     choices: Choices = []
     routed = GptOss(config, model.weights, with_routing(model.ops, choices, imposed))
     prompt, decode = (routed.head(routed.hidden(step, kv)) for step in load.batches(config, device))

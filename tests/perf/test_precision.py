@@ -18,7 +18,8 @@ from oscine.ops.moe import reference
 from tests.model.tiny import CPU, SMALL, Sequence, Stepper, model, tensors
 from tests.ops.cases import MOE_CASES, MoeCase, moe_inputs
 
-LOAD = Load(sequences=2, prompt=67)  # more than a page
+PROMPT = 67  # more than a page
+LOAD = Load.of_random_tokens(SMALL, 2, PROMPT)
 
 
 def test_e4m3_with_a_power_of_two_per_row_is_that_of_keys_and_values() -> None:
@@ -54,8 +55,7 @@ def test_experts_without_rounding_are_those_of_the_reference(case: MoeCase) -> N
 
 def whole(made: GptOss) -> Tensor:
     """Logits of both prompts, by another way to lay out steps."""
-    tokens = LOAD.tokens(SMALL)
-    return torch.cat([Stepper(made, 2).step((Sequence(row, 0), LOAD.prompt))[0] for row in tokens])
+    return torch.cat([Stepper(made, 2).step((Sequence(row, 0), PROMPT))[0] for row in LOAD.tokens_SC])
 
 
 def test_a_run_computes_prompts_and_a_token_after_each() -> None:
@@ -63,8 +63,8 @@ def test_a_run_computes_prompts_and_a_token_after_each() -> None:
     result = run(made, LOAD)
     torch.testing.assert_close(result.logits[0], whole(made))
     stepper = Stepper(made, 2)
-    sequence = Sequence(LOAD.tokens(SMALL)[1], 0)
-    stepper.step((sequence, LOAD.prompt))
+    sequence = Sequence(LOAD.tokens_SC[1], 0)
+    stepper.step((sequence, PROMPT))
     torch.testing.assert_close(result.logits[1][1:], stepper.step((sequence, 1))[0])
 
 

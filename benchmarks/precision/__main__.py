@@ -105,9 +105,10 @@ def by_plain_torch(config: ModelConfig, weights: Weights, ops: Ops, formats: boo
         yield Precision(name, model(rounding_moe(*roundings)))
 
 
-def by_kernels(config: ModelConfig, weights: Weights, ops: Ops) -> Iterator[Precision]:
-    """What a server computes. `weights`: prepared for `ops`."""
-    model = GptOss(config, weights, ops)
+def by_kernels(config: ModelConfig, source: TensorSource, target: Target) -> Iterator[Precision]:
+    """What a server computes."""
+    ops = resolve(target, choose(platform(target)))
+    model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
     yield Precision("kernels: exact path", model)
     yield Precision("kernels: FP8 keys and values", model, fp8_keys=True)
 
@@ -154,8 +155,7 @@ def measure(config: ModelConfig, source: TensorSource, target: Target, load: Loa
         return
     del exact, rounded, precision  # the same experts, prepared for kernels, take as much memory again
     gc.collect()
-    ops = resolve(target, choose(platform(target)))
-    for precision in by_kernels(config, load_weights(config, source, device, torch.bfloat16, ops=ops), ops):
+    for precision in by_kernels(config, source, target):
         table.add(precision)
 
 

@@ -26,10 +26,8 @@ from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.checkpoint.opened import PUBLISHED
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Weights, load_weights
-from oscine.ops import planes as planes_of_tokens
+from oscine.model.weights import load_weights
 from oscine.ops.attention import hopper as attention
-from oscine.ops.attention import triton as portable
 from oscine.ops.choose import screened
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Batch, KVCache, Ops
@@ -39,7 +37,6 @@ from oscine.ops.moe import hopper as moe
 from oscine.ops.moe import reference
 from oscine.ops.moe.hopper import Tiling, large
 from oscine.ops.norm import triton as norm
-from oscine.ops.qkv import hopper as qkv
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 

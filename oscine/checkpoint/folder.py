@@ -17,7 +17,7 @@ from torch import Tensor
 from oscine.checkpoint.gguf.checkpoint import raw_tensors
 from oscine.checkpoint.gguf.file import Gguf, parts_of
 from oscine.checkpoint.hub import INDEX, SINGLE
-from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_unused, matrix_of, stored_specs
+from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, matrix_of, stored_specs
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
 from oscine.model.config import ModelConfig
 
@@ -33,7 +33,7 @@ class Checkpoint:
         specs = stored_specs(config, held)
         for path, file in files.items():
             for name in sorted(file.keys()):
-                if name not in specs and not is_unused(name):
+                if name not in specs and not is_kv_scale(name):
                     raise ValueError(f"{path}: {name} is not a tensor of this configuration")
                 if held[name] != path:
                     raise ValueError(f"{held[name]}: {name} is also in {path.name}")
@@ -48,6 +48,7 @@ class Checkpoint:
         self._file_of = {name: files[path] for name, path in held.items()}
         self._path_of = held
         self.errors: dict[str, QuantizationError] = {}  # by the matrix of experts that was quantised
+        self.kv_scales = sum(map(is_kv_scale, held))  # tensors that are left out
         self._newest: tuple[str, Quantized] | None = None
 
     def get(self, name: str) -> Tensor:

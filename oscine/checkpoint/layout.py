@@ -5,6 +5,7 @@ transformers saves a fine-tune with the experts in floats, [experts, in, out], w
 With tied embeddings there is no head.
 """
 
+import re
 from collections.abc import Collection
 
 from oscine.model.config import ModelConfig
@@ -13,12 +14,16 @@ from oscine.ops.moe.mxfp4 import BLOCK
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FLOATS = ("BF16", "F16", "F32")  # read as BF16; as safetensors spells them
-_UNUSED = (".k_scale", ".v_scale")  # of an FP8 KV cache, which some variants are calibrated for
+# As vLLM, ModelOpt, compressed-tensors and Quark name them.
+_KV_SCALE = re.compile(
+    r"model\.layers\.\d+\.self_attn\.((attn\.|[qkv]_proj\.)?(q|k|v|kv|prob)_scale|[qkv]_proj\.output_scale)"
+)
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
-def is_unused(name: str) -> bool:
-    return name.endswith(_UNUSED)
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor is a calibrated scale of FP8 attention, which is not needed (docs/decisions/0028)."""
+    return _KV_SCALE.fullmatch(name) is not None
 
 
 def matrix_of(name: str, held: Collection[str]) -> str | None:

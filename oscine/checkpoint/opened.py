@@ -65,6 +65,11 @@ class OpenedModel:
         errors = self.source.errors.values() if isinstance(self.source, Checkpoint) else ()
         return reduce(QuantizationError.__add__, errors) if errors else None
 
+    @property
+    def kv_scales(self) -> int:
+        """How many calibrated scales of FP8 attention the checkpoint has. None is used."""
+        return self.source.kv_scales if isinstance(self.source, Checkpoint) else 0
+
     def packed_name(self, cpu_weights: str, shard: Shard) -> str | None:
         """The name of the folder of packed weights, unique for checkpoint and layout; None for random weights.
 

@@ -5,13 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.start import load
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.choose import screened
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose
+from tests.model.saved import save
+from tests.model.tiny import SMALL, tensors
 
 from .tiny import CONFIG, PAGE
 
@@ -36,6 +41,22 @@ def test_a_head_that_cannot_be_screened_is_reported(
     assert f"\nops: rms_norm={'reference' if unavailable() else 'native'}, " in said[0]
     assert "chooser=screened (up to 64 rows; else reference)" in said[0]
     assert said[1:] == ([] if most_doubt else [LOST])
+
+
+def test_calibrated_scales_of_a_kv_cache_are_reported_as_not_needed(tmp_path: Path) -> None:
+    made = tensors(SMALL)
+    save(tmp_path, SMALL, made)
+    scales = {f"model.layers.{layer}.self_attn.k_scale": torch.ones(()) for layer in (0, 2)}
+    save_file(made | scales, tmp_path / SINGLE)
+    options = EngineOptions(
+        model=ModelOptions(str(tmp_path), tokenizer=str(NANO_FOLDER), device="cpu"),
+        cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
+        scheduler=replace(SchedulerOptions(), max_num_seqs=2, max_num_batched_tokens=64),
+        quiet=True,
+    )
+    said: list[str] = []
+    load.load_executor(options, said.append, Stopwatch())
+    assert [text for text in said if text.startswith("2 calibrated scales of an FP8 KV cache are not needed")]
 
 
 def test_experts_on_host_need_a_gpu(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from oscine.ops.moe.mxfp4 import dequantize
 from tests.model.saved import save
 from tests.model.test_gguf import greedy
 from tests.model.test_gpt_oss import transformers_logits, transformers_model
-from tests.model.tiny import SMALL, random_tokens, relative_error, tensors, whole
+from tests.model.tiny import SMALL, DictSource, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops
 
 PROMPTS = [[5, 900, 31, 7, 77, 1200], [1, 2, 3]]
@@ -179,10 +179,39 @@ def test_experts_that_are_not_finite_are_named(tmp_path: Path) -> None:
         checkpoint.get(f"{MATRIX}_scales")
 
 
-def test_scales_of_a_kv_cache_are_left_out(tmp_path: Path) -> None:
-    write_floats(tmp_path, tensors(SMALL))
-    change(tmp_path, "model.layers.1.self_attn.k_scale", torch.ones(()))
-    opened(tmp_path)
+SCALES_OF_A_CACHE = (
+    "k_scale",  # compressed-tensors and Quark; one per layer, or one per head
+    "v_scale",
+    "q_scale",
+    "attn.k_scale",  # vLLM
+    "attn.v_scale",
+    "k_proj.k_scale",  # ModelOpt
+    "v_proj.v_scale",
+    "kv_scale",  # of older exports, for both
+    "k_proj.output_scale",  # compressed-tensors, of older exports
+    "v_proj.output_scale",
+    "prob_scale",  # of FP8 attention
+)
+
+
+@pytest.mark.parametrize("name", SCALES_OF_A_CACHE)
+def test_calibrated_scales_of_a_kv_cache_are_left_out(tmp_path: Path, name: str) -> None:
+    made = tensors(SMALL)
+    save(tmp_path, SMALL, made)
+    for layer in range(SMALL.num_hidden_layers):
+        change(tmp_path, f"model.layers.{layer}.self_attn.{name}", torch.ones(SMALL.num_key_value_heads))
+    checkpoint, config = opened(tmp_path)
+    assert checkpoint.kv_scales == SMALL.num_hidden_layers
+    assert same(values_of(checkpoint, config), values_of(DictSource(made), config))
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.q_proj.weight_scale", "model.layers.1.mlp.k_scale"])
+def test_scales_of_anything_else_are_not_left_out(tmp_path: Path, name: str) -> None:
+    save(tmp_path, SMALL, tensors(SMALL))
+    assert opened(tmp_path)[0].kv_scales == 0
+    change(tmp_path, name, torch.ones(()))
+    with pytest.raises(ValueError, match=f"{name} is not a tensor of this configuration"):
+        opened(tmp_path)
 
 
 # ---- oscine convert ----

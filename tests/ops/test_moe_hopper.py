@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 import triton
-from torch.nn import functional
 from triton.experimental.gluon import language as gl
 
 from benchmarks.kernels.inputs import counted, random_experts, random_routing
+from benchmarks.precision.emulation import plain_moe
 from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
-from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.bound import CPU_TARGET, bound, target_of
 from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
@@ -238,7 +237,7 @@ def check(x_TH: torch.Tensor, routing: Routing, published: MxExperts) -> None:
     """The error is at most twice that of plain torch in bf16."""
     prepared = hopper.prepare_experts(target_of(x_TH.device), published)
     exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
-    plain = plain_bf16(x_TH, routing, published)
+    plain = plain_moe(x_TH, routing, published, 7.0).float()
     if x_TH.device.type == "cuda":
         poison_memory(x_TH.device)
     if len(x_TH) <= 16:  # the router does not count few tokens
@@ -323,7 +322,7 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
         y_TJH.fill_(torch.nan)
         graph.replay()
         exact = reference.moe(x_TH.float(), routing, in_float(published), 7.0)
-        plain = plain_bf16(x_TH, routing, published)
+        plain = plain_moe(x_TH, routing, published, 7.0).float()
         assert (y_TJH.float().sum(1) - exact).norm() <= 2 * (plain - exact).norm()
 
 
@@ -333,20 +332,6 @@ def published_experts(experts: int, hidden: int, intermediate: int, device: torc
 
 def in_float(experts: MxExperts) -> MxExperts:
     return replace(experts, gate_up_bias=experts.gate_up_bias.float(), down_bias=experts.down_bias.float())
-
-
-def plain_bf16(x_TH: torch.Tensor, routing: Routing, experts: MxExperts) -> torch.Tensor:
-    """What torch computes in bf16, expert by expert; float32 [T, H]."""
-    out_TH = torch.zeros(x_TH.shape, device=x_TH.device)
-    flat, per_token = routing.expert_ids_TK.flatten(), routing.weights_TK.shape[1]
-    for expert in flat.unique().tolist():
-        chosen = (flat == expert).nonzero().flatten()
-        gate_up = dequantize(experts.gate_up_blocks[expert], experts.gate_up_scales[expert]).bfloat16()
-        down = dequantize(experts.down_blocks[expert], experts.down_scales[expert]).bfloat16()
-        h = functional.linear(x_TH[chosen // per_token], gate_up, experts.gate_up_bias[expert])
-        y = functional.linear(reference.swiglu(h, 7.0), down, experts.down_bias[expert])
-        out_TH.index_add_(0, chosen // per_token, y.float() * routing.weights_TK.flatten()[chosen, None])
-    return out_TH.bfloat16().float()
 
 
 def poison_memory(device: torch.device) -> None:

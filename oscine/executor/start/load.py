@@ -220,6 +220,11 @@ def plan(start: Start) -> MemoryPlan:
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
     if opened.device.type == "cpu" and (why := unavailable()) is not None:
         report(f"no native kernel is used, so steps are slow: {why}")
+    if opened.kv_scales:
+        report(
+            f"{opened.kv_scales} calibrated scales of an FP8 KV cache are not needed: --kv-cache-dtype fp8 gives each "
+            "token a scale of its own"
+        )
     start.watch.lap("open")
     return memory
 

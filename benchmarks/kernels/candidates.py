@@ -28,7 +28,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.attention import hopper as attention
-from oscine.ops.choose import screened
+from oscine.ops.choose import screen_gemm, screened
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Batch, KVCache, Ops
 from oscine.ops.linear import hopper as linear
@@ -233,9 +233,9 @@ def show(times: dict[str, float], layers: int, told: Mapping[str, str] = Mapping
         print(f"  {name:<46} {seconds * 1e6 / layers:8.2f} {saved:+7.2f}  {told.get(name, '')}", flush=True)
 
 
-FIRST, *OTHERS = screened.TILES
+FIRST, *OTHERS = screen_gemm.TILES
 HEADS = {
-    "now": screened.TILES,
+    "now": screen_gemm.TILES,
     "4 stages": (replace(FIRST, stages=4), *OTHERS),
     "128 rows": (replace(FIRST, rows=128, chunks=1, stages=5, warps=8), *OTHERS),
 }

@@ -170,7 +170,11 @@ def error_of_experts(tiling: Tiling, tokens: int) -> float:
     routing = draw_for(x_TH, 1, 8, 4)[0]
     if len(x_TH) > 16 and tiling.planes:
         routing = routing._replace(prepared=None)
-    found = moe.run(Target.of(DEVICE), x_TH, routing, moe.prepare_experts(published), 7.0, tiling).float().sum(1)
+    found = (
+        moe.run(Target.of(DEVICE), x_TH, routing, moe.prepare_experts(Target.of(DEVICE), published), 7.0, tiling)
+        .float()
+        .sum(1)
+    )
     return difference(found, reference.moe(x_TH.float(), routing, published, 7.0))
 
 

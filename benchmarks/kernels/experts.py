@@ -38,10 +38,11 @@ def exact_tilings() -> Iterator[Tiling]:
             yield Tiling(
                 8, planes=2, halves=True, dynamic=True, splits=splits, consumers=1, stages=stages, programs=programs
             )
-    for tokens, stages in ((16, 4), (32, 3)):
-        yield Tiling(tokens, stages=stages, halves=True)
+    for (tokens, stages), dynamic in itertools.product(((16, 4), (32, 3)), (False, True)):
+        yield Tiling(tokens, stages=stages, halves=True, dynamic=dynamic)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):
-        yield hopper.large(tokens, units=units, stages=stages)
+        for staged, dynamic in itertools.product((False, True), repeat=2):
+            yield replace(hopper.large(tokens, units, stages), staged=staged, dynamic=dynamic)
 
 
 def fp8_tilings() -> Iterator[Tiling]:

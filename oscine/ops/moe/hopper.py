@@ -130,23 +130,25 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
 def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling:
     """By static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
 
-    Two small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
-    first's. With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
+    Small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
+    first's. With so few tokens that each expert has one, they have one warpgroup. With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
     Experts of a rank have so few rows that programs of three warpgroups would leave processors without work.
     """
     if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
         return thin(tokens, per_token)
     if tokens == 1:
-        return Tiling(4, planes=2, splits=3)
+        return Tiling(4, planes=2, splits=2, stages=8, consumers=1, programs=3)
     if is_direct(tokens, per_token, 4):
         return Tiling(4, planes=2, splits=3, dynamic=True)
+    if tokens <= planes.FEW_TOKENS:
+        return Tiling(8, planes=2, splits=3, dynamic=True, halves=True, consumers=1, programs=4)
     if planes.are_few(tokens, per_token, experts):
-        return Tiling(8, planes=2, splits=3 if tokens <= 16 else 1, dynamic=True, halves=True)
+        return Tiling(8, planes=2, dynamic=True, halves=True)
     rows = tokens * per_token / experts  # of an expert, on average
-    if rows <= 8:
-        return Tiling(16, halves=True)
+    if rows <= 8:  # few experts have few tiles, which balance better in parts
+        return Tiling(16, halves=True, dynamic=True, splits=2 if experts <= 32 else 1)
     if rows <= 16:
-        return Tiling(32, stages=3, halves=True)
+        return Tiling(32, stages=3, halves=True, dynamic=True)
     if rows <= 64:
         return large(64, units=3, stages=4)
     return large(128, units=1, stages=8)

@@ -41,8 +41,8 @@ def exact_tilings() -> Iterator[Tiling]:
     for (tokens, stages), dynamic in itertools.product(((16, 4), (32, 3)), (False, True)):
         yield Tiling(tokens, stages=stages, halves=True, dynamic=dynamic)
     for tokens, units, stages in ((64, 3, 4), (64, 1, 14), (128, 1, 8), (128, 2, 4)):
-        for staged, dynamic in itertools.product((False, True), repeat=2):
-            yield replace(hopper.large(tokens, units, stages), staged=staged, dynamic=dynamic)
+        for dynamic in (False, True):
+            yield replace(hopper.large(tokens, units, stages), dynamic=dynamic)
 
 
 def fp8_tilings() -> Iterator[Tiling]:
@@ -56,20 +56,8 @@ def fp8_tilings() -> Iterator[Tiling]:
     for tokens, dynamic in itertools.product((16, 32), (False, True)):
         yield Tiling(tokens, planes=1, halves=True, dynamic=dynamic)
         yield Tiling(tokens, planes=1, halves=True, dynamic=dynamic, **single)
-    two = {"consumers": 2, "registers": 80, "consumer_registers": 96}
-    yield Tiling(64, planes=1, halves=True, stages=4, **two)
-    for staged in (False, True):
-        yield Tiling(64, planes=1, halves=True, units=1, stages=7, staged=staged, **single)
-    two = {"consumers": 2, "registers": 168, "consumer_registers": 232}
-    for staged, (tokens, units, stages) in itertools.product(
-        (False, True), ((64, 3, 5), (64, 1, 16), (128, 3, 4), (128, 2, 6), (128, 1, 12))
-    ):
-        yield replace(hopper.large(tokens, units, stages, planes=1), staged=staged)
-    yield replace(hopper.large(128, units=3, stages=4, planes=1), dynamic=True)
-    for promote in (0, 5, 2):
-        yield replace(hopper.large(128, units=3, stages=5, planes=1), promote=promote, **two)
-    for units, stages in ((1, 8), (2, 4), (3, 3)):
-        yield replace(hopper.large(256, units, stages, planes=1), **two)
+    for (tokens, units, stages), dynamic in itertools.product(((64, 3, 5), (128, 3, 4), (128, 2, 6)), (False, True)):
+        yield replace(hopper.large(tokens, units, stages, planes=1), dynamic=dynamic)
 
 
 def candidates(tokens: int, experts: int, intermediate: int, fp8: bool) -> list[Tiling]:
@@ -123,7 +111,7 @@ def _name(tiling: Tiling) -> str:
     shape = f"n{tiling.tokens} c{tiling.consumers} u{tiling.units} s{tiling.stages} x{tiling.programs}"
     shape += f" p{tiling.planes}" if tiling.planes else ""
     shape += " staged" if tiling.staged else ""
-    shape += (" dynamic" if tiling.dynamic else "") + (f" promote {tiling.promote}" if tiling.promote else "")
+    shape += " dynamic" if tiling.dynamic else ""
     return shape + (" halves" if tiling.halves else "") + (f", splits {tiling.splits}" if tiling.splits > 1 else "")
 
 

@@ -88,7 +88,6 @@ def interpret() -> None:
     for tokens in (3, 40):
         check_nan_stays_in_its_row(tokens)
     check_given_plane()
-    check_promotion()
     check_staged(3, 8)
     check_staged(70, 16)
     check_staged(300, 128)
@@ -164,15 +163,6 @@ def check_given_plane() -> None:
     x_TH, routing, published = drawn(12)
     given = routing._replace(prepared=planes.split(fp8_target(CPU), x_TH, 1))
     assert torch.equal(run(x_TH * torch.nan, given, published), run(x_TH, routing, published))
-
-
-def check_promotion() -> None:
-    """Sums of a part of the stages each; 5 stages in parts of 2."""
-    torch.manual_seed(0)
-    published = published_experts(4, 320, 320, CPU)
-    x_TH, routing = torch.randn(30, 320).bfloat16(), random_routing(30, 4, 2, CPU)
-    tiling = hopper.Tiling(16, planes=1, units=1, promote=2)
-    assert difference(run(x_TH, routing, published, tiling), expected(x_TH, routing, published)) <= EXACT_SUMS
 
 
 def check_staged(tokens: int, tile: int) -> None:

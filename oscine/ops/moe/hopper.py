@@ -69,7 +69,6 @@ class Tiling:
     planes: int = 0  # of FP8 that each token is: 2, which are two columns, or 1; 0: tokens are fp16
     units: int = 3  # of k in a stage
     stages: int = 4
-    promote: int = 0  # stages whose products tensor cores add up before float32 does; 0: all
     # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N from 128 on also up to N / 4
     halves: bool = False
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
@@ -131,8 +130,8 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
     """By static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
 
     Small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
-    first's. With so few tokens that each expert has one, they have one warpgroup. With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
-    Experts of a rank have so few rows that programs of three warpgroups would leave processors without work.
+    first's. Where most experts have one token, or few rows as those of a rank, programs of one warpgroup balance better.
+    With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
     """
     if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
         return thin(tokens, per_token)
@@ -156,19 +155,18 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
 
 def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling:
     """The same for activations that are one plane of FP8."""
-    few = Tiling(8, planes=1, splits=3 if tokens <= planes.FEW_TOKENS else 1, dynamic=tokens > 1)
-    if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
-        return replace(few, splits=1, consumers=1, programs=4)
     rows = tokens * per_token / experts  # of an expert, on average
-    if tokens <= planes.FEW_TOKENS or rows <= 2:
-        return few
+    if tokens <= planes.FEW_TOKENS:
+        return Tiling(8, planes=1, splits=1 if intermediate <= THIN else 3, dynamic=tokens > 1, consumers=1, programs=4)
+    if rows <= 2:
+        return Tiling(8, planes=1, dynamic=True, consumers=1, programs=4)
     if rows <= 8:
-        return Tiling(16, planes=1, dynamic=True, halves=True)
-    if rows <= 32:
-        return Tiling(32, planes=1, halves=True)
+        return Tiling(16, planes=1, dynamic=True, halves=True, consumers=1, programs=4)
+    if rows <= 16:
+        return Tiling(32, planes=1, dynamic=True, halves=True)
     if rows <= 64:
         return large(64, units=3, stages=5, planes=1)
-    return large(128, units=3, stages=4, planes=1)
+    return replace(large(128, units=3, stages=4, planes=1), dynamic=True)
 
 
 def thin(tokens: int, per_token: int) -> Tiling:
@@ -306,7 +304,6 @@ def constants(
         "PLANES": tiling.planes,
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
-        "PROMOTE": tiling.promote,
         "HALVES": tiling.halves,
         "DYNAMIC": tiling.dynamic,
         "SPLITS": splits,

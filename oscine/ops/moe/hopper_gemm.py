@@ -422,16 +422,8 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
     if cfg.STAGED:
         factor, target = _columns(cfg, n, tile, pointers)
     acc = gl.zeros([64, columns], gl.float32, layout)
-    if cfg.PROMOTE:
-        total = acc
-        for first in range(tile.begin, tile.end, cfg.PROMOTE):
-            for step in range(first, gl.minimum(first + cfg.PROMOTE, tile.end)):
-                acc, stage, phase = _add_stage(acc, step > first, stage, phase, source)
-            total += acc
-        acc = total
-    else:
-        for _ in range(tile.begin, tile.end):
-            acc, stage, phase = _add_stage(acc, True, stage, phase, source)
+    for _ in range(tile.begin, tile.end):
+        acc, stage, phase = _add_stage(acc, stage, phase, source)
     if not EARLY:
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
     if cfg.PLANES == 2:
@@ -450,8 +442,8 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
 
 
 @gluon.jit
-def _add_stage(acc, use_acc, stage, phase, source):
-    """acc, if it is to be used, and the next stage of the ring. Returns what comes next of both."""
+def _add_stage(acc, stage, phase, source):
+    """acc + the product of the stage. Returns the stage that comes next, and its phase, too."""
     cfg, c, ring, scale_rows = source
     columns: gl.constexpr = acc.shape[1]
     layout: gl.constexpr = acc.type.layout
@@ -469,7 +461,7 @@ def _add_stage(acc, use_acc, stage, phase, source):
                 weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 2))
             if u > 0:
                 acc = warpgroup_mma_wait(0, deps=[acc])
-            acc = warpgroup_mma(weights, tokens, acc, use_acc=use_acc if u == 0 else True, is_async=True)
+            acc = warpgroup_mma(weights, tokens, acc, is_async=True)
     if cfg.PLANES != 2:
         acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(ring.empty.index(stage), count=1)
@@ -647,7 +639,6 @@ def gemm(
     PLANES: gl.constexpr,
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
-    PROMOTE: gl.constexpr,
     HALVES: gl.constexpr,
     DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
@@ -666,7 +657,7 @@ def gemm(
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
-        N, PLANES, UNITS, STAGES, PROMOTE, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
+        N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
@@ -699,16 +690,6 @@ def gemm(
             ],
             [1],
             [PRODUCER_REGISTERS],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
-                (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
-                (_produce, (cfg, ring, sources, pointers, num_tokens)),
-            ],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGISTERS],
         )
     else:
         gl.warp_specialize(

@@ -26,7 +26,6 @@ class Config:
     PLANES: gl.constexpr  # of FP8 that tokens and h are: 2, which are two columns, or 1; 0: fp16
     UNITS: gl.constexpr  # units of k in a stage
     STAGES: gl.constexpr
-    PROMOTE: gl.constexpr  # stages that tensor cores add up before float32 does; 0: all
     # short tiles have loops of their own: up to N / 2 tokens; DIRECT, one token; N from 128 on, up to N / 4 too
     HALVES: gl.constexpr
     DYNAMIC: gl.constexpr  # dynamic tile scheduler: a program takes tiles one by one, else every num_programs-th

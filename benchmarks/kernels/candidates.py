@@ -90,8 +90,8 @@ def variants(tokens: int, num_experts: int) -> list[Variant]:
     if tokens == 1:
         return [*found, *one_token()]
     found.append(experts("static" if chosen.dynamic else "dynamic", replace(chosen, dynamic=not chosen.dynamic)))
-    found += [experts(f"{n} splits", replace(chosen, splits=n)) for n in (1, 2, 3) if n != chosen.splits]
     if chosen.planes and tokens > 4:
+        found += [experts(f"{n} splits", replace(chosen, splits=n)) for n in (1, 2, 3) if n != chosen.splits]
         found.append(experts("three warpgroups", replace(chosen, consumers=3, programs=2)))
         found.append(experts("one warpgroup", replace(chosen, consumers=1, programs=4)))
     if chosen.tokens == 64:

@@ -130,7 +130,8 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
     """By static sizes only, so that a CUDA graph can replay any routing. Measured on an NVIDIA H200.
 
     Small programs share a processor where weights dominate, so that the second GEMM's can fetch weights beside the
-    first's. Where most experts have one token, or few rows as those of a rank, programs of one warpgroup balance better.
+    first's. Where most experts have one token, or few rows as those of a rank, programs of one warpgroup balance
+    better.
     With more tokens of an expert, one program of three warpgroups leaves them the registers for larger tiles.
     """
     if intermediate <= THIN and tokens <= planes.FEW_TOKENS:
@@ -144,8 +145,8 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
     if planes.are_few(tokens, per_token, experts):
         return Tiling(8, planes=2, dynamic=True, halves=True)
     rows = tokens * per_token / experts  # of an expert, on average
-    if rows <= 8:  # few experts have few tiles, which balance better in parts
-        return Tiling(16, halves=True, dynamic=True, splits=2 if experts <= 32 else 1)
+    if rows <= 8:
+        return Tiling(16, halves=True, dynamic=True)
     if rows <= 16:
         return Tiling(32, stages=3, halves=True, dynamic=True)
     if rows <= 64:
@@ -194,6 +195,9 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     direct = tiling.planes > 0 and is_direct(tokens, per_token, tiling.tokens)
     splits = nonempty_splits(tiling, experts.down.k_units)
+    assert tiling.planes or splits == 1, (
+        "fp16 in parts of one stage each was wrong on an H200, and right in the interpreter"
+    )
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH

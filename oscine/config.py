@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from oscine.addresses import is_loopback
+from oscine.environment import check_cluster_key
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 
 NANO = "oscine-nano"  # the embedded model
-_LEAST_KEY = 32  # characters of a cluster's key
 STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies experts to the GPU
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MOST_SEQS, MOST_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
@@ -88,6 +88,9 @@ class ModelOptions(Options, group="model"):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
     )
+    activation_dtype: Literal["auto", "fp8"] = option(
+        "auto", "type of the activations that experts multiply; auto: exact; fp8 is faster, on a Hopper GPU only"
+    )
     cpu_weights: Literal["int8", "bf16", "float32"] = option(
         "int8", "type of the dense weights on a CPU; applies to the C kernels, which need a C compiler"
     )
@@ -112,6 +115,8 @@ class ModelOptions(Options, group="model"):
         if self.experts_on_host is not None and self.tensor_parallel_size > 1:
             rule = f"needs --tensor-parallel-size 1, not {self.tensor_parallel_size}"
             raise OptionError("experts-on-host", rule, "tensor-parallel-size")
+        if self.experts_on_host is not None and self.activation_dtype != "auto":
+            raise OptionError("activation-dtype", "must be auto if --experts-on-host is given", "experts-on-host")
         alone = self.random_weights is None or self.model == NANO
         require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
 
@@ -275,12 +280,6 @@ class SpeculationOptions(Options, group="speculation"):
 
 
 SPECULATION_METHODS = get_args(SpeculationOptions.__annotations__["method"])
-
-
-def check_cluster_key(key: str) -> None:
-    """Raises ValueError."""
-    if key and len(key) < _LEAST_KEY:
-        raise ValueError(f"OSCINE_CLUSTER_KEY must have {_LEAST_KEY} characters or more (openssl rand -hex 32)")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_LEAST_KEY = 32  # characters of a cluster's key
+
 
 def _variable(name: str, default: Any = None) -> Any:
     return field(default_factory=lambda: os.environ.get(name, default))
@@ -73,3 +75,9 @@ class Environment:
         if self.visible_gpus is not None:
             return len([gpu for gpu in self.visible_gpus.split(",") if gpu not in ("", "-1")])
         return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def check_cluster_key(key: str) -> None:
+    """Raises ValueError."""
+    if key and len(key) < _LEAST_KEY:
+        raise ValueError(f"OSCINE_CLUSTER_KEY must have {_LEAST_KEY} characters or more (openssl rand -hex 32)")

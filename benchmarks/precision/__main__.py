@@ -107,10 +107,16 @@ def by_plain_torch(config: ModelConfig, weights: Weights, ops: Ops, formats: boo
 
 def by_kernels(config: ModelConfig, source: TensorSource, target: Target) -> Iterator[Precision]:
     """What a server computes."""
-    ops = resolve(target, choose(platform(target)))
-    model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
-    yield Precision("kernels: exact path", model)
-    yield Precision("kernels: FP8 keys and values", model, fp8_keys=True)
+    for activations, names in (
+        ("auto", ("exact path", "FP8 keys and values")),
+        ("fp8", ("FP8 activations", "both")),
+    ):
+        ops = resolve(replace(target, activation_dtype=activations), choose(platform(target)))
+        model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
+        for fp8_keys, name in enumerate(names):
+            yield Precision(f"kernels: {name}", model, fp8_keys=bool(fp8_keys))
+        del model, ops
+        gc.collect()
 
 
 class Table:

@@ -49,10 +49,12 @@ class EngineBench:
         ready_s: float,
         layout: Layout = _ALONE,
         energy: Energy | None = None,
+        activation_dtype: str = "auto",
     ) -> None:
         """`energy`: of the GPUs of the engines (default: the driver's counters)."""
         self._engines, self._config, self._cache, self._ready_s = engines, config, cache, ready_s
         self._layout, self._energy = layout, energy or Energy(engines.gpus)
+        self._activation_dtype = activation_dtype
         self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token per request
 
     @classmethod
@@ -64,7 +66,7 @@ class EngineBench:
         ready_s, model = machine.process_age_s(), options.model
         config = open_model(replace(model, device=model.device.partition(",")[0])).config
         layout = Layout(model.tensor_parallel_size, num_engines, num_engines if share_experts else 1)
-        return cls(engines, config, options.cache, ready_s, layout)
+        return cls(engines, config, options.cache, ready_s, layout, activation_dtype=model.activation_dtype)
 
     def run(
         self,
@@ -133,6 +135,7 @@ class EngineBench:
             **_energy(point, timing),
             first_token_ms=round(timing.first_s * 1e3, 3) if point.concurrency == 1 else None,
             kv_cache_dtype="fp8" if self._cache.fp8 else "auto",
+            activation_dtype=self._activation_dtype,
         )
 
     @property

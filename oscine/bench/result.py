@@ -47,7 +47,8 @@ class Layout(NamedTuple):
 
 
 _OPTIONAL = ("joules_per_output_token", "watts", "first_token_ms")
-Key = tuple[str, Point, Layout, str]  # what must be equal for two results to be comparable: model, ..., type of keys
+# What must be equal for two results to be comparable: model, ..., types of keys and of activations.
+Key = tuple[str, Point, Layout, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ class Result:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
-    kv_cache_dtype: str = "auto"  # as the option has it; auto is exact
+    kv_cache_dtype: str = "auto"  # as the option has it; auto is exact, here and in the next
+    activation_dtype: str = "auto"
     # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
     joules_per_output_token: float | None = None
     watts: float | None = None
@@ -89,7 +91,7 @@ class Result:
 
     @property
     def key(self) -> Key:
-        return self.model, self.point, self.layout, self.kv_cache_dtype
+        return self.model, self.point, self.layout, (self.kv_cache_dtype, self.activation_dtype)
 
 
 def append(path: Path, result: Result) -> None:
@@ -131,5 +133,6 @@ def latest(results: Iterable[Result]) -> dict[Key, Result]:
 
 
 def of_one_gpu(results: Iterable[Result]) -> list[Result]:
-    """With exact keys and values."""
-    return [result for result in results if result.num_gpus == 1 and result.kv_cache_dtype == "auto"]
+    """With exact keys, values and activations."""
+    exact = "auto", "auto"
+    return [one for one in results if one.num_gpus == 1 and (one.kv_cache_dtype, one.activation_dtype) == exact]

@@ -57,6 +57,7 @@ TABLE: dict[str, dict[str, str]] = {
 }
 KERNELS_OF_GPUS = ("triton", "hopper")
 KERNELS_OF_PLATFORMS = ("cuda", "hopper")
+FP8_COLUMNS = 64  # of x that experts look up at once
 FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert e4m3 to other types
 # op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
@@ -107,6 +108,15 @@ def lacking_for_fp8(target: Target, platform: str) -> str | None:
     if platform in KERNELS_OF_PLATFORMS and target.capability < FP8_CAPABILITY:
         least, ours = (".".join(map(str, capability)) for capability in (FP8_CAPABILITY, target.capability))
         return f"a GPU of compute capability {least}, not {ours}"
+    return None
+
+
+def lacking_for_fp8_experts(platform: str, hidden: int) -> str | None:
+    """The same of experts and FP8 activations. hidden: columns of x."""
+    if platform in ("native", "cuda"):
+        return "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16"
+    if platform == "hopper" and hidden % FP8_COLUMNS:
+        return f"a hidden size in multiples of {FP8_COLUMNS}, not {hidden}"
     return None
 
 

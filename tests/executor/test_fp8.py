@@ -1,10 +1,13 @@
-"""Engines whose full attention has keys and values in FP8: answers, prefixes, offloaded pages, and refusals."""
+"""Engines whose full attention has keys and values in FP8, or whose experts multiply FP8 activations.
+
+Answers, prefixes, offloaded pages, and refusals.
+"""
 
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -138,13 +141,34 @@ def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest
     assert [pages.dtype for pages in executor.kv] == [torch.uint8, torch.float32]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_embedded_model_answers_right(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded = ModelOptions(str(NANO_FOLDER), device="cpu", activation_dtype="fp8")
+    asked = EngineOptions(rounded, num_threads=1, quiet=True)
+    monkeypatch.setattr(table, "unavailable", lambda: None)
+    needs = r"--activation-dtype fp8 needs a GPU of compute capability 9.0 \(Hopper\)"
+    with pytest.raises(ValueError, match=needs):
+        build_engine(asked)
+    with pytest.raises(ValueError, match=needs):
+        plan_on_cpu(CONFIG, asked, None)
+    with pytest.raises(ValueError, match="--activation-dtype fp8 needs a model: --executor fake has none"):
+        build_engine(replace(asked, executor="fake"))
+    assert table.lacking_for_fp8_experts("cuda", 2880) is not None
+    assert table.lacking_for_fp8_experts("hopper", 2880) is table.lacking_for_fp8_experts("cpu", 96) is None
+    assert table.lacking_for_fp8_experts("hopper", 96) == "a hidden size in multiples of 64, not 96"
+    with pytest.raises(ValueError, match="activation-dtype must be auto if --experts-on-host is given"):
+        replace(rounded, experts_on_host="2")
+
+
+@pytest.mark.parametrize("activation_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)])
+def test_the_embedded_model_answers_right(
+    device: str, activation_dtype: Literal["auto", "fp8"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a CPU by the reference ops. Prompts are longer than the window, and than a page."""
     monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
     encoder = Encoder(NANO_FOLDER)
     asked = EngineOptions(
-        ModelOptions(str(NANO_FOLDER), device=device, max_model_len=2048),
+        ModelOptions(str(NANO_FOLDER), device=device, max_model_len=2048, activation_dtype=activation_dtype),
         replace(IN_FP8, page_size=64, kv_offload_bytes=None),
         replace(SchedulerOptions(), max_num_seqs=4, max_num_batched_tokens=512),
         num_threads=1,

@@ -27,7 +27,8 @@ from tests.nvml_library import JOULES, compile_nvml, needs_compiler
 ROOT = Path(__file__).parents[2]
 KEYS = (
     "model concurrency isl osl output_tok_s prefill_tok_s decode_step_ms tok_s_user roofline_share ready_s gpu torch "
-    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size kv_cache_dtype"
+    "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size kv_cache_dtype "
+    "activation_dtype"
 )
 SERVER_PACKAGES = (
     *("starlette", "uvicorn", "uvloop", "httptools", "httpx", "msgspec", "zmq", "prometheus_client"),

@@ -37,8 +37,8 @@ def test_a_file_of_results_grows_and_reads_back(tmp_path: Path) -> None:
     assert read(path) == [RESULT, other, newer]
     alone = Layout()
     assert latest(read(path)) == {
-        ("120b", Point(64, 1024, 256), alone, "auto"): newer,
-        ("120b", Point(1, 1024, 256), alone, "auto"): other,
+        ("120b", Point(64, 1024, 256), alone, ("auto", "auto")): newer,
+        ("120b", Point(1, 1024, 256), alone, ("auto", "auto")): other,
     }
 
 
@@ -57,13 +57,15 @@ def test_a_line_has_its_energy_and_first_token_only_where_they_were_measured(tmp
 
 def test_a_line_without_sizes_is_of_one_gpu_with_exact_keys_and_no_other_replaces_it(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    sizes = ("num_gpus", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size", "kv_cache_dtype")
+    parallel = ("num_gpus", "tensor_parallel_size", "data_parallel_size", "expert_parallel_size")
+    sizes = (*parallel, "kv_cache_dtype", "activation_dtype")
     path.write_text(json.dumps({key: value for key, value in asdict(RESULT).items() if key not in sizes}) + "\n")
     on_two = replace(RESULT, num_gpus=2, tensor_parallel_size=2)
     in_fp8 = replace(RESULT, kv_cache_dtype="fp8")
-    for result in (on_two, in_fp8):
+    rounded = replace(in_fp8, activation_dtype="fp8")
+    for result in (on_two, in_fp8, rounded):
         append(path, result)
-    assert list(latest(read(path)).values()) == [RESULT, on_two, in_fp8]
+    assert list(latest(read(path)).values()) == [RESULT, on_two, in_fp8, rounded]
     assert of_one_gpu(read(path)) == [RESULT]
 
 

@@ -56,7 +56,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     )
     step = replace(OPTIONS["max-num-batched-tokens"], shown="depends on the load")
     parallel = ("tensor-parallel-size", "data-parallel-size", "enable-expert-parallel")
-    memory = ("kv-cache-dtype", "gpu-memory-utilization", "gpu-memory-bytes")
+    memory = ("kv-cache-dtype", "activation-dtype", "gpu-memory-utilization", "gpu-memory-bytes")
     names = (*parallel, "experts-on-host", *memory, "enforce-eager")
     add_some(parser, (step, *(OPTIONS[name] for name in names)))
     parser.add_argument(

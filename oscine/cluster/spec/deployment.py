@@ -6,7 +6,8 @@ A bad value raises FileKeyError. oscine.cli.cluster.deployment_file reads the YA
 import re
 from dataclasses import dataclass, field
 
-from oscine.config import EngineOptions, ServerOptions, ToolOptions, check_cluster_key, is_hex
+from oscine.config import EngineOptions, ServerOptions, ToolOptions, is_hex
+from oscine.environment import check_cluster_key
 from oscine.option import FileKeyError, Options, option
 from oscine.types import Role
 

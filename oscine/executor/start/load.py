@@ -46,7 +46,7 @@ from oscine.ops.interface import Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
-from oscine.ops.table import choose, describe, lacking_for_fp8, platform, resolve
+from oscine.ops.table import choose, describe, lacking_for_fp8, lacking_for_fp8_experts, platform, resolve
 from oscine.ops.target import Target
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -84,9 +84,13 @@ class Start:
         self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
         target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)
-        self.target = replace(target, cpu_weights=options.model.cpu_weights)
-        if options.cache.fp8 and (lacking := lacking_for_fp8(self.target, platform(self.target, self.opened.dtype))):
+        made = options.model.cpu_weights, options.model.activation_dtype
+        self.target = replace(target, cpu_weights=made[0], activation_dtype=made[1])
+        backend, hidden = platform(self.target, self.opened.dtype), self.opened.config.hidden_size
+        if options.cache.fp8 and (lacking := lacking_for_fp8(self.target, backend)):
             raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
+        if options.model.activation_dtype != "auto" and (lacking := lacking_for_fp8_experts(backend, hidden)):
+            raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
@@ -96,7 +100,7 @@ class Start:
             raise ValueError(f"--tensor-parallel-size {self.target.communicator.num_ranks}: {error}") from None
         alone = self.lockstep is None and self.target.communicator.num_ranks == 1
         self.head = find_draft_head(options, self.opened, alone=alone)
-        self.choice = choose(platform(self.target, self.opened.dtype))  # op -> backend
+        self.choice = choose(backend)  # op -> backend
         self.ops = resolve(self.target, self.choice)
         self.on_host: HostLayers | None = None
 

@@ -41,9 +41,10 @@ class Compilers:
 
     @contextmanager
     def compile_together(self) -> Iterator[None]:
-        """Within it, a kernel that is not compiled yet is not launched; at the end the workers have compiled them.
+        """Within it, no kernel is launched; at the end the workers have compiled those that were not.
 
-        What is in the kernels' outputs meanwhile is undefined, so nothing but other kernels may use them as indices.
+        A kernel that was compiled before, for another engine of this process, would read what others have not written.
+        The kernels' outputs are undefined, so nothing but other kernels may use them as indices.
         """
         with ThreadPoolExecutor(max(1, len(self._all))) as threads, _Rehearsal(threads, self):
             yield
@@ -71,11 +72,20 @@ class Compilers:
 
 
 class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
-    """Triton launches what submit returns; here that is nothing."""
+    """Triton compiles where it would launch."""
 
     def __init__(self, threads: ThreadPoolExecutor, compilers: Compilers) -> None:
         super().__init__(threads)
         self._compilers = compilers
+
+    def __enter__(self) -> Any:
+        self._run = run = triton.JITFunction.run
+        triton.JITFunction.run = lambda kernel, *args, **named: run(kernel, *args, **{**named, "warmup": True})
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        triton.JITFunction.run = self._run
+        super().__exit__(*raised)
 
     def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> None:
         if self._compilers.has_workers and key not in self.future_kernels:

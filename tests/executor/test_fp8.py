@@ -169,7 +169,7 @@ def test_the_embedded_model_answers_right(
     encoder = Encoder(NANO_FOLDER)
     asked = EngineOptions(
         ModelOptions(str(NANO_FOLDER), device=device, max_model_len=2048, activation_dtype=activation_dtype),
-        replace(IN_FP8, page_size=64, kv_offload_bytes=None),
+        replace(IN_FP8, page_size=64, kv_offload_bytes=None, kv_cache_bytes=1 << 28),
         replace(SchedulerOptions(), max_num_seqs=4, max_num_batched_tokens=512),
         num_threads=1,
         quiet=True,

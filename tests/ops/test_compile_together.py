@@ -66,6 +66,17 @@ def test_what_is_launched_within_is_compiled_at_the_end(monkeypatch: pytest.Monk
         add_one[(1,)](x, 7, BLOCK=8)
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_compiled_already_is_not_launched_within() -> None:
+    """Its inputs may be outputs of kernels that were not launched."""
+    x = torch.zeros(8)
+    with closing(Compilers(1)) as compilers:
+        for _ in range(2):
+            with compilers.compile_together():
+                add_one[(1,)](x, 7, BLOCK=256)  # this driver cannot launch it
+    assert x.tolist() == [0] * 8
+
+
 def in_cache(folder: Path) -> int:
     return len(list(folder.rglob("*.cubin")))
 

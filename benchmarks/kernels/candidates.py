@@ -7,6 +7,7 @@ float32, and the router's choice with the router's own.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -26,22 +27,25 @@ from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.checkpoint.opened import PUBLISHED
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights
+from oscine.model.weights import LayerWeights, load_weights
 from oscine.ops.attention import hopper as attention
 from oscine.ops.choose import screen_gemm, screened
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Batch, KVCache, Ops
 from oscine.ops.linear import hopper as linear
-from oscine.ops.linear.stream import Tile
+from oscine.ops.linear.bf12 import dense_of
+from oscine.ops.linear.stream import CHUNK, CHUNK_BYTES, Tile, tile_for
 from oscine.ops.moe import hopper as moe
 from oscine.ops.moe import reference
 from oscine.ops.moe.hopper import Tiling, large
 from oscine.ops.norm import triton as norm
+from oscine.ops.qkv import hopper as qkv
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 
 ROUNDS = 12
 SECONDS = 0.03  # of replays in a round, of each variant
+ONLY_PROJECTIONS = "--projections" in sys.argv
 WORTH = 0.002  # of a step: a smaller gain is noise
 FEW = Tiling(4, planes=True, splits=3)
 THIN = Tiling(4, planes=True, consumers=1, programs=4)
@@ -55,15 +59,39 @@ class Variant:
     name: str
     changes: tuple[tuple[Any, str, Any], ...] = ()
     tiling: Tiling | None = None
+    dense: bool = False  # projections in bfloat16
 
 
 def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...] = ()) -> Variant:
     return Variant("experts", name, changes, tiling)
 
 
-def out_proj(name: str, **changes: int) -> Variant:
-    tiles = (replace(linear.OUT_PROJ_TILES[0], **changes), *linear.OUT_PROJ_TILES[1:])
-    return Variant("out_proj", name, ((linear, "OUT_PROJ_TILES", tiles),))
+def projections(tokens: int) -> Iterator[Variant]:
+    """Tiles of the projections in 12 bits."""
+    yield Variant("", "bfloat16", dense=True)
+    for group, module, name, parts in (
+        ("qkv", qkv, "BF12_TILES", (4, 2, 1)),
+        ("out_proj", linear, "OUT_PROJ_BF12_TILES", (2, 4, 8)),
+    ):
+        now = tile_for(tokens, getattr(module, name))
+        assert now is not None
+        for n in parts:
+            for chunks, stages in ((2, 3), (2, 4), (2, 5), (2, 6), (2, 8), (1, 8), (1, 12)):
+                few = (
+                    max(now.max_tokens, 8 // n) if group == "qkv" else now.max_tokens
+                )  # columns of a product are 8 or more
+                tile = replace(now, max_tokens=few, parts=n, chunks=chunks, stages=stages)
+                if tile != now and suits(group, tile):
+                    yield Variant(group, f"{group}: {n} parts, {stages} stages of {chunks}", ((module, name, (tile,)),))
+
+
+def suits(group: str, tile: Tile) -> bool:
+    """Whether the shared memory suffices, all of it is used, and not much of the tensor cores' work is wasted."""
+    columns = tile.max_tokens * (tile.parts if group == "qkv" else 1)
+    used = tile.stages * tile.chunks * (6144 + CHUNK_BYTES * columns) + 64 * columns * 4
+    width = (2880 if group == "qkv" else 4096) // tile.parts
+    needed = -(-width // (CHUNK * tile.chunks))
+    return 8 <= columns <= 64 and used <= 200_000 and (tile.stages <= needed or tile.stages == 3)
 
 
 def router(name: str, rows: int, warps: int, registers: int) -> Variant:
@@ -78,8 +106,6 @@ def one_token() -> Iterator[Variant]:
     yield experts("three warpgroups", FEW)
     yield Variant("attention", "Gluon", ((attention, "FEWEST_DECODES", 1),))
     yield Variant("attention", "Gluon, 18 splits", ((attention, "FEWEST_DECODES", 1), (attention, "PROGRAMS", 144)))
-    yield out_proj("8 parts, all in flight", parts=8, stages=4)
-    yield out_proj("6 parts", parts=6, stages=5)
     yield router("router: 8 rows", 8, 32, 64)
     yield router("router: 2 rows, 16 warps", 2, 16, 64)
 
@@ -87,6 +113,8 @@ def one_token() -> Iterator[Variant]:
 def variants(tokens: int, num_experts: int) -> list[Variant]:
     chosen = moe.plan(tokens, 4, num_experts, 2880)
     found = [Variant("", "now")]
+    if ONLY_PROJECTIONS:
+        return [*found, *projections(tokens)]
     if tokens == 1:
         return [*found, *one_token()]
     found.append(experts("static" if chosen.dynamic else "dynamic", replace(chosen, dynamic=not chosen.dynamic)))
@@ -125,22 +153,28 @@ class Point:
         self.kv: KVCache = kv_cache(model, self.batch)
         self._captured: list[GptOss] = []  # graphs read their routings
 
-    def of_fixed_experts(self) -> GptOss:
-        config = self.model.config
+    def of_fixed_experts(self, *, dense: bool) -> GptOss:
+        config, weights = self.model.config, self.model.weights
+        if dense:
+            weights = replace(weights, layers=[in_bfloat16(layer) for layer in weights.layers])
         ops: Ops = with_fixed_experts(
             self.model.ops, config.num_hidden_layers, config.experts[0], self.num_tokens, config.num_experts_per_tok
         )
-        return GptOss(config, self.model.weights, ops)
+        return GptOss(config, weights, ops)
 
     def step(self, changed: Sequence[Variant]) -> Tensor:
         with applied(changed):
-            return self.of_fixed_experts().hidden(self.batch, self.kv)
+            return self.of_fixed_experts(dense=any(v.dense for v in changed)).hidden(self.batch, self.kv)
 
     def graph(self, changed: Sequence[Variant]) -> torch.cuda.CUDAGraph:
         with applied(changed):
-            fixed = self.of_fixed_experts()
+            fixed = self.of_fixed_experts(dense=any(v.dense for v in changed))
             self._captured.append(fixed)
             return capture(lambda _: fixed.hidden(self.batch, self.kv), DEVICE, 1)
+
+
+def in_bfloat16(layer: LayerWeights) -> LayerWeights:
+    return replace(layer, qkv_weight_FH=dense_of(layer.qkv_weight_FH), out_weight=dense_of(layer.out_weight))
 
 
 def measure(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
@@ -284,8 +318,12 @@ def main() -> None:
     parser.add_argument(
         "--context", type=int, default=1152, help="tokens of context per sequence (default: %(default)s)"
     )
+    parser.add_argument("--projections", action="store_true", help="only tiles of the projections")
+    parser.add_argument("--layers", type=int, help="the first layers only")
     options = parser.parse_args()
     config = PUBLISHED[options.model]()
+    if options.layers:
+        config = config.of_layers(range(options.layers))
     with closing(Compilers()) as compilers:
         ops = resolve(Target.of(DEVICE), choose("hopper"))
         weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
@@ -295,7 +333,8 @@ def main() -> None:
         compile_all(points, compilers)
         for point in points:
             report(point)
-        report_head(model)
+        if not ONLY_PROJECTIONS:
+            report_head(model)
 
 
 if __name__ == "__main__":

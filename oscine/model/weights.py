@@ -167,7 +167,7 @@ class LayerWeights:
     """One block. F = (Q + 2G) * D: all query heads, then key heads, then value heads."""
 
     input_norm_H: Tensor
-    qkv_weight_FH: Any  # Tensor, or the result of Ops.prepare_dense
+    qkv_weight_FH: Any  # Tensor, or the result of Ops.prepare_projection
     qkv_bias_F: Tensor
     sinks_Q: Tensor
     out_weight: Any  # [H, Q * D], as qkv_weight_FH
@@ -185,7 +185,7 @@ class Weights:
     embed_VH: Tensor  # may be in pinned host memory
     layers: list[LayerWeights]
     norm_H: Tensor
-    head_VH: Any  # as qkv_weight_FH
+    head_VH: Any  # Tensor, or the result of Ops.prepare_dense
     prepared_head: Any = None  # made from head_VH by Ops.chooser, which also needs it
 
     @property
@@ -295,7 +295,7 @@ def load_weights(
         layers.append(loader.layer(prefix, experts))
     if on_host is not None:
         on_host.loaded()
-    head_VH = loader.dense("lm_head.weight")
+    head_VH = loader.head("lm_head.weight")
     embedding = "model.embed_tokens.weight"
     return Weights(
         embed_VH=on_cpu.get(embedding).pin_memory() if embedding_on_host else loader.embedding(embedding),
@@ -327,11 +327,16 @@ class _Loader:
         """One tensor, or several concatenated along their first dimension, on the device."""
         return self.cast(_joined([self.published(name) for name in names]))
 
-    def dense(self, *names: str) -> Any:
-        ops = self.ops
-        if ops is None:
+    def head(self, name: str) -> Any:
+        return self.dense(None if self.ops is None else self.ops.prepare_dense, name)
+
+    def projection(self, *names: str) -> Any:
+        return self.dense(None if self.ops is None else self.ops.prepare_projection, *names)
+
+    def dense(self, prepare: Callable[[Tensor, torch.dtype], Any] | None, *names: str) -> Any:
+        if prepare is None:
             return self.get(*names)
-        return self.prepared(names, lambda parts: ops.prepare_dense(self.staging.bring(_joined(parts)), self.dtype))
+        return self.prepared(names, lambda parts: prepare(self.staging.bring(_joined(parts)), self.dtype))
 
     def embedding(self, name: str) -> Tensor:
         ops = self.ops
@@ -371,10 +376,10 @@ class _Loader:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         return LayerWeights(
             input_norm_H=self.get(f"{prefix}input_layernorm.weight"),
-            qkv_weight_FH=self.dense(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+            qkv_weight_FH=self.projection(*(f"{attention}{name}_proj.weight" for name in "qkv")),
             qkv_bias_F=self.get(*(f"{attention}{name}_proj.bias" for name in "qkv")),
             sinks_Q=self.get(f"{attention}sinks"),
-            out_weight=self.dense(f"{attention}o_proj.weight"),
+            out_weight=self.projection(f"{attention}o_proj.weight"),
             out_bias_H=self.get(f"{attention}o_proj.bias"),
             post_attention_norm_H=self.get(f"{prefix}post_attention_layernorm.weight"),
             router_weight_EH=self.get(f"{mlp}router.weight"),

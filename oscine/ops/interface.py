@@ -58,7 +58,7 @@ KVCache = tuple[Tensor, ...]
 class QkvProjection(NamedTuple):
     """From normed tokens to rotated queries, and to keys and values in the cache."""
 
-    weight_FH: Any  # of prepare_dense
+    weight_FH: Any  # of prepare_projection
     bias_F: Tensor
     cos_sin: Tensor  # float32 [max position, D]: D/2 cosines, then D/2 sines
     positions_T: Tensor
@@ -147,7 +147,8 @@ def unmet(*needs: tuple[str, object, object]) -> str | None:
     return ", ".join(f"{what} {wanted}, not {found}" for what, wanted, found in needs if found != wanted) or None
 
 
-# The result of Ops.prepare_dense for a matrix [N, K]: a tensor, or a type of the backend's own. Its length is N.
+# The result of Ops.prepare_dense or prepare_projection for a matrix [N, K]: a tensor, or a type of the backend's own.
+# Its length is N.
 Dense = Any
 # (x_NH, weight_VH) -> logits_NV float32
 LmHead = Callable[[Tensor, Dense], Tensor]
@@ -191,6 +192,8 @@ class Ops:
     prepare_embedding: Callable[[Tensor, torch.dtype], Tensor]
     # (published matrix [N, K] on the device; dtype of the activations) -> weight of the dense products
     prepare_dense: Callable[[Tensor, torch.dtype], Dense]
+    # as prepare_dense, for the projections of attention: of queries, keys and values together, and out of it
+    prepare_projection: Callable[[Tensor, torch.dtype], Dense]
     # published experts on the device -> the experts of this backend's moe; both may share memory
     prepare_experts: Callable[[MxExperts], Any]
     # (x_TH, routing, prepared experts, swiglu limit) -> [T, H] or [T, J, H]

@@ -62,7 +62,7 @@ FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert e4m3 to other types
 # op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
     "embed": ("embed_part", "prepare_embedding"),
-    "out_proj": ("prepare_dense",),
+    "out_proj": ("prepare_dense", "prepare_projection"),
     "moe": ("prepare_experts",),
     "sample": ("best",),
     "choose_few": ("best_of_few",),

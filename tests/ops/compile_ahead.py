@@ -129,6 +129,11 @@ def byte_box_type(swizzle: int, *shape: int) -> str:
     return f"tensordesc<u8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, 8, len(shape))!r}>"
 
 
+def word_box_type(*shape: int) -> str:
+    """Of boxes of int32, as they come."""
+    return f"tensordesc<i32[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(0, 32, len(shape))!r}>"
+
+
 def run_interpreted(function: Callable[[], None]) -> None:
     """Calls a module-level function in a process of its own, where `triton.jit` makes interpreted kernels."""
     call("tests.ops.triton_interpreter", function)

@@ -14,6 +14,7 @@ from torch import Tensor
 from oscine.ops.interface import QkvProjection
 from oscine.ops.linear import hopper, reference
 from oscine.ops.linear import triton as portable
+from oscine.ops.linear.bf12 import Bf12Matrix, pack
 from oscine.ops.linear.stream import CHUNK, Tile
 from oscine.ops.qkv import hopper as qkv_hopper
 from oscine.ops.qkv import reference as qkv_reference
@@ -21,7 +22,7 @@ from oscine.ops.qkv import triton as qkv_portable
 from oscine.ops.rope.reference import rope_and_write as reference_rope
 from oscine.ops.rope.triton import rope_and_write
 from tests.ops.bound import bound
-from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted, word_box_type
 from tests.ops.gluon_interpreter import run_gluon
 
 
@@ -33,7 +34,7 @@ def assert_streams(kernel: Compiled) -> None:
     assert "griddepcontrol.wait" in kernel.ptx
 
 
-def ends(tiles: Sequence[Tile], *more: int) -> list[Any]:
+def ends(tiles: Sequence[Tile], *more: Any) -> list[Any]:
     """Parameters. The tiles between the first and the last are slow."""
     return [
         pytest.param(tile, *more, marks=() if tile in (tiles[0], tiles[-1]) else pytest.mark.slow) for tile in tiles
@@ -47,11 +48,30 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     assert kernel.registers <= 128
 
 
-def compile_qkv(tile: Tile, pages: str = "*bf16") -> Compiled:
+@pytest.mark.parametrize("tile", ends(qkv_hopper.BF12_TILES), ids=str)
+def test_qkv_of_12_bits_compiles_for_hopper(tile: Tile) -> None:
+    kernel = compile_qkv(tile, narrow=True)
+    assert_streams(kernel)
+    assert kernel.registers <= 168
+
+
+def words_or_weights(
+    narrow: bool, words: tuple[int, ...], weights: tuple[int, ...]
+) -> tuple[dict[str, str], dict[str, None]]:
+    """Types of the two arguments that differ, and the constant that one of them is."""
+    if narrow:
+        return {"weight": word_box_type(*words), "scale_ptr": "*fp32"}, {}
+    return {"weight": box_type(*weights)}, {"scale_ptr": None}
+
+
+def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False) -> Compiled:
+    weight, constant = words_or_weights(
+        narrow, (1, tile.parts, 4 // tile.parts, 2 * tile.chunks * CHUNK), (tile.parts, 2, 32 // tile.parts, CHUNK)
+    )
     return compile_ahead(
         qkv_hopper.qkv_kernel,
         {
-            "weight": box_type(tile.parts, 2, 32 // tile.parts, CHUNK),
+            **weight,
             "tokens": box_type(tile.parts, tile.max_tokens, CHUNK),
             "squares_ptr": "*fp32",
             "bias_ptr": "*bf16",
@@ -68,6 +88,7 @@ def compile_qkv(tile: Tile, pages: str = "*bf16") -> Compiled:
             "kv_slot_stride": "i32",
         },
         {
+            **constant,
             "QUERY_HEADS": 64,
             "KV_HEADS": 8,
             "PAGE": 64,
@@ -83,15 +104,18 @@ def compile_qkv(tile: Tile, pages: str = "*bf16") -> Compiled:
 
 
 @pytest.mark.parametrize(
-    ("tile", "columns"),
-    ends(hopper.OUT_PROJ_TILES, 4096) + ends(hopper.LM_HEAD_TILES, 2880),
+    ("tile", "columns", "narrow"),
+    ends(hopper.OUT_PROJ_TILES, 4096, False)
+    + ends(hopper.OUT_PROJ_BF12_TILES, 4096, True)
+    + ends(hopper.LM_HEAD_TILES, 2880, False),
     ids=str,
 )
-def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:
+def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int, narrow: bool) -> None:
+    weight, constant = words_or_weights(narrow, (1, 1, 4, 2 * tile.chunks * CHUNK), (1, 1, tile.rows, CHUNK))
     kernel = compile_ahead(
         hopper.stream_kernel,
         {
-            "weight": box_type(1, 1, tile.rows, CHUNK),
+            **weight,
             "tokens": box_type(1, tile.max_tokens, CHUNK),
             "bias_ptr": "*bf16",
             "out_ptr": "*fp32",
@@ -99,6 +123,7 @@ def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:
             "num_tokens": "i32",
         },
         {
+            **constant,
             "ROWS": tile.rows,
             "SPLITS": tile.parts,
             **tile.constants(columns // tile.parts),
@@ -110,6 +135,10 @@ def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int) -> None:
     )
     assert_streams(kernel)
     assert kernel.registers <= 128
+
+
+def as_it_is(weight: Tensor) -> Any:
+    return weight
 
 
 @dataclass(frozen=True)
@@ -126,14 +155,16 @@ class Projection:
     pool: Tensor
     slots_T: Tensor
 
-    def run(self, op: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """(queries, x + residual, pool), all float32."""
+    def run(
+        self, op: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, prepare: Callable[[Tensor], Any] = as_it_is
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(queries, x + residual, pool), all float32. prepare: what the op is given as the weight."""
         pool = self.pool.to(dtype)
         norm, residual, weight, bias = (
             t.to(dtype) for t in (self.norm_H, self.residual_TH, self.weight_FH, self.bias_F)
         )
         place = self.cos_sin, self.positions_T, pool[:, 1], self.slots_T
-        queries, total = op(self.x_TJH, norm, 1e-5, residual, QkvProjection(weight, bias, *place))
+        queries, total = op(self.x_TJH, norm, 1e-5, residual, QkvProjection(prepare(weight), bias, *place))
         return queries.float(), total.float(), pool.float()
 
 
@@ -243,8 +274,25 @@ def test_norm_qkv_on_gpu(backend: str, widths: dict[str, int], num_tokens: int) 
     check_norm_qkv(NORM_QKV[backend], projection(num_tokens, "cuda", **widths))
 
 
-def check_norm_qkv(op: Callable[..., tuple[Tensor, Tensor]], case: Projection) -> None:
-    queries, total, pool = case.run(op, torch.bfloat16)
+@pytest.mark.hopper
+@pytest.mark.parametrize(
+    "heads", [{}, {"query_heads": 32, "kv_heads": 4}, {"hidden": 256, "query_heads": 8, "kv_heads": 2}]
+)
+@pytest.mark.parametrize("num_tokens", TOKENS)
+def test_norm_qkv_of_12_bits_on_gpu(heads: dict[str, int], num_tokens: int) -> None:
+    check_norm_qkv(NORM_QKV["hopper"], projection(num_tokens, "cuda", **heads), packed)
+
+
+def packed(weight: Tensor) -> Bf12Matrix:
+    matrix = pack(weight)
+    assert isinstance(matrix, Bf12Matrix)
+    return matrix
+
+
+def check_norm_qkv(
+    op: Callable[..., tuple[Tensor, Tensor]], case: Projection, prepare: Callable[[Tensor], Any] = as_it_is
+) -> None:
+    queries, total, pool = case.run(op, torch.bfloat16, prepare)
     torch_queries, torch_total, torch_pool = case.run(qkv_reference.norm_qkv, torch.bfloat16)
     expected_queries, expected_total, expected_pool = case.run(qkv_reference.norm_qkv, torch.float32)
     written = ~expected_pool.isnan()
@@ -277,6 +325,40 @@ def interpret_projections() -> None:
             projection(num_tokens, "cpu", hidden=576, query_heads=heads, kv_heads=1, page=16),
         )
         check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
+
+
+def interpret_projections_of_12_bits() -> None:
+    # parts of whole chunks, and parts of three and a half atoms' columns
+    for num_tokens, hidden in ((1, 1024), (1, 448), (3, 448), (9, 448), (33, 192)):
+        case = projection(num_tokens, "cpu", hidden=hidden, query_heads=2, kv_heads=1, page=16)
+        check_norm_qkv(bound(qkv_hopper.norm_qkv), case, packed)
+        check_out_proj_of_12_bits(192, 1000 // 16 * 16, num_tokens, "cpu")
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize(("rows", "columns"), [(2880, 4096), (256, 512), (64, 208)])
+@pytest.mark.parametrize("num_tokens", TOKENS)
+def test_out_proj_of_12_bits_on_gpu(rows: int, columns: int, num_tokens: int) -> None:
+    check_out_proj_of_12_bits(rows, columns, num_tokens, "cuda")
+
+
+def check_out_proj_of_12_bits(rows: int, columns: int, num_tokens: int, device: str) -> None:
+    """The error of float32 sums over the values as they are, where the kernel makes them."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, columns, generator=generator).bfloat16().to(device)
+    weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().to(device)
+    weight[3] = 0
+    bias = torch.randn(rows, generator=generator).bfloat16().to(device)
+    expected = reference.out_proj(x.double(), weight.double(), bias.double())
+    total = hopper.out_proj(x, packed(weight), bias)
+    if total.dim() == 3:
+        assert relative_error(total.sum(1), expected) < 2e-6
+    else:
+        assert relative_error(total, expected) < 0.01
+
+
+def test_interpreted_projections_of_12_bits() -> None:
+    run_gluon(interpret_projections_of_12_bits)
 
 
 def test_interpreted_projections() -> None:

@@ -15,13 +15,14 @@ the GPU, which counts as workspace.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.kv_group import FP8, KVGroup
 from oscine.model.config import ModelConfig
+from oscine.ops.linear.bf12 import bf12_bytes
 
 _GIB = 1 << 30
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
@@ -35,6 +36,8 @@ _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 _GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
 _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
+_PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
+_SECOND_FORM_SHARE = 0.03  # of what the weights leave, at most for the projections' second form
 # With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
 _SMALL_GPU = 24 * _GIB
 
@@ -134,6 +137,19 @@ class MemoryPlan:
         if self.offload:
             lines.append(("KV offload", f"{_gib(self.offload)}  of host memory"))
         return "\n".join(("memory plan", *(f"  {name:<13} {value}" for name, value in lines)))
+
+
+def second_form_bytes(
+    gpu: DeviceMemory, options: EngineOptions, weights: int, shapes: Mapping[str, Sequence[int]]
+) -> int:
+    """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
+
+    0 if they would take a notable part of the cache. All ranks decide alike. weights: bytes of the others on the
+    device. shapes: of all tensors, by name.
+    """
+    wanted = sum(bf12_bytes(*shape) for name, shape in shapes.items() if name.endswith(_PROJECTIONS))
+    left = int(options.cache.gpu_memory_utilization * gpu.total) - weights
+    return wanted if wanted <= _SECOND_FORM_SHARE * left else 0
 
 
 def plan_memory(

@@ -5,7 +5,15 @@ import torch
 from oscine.config import EngineOptions
 from oscine.executor.kv.allocate import groups_of
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
-from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
+from oscine.executor.kv.memory import (
+    DeviceMemory,
+    MemoryPlan,
+    OnHost,
+    WeightBytes,
+    leave_on_host,
+    plan_memory,
+    second_form_bytes,
+)
 from oscine.executor.start.load import native_bytes, weight_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.weights import Shard, tensor_specs
@@ -24,6 +32,7 @@ def plan_on_gpus(
     specs = shard.specs(config)
     head = prepared_bytes(*specs["lm_head.weight"].shape)
     total = weight_bytes(config, dtype, shard) + head
+    total += second_form_bytes(gpu, options, total, {name: spec.shape for name, spec in specs.items()})
     experts = [0] * config.num_hidden_layers
     for name, spec in specs.items():
         if name.endswith(("_blocks", "_scales")):

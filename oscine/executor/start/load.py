@@ -25,7 +25,7 @@ from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
-from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory
+from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory, second_form_bytes
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
@@ -102,6 +102,8 @@ class Start:
         self.head = find_draft_head(options, self.opened, alone=alone)
         self.choice = choose(backend)  # op -> backend
         self.ops = resolve(self.target, self.choice)
+        if not self.projection_bytes:
+            self.ops = replace(self.ops, prepare_projection=self.ops.prepare_dense)
         self.on_host: HostLayers | None = None
 
     @property
@@ -129,6 +131,15 @@ class Start:
     def prepared_head_bytes(self) -> int:
         """The most bytes that the chooser needs in addition to this rank's head."""
         return self.ops.chooser.prepared_bytes(*self.shard.specs(self.opened.config)["lm_head.weight"].shape)
+
+    @property
+    def projection_bytes(self) -> int:
+        """Of the projections' second form; 0 where there is none."""
+        if self.choice["out_proj"] != "hopper":
+            return 0
+        gpu, specs = device_memory(self.opened.device, self.options), self.shard.specs(self.opened.config)
+        weights = sum(self.tensor_bytes.values()) + self.prepared_head_bytes
+        return second_form_bytes(gpu, self.options, weights, {name: spec.shape for name, spec in specs.items()})
 
     @property
     def draft_head_bytes(self) -> int:
@@ -377,7 +388,7 @@ def _weights(start: Start) -> WeightBytes:
     for name, size in found.items():
         if name.endswith(("_blocks", "_scales")):
             experts[int(name.split(".")[2])] += size
-    total = sum(found.values()) + start.prepared_head_bytes + start.draft_head_bytes
+    total = sum(found.values()) + start.prepared_head_bytes + start.projection_bytes + start.draft_head_bytes
     return WeightBytes(total, found["model.embed_tokens.weight"], experts)
 
 

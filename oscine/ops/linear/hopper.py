@@ -1,7 +1,7 @@
 """The projection out of attention and the head on Hopper: few tokens by streaming the weights, many by cuBLAS.
 
 Up to 64 tokens, memory bandwidth bounds both: they read the weights. out_proj then splits its sums over J programs, so
-that every SM has a share of the few rows. The next norm adds them up.
+that every SM has a share of the few rows. The next norm adds them up. Its weights have 12 bits there (bf12.py).
 
 Shape suffixes: T or N tokens, J partial sums, F rows of the weight matrix.
 """
@@ -16,7 +16,17 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.interface import Shapes, Use
 from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
+from oscine.ops.linear.bf12 import Bf12Matrix, dense_of, pack
+from oscine.ops.linear.stream import (
+    CHUNK,
+    Tile,
+    descriptor,
+    start_ring,
+    streamable,
+    tile_for,
+    unstreamable,
+    word_descriptor,
+)
 
 prepare_dense = reference.prepare_dense
 
@@ -28,12 +38,15 @@ LM_HEAD_TILES = (
     Tile(max_tokens=64, stages=3),
 )
 OUT_PROJ_TILES = tuple(replace(tile, parts=4) for tile in LM_HEAD_TILES)
+# The same of weights in 12 bits.
+OUT_PROJ_BF12_TILES = OUT_PROJ_TILES
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def stream_kernel(
     weight,
     tokens,
+    scale_ptr,
     bias_ptr,
     out_ptr,
     num_rows,
@@ -49,16 +62,26 @@ def stream_kernel(
     """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns."""
     split = gl.program_id(1)
     first_row = gl.program_id(0) * ROWS
+    first_column = split * (STEPS * CHUNKS * 64)
     zero = gl.to_tensor(0)
-    ring = start_ring(
-        weight, tokens, zero, first_row, zero, split * (STEPS * CHUNKS * 64), ROWS, TOKENS, CHUNKS, STAGES, STEPS
-    )
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    if scale_ptr is None:
+        ring = start_ring(weight, tokens, zero, first_row, zero, first_column, ROWS, TOKENS, CHUNKS, STAGES, STEPS)
+    else:
+        ring = start_ring(
+            weight, tokens, zero, first_row // 16, zero, first_column, ROWS, TOKENS, CHUNKS, STAGES, STEPS
+        )
+        row = ((row >> 3) & 1) * 32 + (row >> 4) * 8 + (row & 7)
+    row += first_row
     ring.depend()
+    if scale_ptr is not None:
+        scale = gl.load(scale_ptr + row)
     if HAS_BIAS:
         bias = gl.load(bias_ptr + row, (row < num_rows) & (split == 0), other=0.0).to(gl.float32)
     sums = ring.multiply(layout)
+    if scale_ptr is not None:
+        sums *= scale[:, None]
     if HAS_BIAS:
         sums += bias[:, None]
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
@@ -67,15 +90,20 @@ def stream_kernel(
     gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
 
 
-def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Tile) -> Tensor:
     """[T, J, F] float32; J is the tile's parts. Needs T <= max_tokens and `streamable` inputs."""
     num_tokens, num_columns = x.shape
     num_rows = weight.shape[0]
     out = torch.empty(num_tokens, tile.parts, num_rows, dtype=torch.float32, device=x.device)
+    if isinstance(weight, Bf12Matrix):
+        boxes, scale_F = word_descriptor(weight, 1, tile.chunks), weight.scale_F
+    else:
+        boxes, scale_F = descriptor(weight[None, None], [1, 1, tile.rows, CHUNK]), None
     stream_kernel[(-(-num_rows // tile.rows), tile.parts)](
-        descriptor(weight[None, None], [1, 1, tile.rows, CHUNK]),
+        boxes,
         descriptor(x[None], [1, tile.max_tokens, CHUNK]),
-        weight if bias is None else bias,
+        scale_F,
+        out if bias is None else bias,
         out,
         num_rows,
         num_tokens,
@@ -87,6 +115,11 @@ def stream(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor
         launch_pdl=True,
     )
     return out
+
+
+def prepare_projection(weight: Tensor, dtype: torch.dtype) -> Tensor | Bf12Matrix:
+    """With words of 12 bits beside it where the kernels take them."""
+    return pack(weight.to(dtype)) if dtype == torch.bfloat16 else weight.to(dtype)
 
 
 def choose_tile(tiles: tuple[Tile, ...], x: Tensor, weight: Tensor) -> Tile | None:
@@ -105,10 +138,11 @@ def lm_head_use(shapes: Shapes) -> Use:
     return Use(f"up to {LM_HEAD_TILES[-1].max_tokens} rows", "triton", unstreamable(shapes.hidden, shapes.dtype))
 
 
-def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
+def out_proj(x: Tensor, weight: Tensor | Bf12Matrix, bias_H: Tensor) -> Tensor:
     """[T, Q * D] x [H, Q * D] -> partial sums [T, J, H], float32; [T, H] in x's dtype where cuBLAS is better."""
-    tile = choose_tile(OUT_PROJ_TILES, x, weight)
-    return reference.out_proj(x, weight, bias_H) if tile is None else stream(x, weight, bias_H, tile)
+    dense = dense_of(weight)
+    tile = choose_tile(OUT_PROJ_TILES if weight is dense else OUT_PROJ_BF12_TILES, x, dense)
+    return reference.out_proj(x, dense, bias_H) if tile is None else stream(x, weight, bias_H, tile)
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:

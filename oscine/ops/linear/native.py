@@ -15,6 +15,9 @@ def prepare_dense(target: Target, weight: Tensor, _: torch.dtype) -> Tensor | Pa
     return pack_dense(weight, target.cpu_weights)
 
 
+prepare_projection = prepare_dense
+
+
 def out_proj(x: Tensor, weight: Tensor | PackedDense, bias_H: Tensor) -> Tensor:
     return _linear(x, weight, bias_H.data_ptr())
 

@@ -9,6 +9,9 @@ def prepare_dense(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype)
 
 
+prepare_projection = prepare_dense
+
+
 def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
     """[T, Q * D] x [H, Q * D] -> [T, H], in the dtype of its inputs."""
     return functional.linear(x, weight, bias_H)

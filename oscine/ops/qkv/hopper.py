@@ -13,6 +13,9 @@ rows of the tensor cores' operand are these 2 R dimensions once for each part; w
     rows x lower         wanted          not used
     rows x upper        not used          wanted
 
+Weights may be in 12 bits (bf12.py). Their groups of 16 rows are eight such pairs, so a program then has 32 / parts / 8
+groups for each part, and its rows are first put in the order above.
+
 Shape suffixes: R pairs of dimensions of a program, T tokens of a program, S sums of squares of a token.
 """
 
@@ -23,7 +26,18 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.interface import QkvProjection, Shapes, Use, unmet
 from oscine.ops.kv import fp8
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
-from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
+from oscine.ops.linear import bf12
+from oscine.ops.linear.bf12 import Bf12Matrix, dense_of
+from oscine.ops.linear.stream import (
+    CHUNK,
+    Tile,
+    descriptor,
+    start_ring,
+    streamable,
+    tile_for,
+    unstreamable,
+    word_descriptor,
+)
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
@@ -40,6 +54,8 @@ TILES = (
     Tile(max_tokens=32, stages=4),
     Tile(max_tokens=64, chunks=4, stages=3),
 )
+# The same of weights in 12 bits.
+BF12_TILES = (*TILES[:-1], Tile(max_tokens=64, stages=5))
 # The same where tensor parallelism leaves so few heads that most SMs would have none.
 FEW_HEADS = 40  # of queries, keys and values together
 FEW_HEADS_TILES = (
@@ -55,6 +71,7 @@ FEW_HEADS_TILES = (
 def qkv_kernel(
     weight,
     tokens,
+    scale_ptr,
     squares_ptr,
     bias_ptr,
     cos_sin_ptr,
@@ -84,7 +101,11 @@ def qkv_kernel(
     head = gl.program_id(0) // PARTS
     first_pair = (gl.program_id(0) % PARTS) * PAIRS
     zero = gl.to_tensor(0)
-    ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
+    if scale_ptr is None:
+        ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
+    else:
+        group = gl.program_id(0) * (PAIRS // 8)
+        ring = start_ring(weight, tokens, zero, group, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
 
     layout: gl.constexpr = gl.BlockedLayout([2, 1], [PAIRS // 2, 64 // PAIRS], [1, 4], [0, 1])
     dim_R = first_pair + gl.arange(0, PAIRS, gl.SliceLayout(1, layout))
@@ -106,13 +127,20 @@ def qkv_kernel(
 
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     products = gl.allocate_shared_memory(gl.float32, [64, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
-    products.store(ring.multiply(mma))
+    sums = ring.multiply(mma)
+    if scale_ptr is not None:
+        halves = gl.permute(gl.reshape(sums, [PARTS, PAIRS // 8, 2, 8, COLUMNS]), [0, 2, 1, 3, 4])
+        sums = gl.reshape(halves, [64, COLUMNS])
+    products.store(sums)
     a = gl.zeros([PAIRS, TOKENS], gl.float32, layout)
     b = gl.zeros([PAIRS, TOKENS], gl.float32, layout)
     for part in gl.static_range(PARTS):
         columns = products.slice(part * TOKENS, TOKENS, 1)
         a += columns.slice(2 * part * PAIRS, PAIRS, 0).load(layout)
         b += columns.slice((2 * part + 1) * PAIRS, PAIRS, 0).load(layout)
+    if scale_ptr is not None:
+        a *= gl.load(scale_ptr + head * 64 + dim_R)[:, None]
+        b *= gl.load(scale_ptr + head * 64 + 32 + dim_R)[:, None]
     a = a * scale_T[None, :] + first_bias[:, None]
     b = b * scale_T[None, :] + second_bias[:, None]
     first = a * cos - b * sin
@@ -148,20 +176,24 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
     Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes.
     """
     weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T = projection
-    assert streamable(x_TH, weight_FH)
+    assert streamable(x_TH, dense_of(weight_FH))
     num_tokens, hidden = x_TH.shape
     num_kv_heads = kv_pages.shape[2]
     num_heads = weight_FH.shape[0] // HEAD
     num_query_heads = num_heads - 2 * num_kv_heads
     parts, width = tile.parts, hidden // tile.parts
-    pairs = HEAD // 2 // parts
-    weight = weight_FH.view(2 * num_heads, HEAD // 2, parts, width).permute(2, 0, 1, 3)
+    if isinstance(weight_FH, Bf12Matrix):
+        weight, scale_F = word_descriptor(weight_FH, parts, tile.chunks), weight_FH.scale_F
+    else:
+        halves = weight_FH.view(2 * num_heads, HEAD // 2, parts, width).permute(2, 0, 1, 3)
+        weight, scale_F = descriptor(halves, [parts, 2, HEAD // 2 // parts, CHUNK]), None
     tokens = x_TH.view(num_tokens, parts, width).permute(1, 0, 2)
     q_TQD = x_TH.new_empty(num_tokens, num_query_heads, HEAD)
     page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
     qkv_kernel[(num_heads * parts,)](
-        descriptor(weight, [parts, 2, pairs, CHUNK]),
+        weight,
         descriptor(tokens, [parts, tile.max_tokens, CHUNK]),
+        scale_F,
         squares_TS,
         bias_F,
         cos_sin,
@@ -193,17 +225,23 @@ def norm_qkv_use(shapes: Shapes) -> Use:
     return Use(f"up to {TILES[-1].max_tokens} tokens", "triton", missing)
 
 
-def choose_tile(num_tokens: int, weight_FH: Tensor, kv_pages: Tensor) -> Tile | None:
+def choose_tile(num_tokens: int, weight_FH: Tensor | Bf12Matrix, kv_pages: Tensor) -> Tile | None:
     """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read.
 
     In FP8 the scale of a key needs all of its dimensions, so heads have one program.
     """
-    if kv_pages.shape[-1] != HEAD or not streamable(weight_FH):
+    if kv_pages.shape[-1] != HEAD or not streamable(dense_of(weight_FH)):
         return None
     rows, hidden = weight_FH.shape
-    tiles = (*FEW_HEADS_TILES, *TILES) if rows <= FEW_HEADS * HEAD else TILES
+    narrow = isinstance(weight_FH, Bf12Matrix)
+    tiles = BF12_TILES if narrow else TILES
+    if rows <= FEW_HEADS * HEAD:
+        tiles = (*FEW_HEADS_TILES, *tiles)
     most_parts = 1 if is_fp8(kv_pages) else hidden
-    return tile_for(num_tokens, (tile for tile in tiles if hidden % (8 * tile.parts) == 0 and tile.parts <= most_parts))
+    multiple = bf12.COLUMNS if narrow else 8  # of the columns of a part
+    return tile_for(
+        num_tokens, (tile for tile in tiles if hidden % (multiple * tile.parts) == 0 and tile.parts <= most_parts)
+    )
 
 
 def norm_qkv(
@@ -212,6 +250,7 @@ def norm_qkv(
     """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used."""
     tile = choose_tile(len(x), projection.weight_FH, projection.kv_pages)
     if tile is None:
+        projection = projection._replace(weight_FH=dense_of(projection.weight_FH))
         return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection)
     x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)
     return stream(x_TH, squares_TS, eps, projection, tile), total_TH

@@ -44,9 +44,9 @@ def _registers(x: Tensor) -> list[Register]:
     return [words[:, i].astype(np.uint64) for i in range(words.shape[1])]
 
 
-def _product_f16x2(a: Register, b: Register) -> Register:
-    left, right = (torch.from_numpy(x.astype(np.uint32)).view(torch.float16).float() for x in (a, b))
-    return (left * right).half().view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
+def _product_x2(a: Register, b: Register, dtype: torch.dtype) -> Register:
+    left, right = (torch.from_numpy(x.astype(np.uint32)).view(dtype).float() for x in (a, b))
+    return (left * right).to(dtype).view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
 
 
 def _permuted(a: Register, b: Register, selector: Register) -> Register:
@@ -145,7 +145,9 @@ class _Run:
             case "rcp.approx.ftz.f32":
                 return (1 / x[0].astype(np.uint32).view(np.float32)).view(np.uint32).astype(np.uint64)
             case "mul.f16x2":
-                return _product_f16x2(x[0], x[1])
+                return _product_x2(x[0], x[1], torch.float16)
+            case "mul.bf16x2":
+                return _product_x2(x[0], x[1], torch.bfloat16)
             case "popc.b32":
                 return np.array([int(v).bit_count() for v in x[0]], np.uint64)
             case "match.any.sync.b32":

@@ -69,29 +69,41 @@ def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...]
 def projections(tokens: int) -> Iterator[Variant]:
     """Tiles of the projections in 12 bits."""
     yield Variant("", "bfloat16", dense=True)
-    for group, module, name, parts in (
-        ("qkv", qkv, "BF12_TILES", (4, 2, 1)),
-        ("out_proj", linear, "OUT_PROJ_BF12_TILES", (2, 4, 8)),
+    for group, module, name, columns in (
+        ("qkv", qkv, "BF12_TILES", 2880),
+        ("out_proj", linear, "OUT_PROJ_BF12_TILES", 4096),
     ):
         now = tile_for(tokens, getattr(module, name))
         assert now is not None
-        for n in parts:
-            for chunks, stages in ((2, 3), (2, 4), (2, 5), (2, 6), (2, 8), (1, 8), (1, 12)):
-                few = (
-                    max(now.max_tokens, 8 // n) if group == "qkv" else now.max_tokens
-                )  # columns of a product are 8 or more
-                tile = replace(now, max_tokens=few, parts=n, chunks=chunks, stages=stages)
-                if tile != now and suits(group, tile):
-                    yield Variant(group, f"{group}: {n} parts, {stages} stages of {chunks}", ((module, name, (tile,)),))
+        for parts in (1, 2, 4) if group == "qkv" else (4, 8):
+            for stages, early in (
+                (3, 0),
+                (3, 1),
+                (3, 3),
+                (4, 0),
+                (4, 2),
+                (4, 3),
+                (4, 4),
+                (5, 0),
+                (5, 2),
+                (6, 0),
+                (6, 3),
+            ):
+                few = max(now.max_tokens, 8 // parts) if group == "qkv" else now.max_tokens
+                tile = replace(now, max_tokens=few, parts=parts, stages=stages, early=early)
+                if tile != now and suits(tile, columns, few * (parts if group == "qkv" else 1)):
+                    yield Variant(
+                        group, f"{group}: {parts} parts, {stages} stages, {early} early", ((module, name, (tile,)),)
+                    )
 
 
-def suits(group: str, tile: Tile) -> bool:
-    """Whether the shared memory suffices, all of it is used, and not much of the tensor cores' work is wasted."""
-    columns = tile.max_tokens * (tile.parts if group == "qkv" else 1)
-    used = tile.stages * tile.chunks * (6144 + CHUNK_BYTES * columns) + 64 * columns * 4
-    width = (2880 if group == "qkv" else 4096) // tile.parts
-    needed = -(-width // (CHUNK * tile.chunks))
-    return 8 <= columns <= 64 and used <= 200_000 and (tile.stages <= needed or tile.stages == 3)
+def suits(tile: Tile, columns: int, num_tokens: int) -> bool:
+    """Whether the shared memory suffices, and no stage is unused; num_tokens: columns of a product."""
+    used = tile.stages * tile.chunks * (6144 + CHUNK_BYTES * num_tokens) + 64 * num_tokens * 4
+    needed = -(-columns // tile.parts // (CHUNK * tile.chunks))
+    most_parts = 1 if num_tokens > 32 else 2
+    enough = num_tokens <= 64 and used <= 200_000 and tile.stages <= needed
+    return enough and (columns != 2880 or tile.parts >= (4 if num_tokens <= 8 else most_parts))
 
 
 def router(name: str, rows: int, warps: int, registers: int) -> Variant:

@@ -13,7 +13,7 @@ hold them: A, B and C are R0, R1 and R2, turned, and the free bits of these thre
 
     R0 = A & MASK     R1 = turn(B, 28) & MASK     R2 = turn(C, 8) & MASK     R3 = turn(their free bits, 4) & MASK
 
-That is 9 instructions for eight values, and 4 products with 2^112 (bf12_expand.py).
+That is 9 instructions for eight values, and 4 products with 2^112 (bf12_stream.py).
 
 Shape suffixes: F rows of the matrix, K its columns.
 """

@@ -17,6 +17,7 @@ from oscine.ops.interface import Shapes, Use
 from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.bf12 import Bf12Matrix, dense_of, pack
+from oscine.ops.linear.bf12_stream import start_words, word_descriptor
 from oscine.ops.linear.stream import (
     CHUNK,
     Tile,
@@ -25,7 +26,6 @@ from oscine.ops.linear.stream import (
     streamable,
     tile_for,
     unstreamable,
-    word_descriptor,
 )
 
 prepare_dense = reference.prepare_dense
@@ -39,7 +39,12 @@ LM_HEAD_TILES = (
 )
 OUT_PROJ_TILES = tuple(replace(tile, parts=4) for tile in LM_HEAD_TILES)
 # The same of weights in 12 bits.
-OUT_PROJ_BF12_TILES = OUT_PROJ_TILES
+OUT_PROJ_BF12_TILES = (
+    Tile(max_tokens=8, parts=8, stages=4, early=4),
+    Tile(max_tokens=16, parts=8, stages=4, early=2),
+    Tile(max_tokens=32, parts=4, stages=4, early=2),
+    Tile(max_tokens=64, parts=4, stages=3, early=1),
+)
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -58,6 +63,7 @@ def stream_kernel(
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns."""
     split = gl.program_id(1)
@@ -68,20 +74,16 @@ def stream_kernel(
     row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     if scale_ptr is None:
         ring = start_ring(weight, tokens, zero, first_row, zero, first_column, ROWS, TOKENS, CHUNKS, STAGES, STEPS)
+        row += first_row
+        ring.depend()
     else:
-        ring = start_ring(
-            weight, tokens, zero, first_row // 16, zero, first_column, ROWS, TOKENS, CHUNKS, STAGES, STEPS
-        )
-        row = ((row >> 3) & 1) * 32 + (row >> 4) * 8 + (row & 7)
-    row += first_row
-    ring.depend()
-    if scale_ptr is not None:
+        words = start_words(weight, tokens, first_row // 16, first_column, TOKENS, CHUNKS, STAGES, STEPS, EARLY)
+        row = first_row + ((row >> 3) & 1) * 32 + (row >> 4) * 8 + (row & 7)
         scale = gl.load(scale_ptr + row)
+        operands = words.depend(layout)
     if HAS_BIAS:
         bias = gl.load(bias_ptr + row, (row < num_rows) & (split == 0), other=0.0).to(gl.float32)
-    sums = ring.multiply(layout)
-    if scale_ptr is not None:
-        sums *= scale[:, None]
+    sums = ring.multiply(layout) if scale_ptr is None else words.multiply(operands, layout) * scale[:, None]
     if HAS_BIAS:
         sums += bias[:, None]
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
@@ -109,7 +111,7 @@ def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Ti
         num_tokens,
         ROWS=tile.rows,
         SPLITS=tile.parts,
-        **tile.constants(-(-num_columns // tile.parts)),
+        **tile.projection_constants(-(-num_columns // tile.parts)),
         HAS_BIAS=bias is not None,
         num_warps=tile.warps,
         launch_pdl=True,

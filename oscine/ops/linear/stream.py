@@ -7,8 +7,7 @@ so few tokens waste nothing but arithmetic. Chunks of 128 bytes of both arrive b
     depend()    gdc_wait, issue the tokens of every stage     the kernel before this one writes them
     multiply()  for each step: wait for its stage, multiply, refill the stage
 
-Between depend and multiply a kernel issues the loads that its epilogue wants. Weights in 12 bits (bf12.py) are three
-planes of words, which become the register operand of wgmma.
+Between depend and multiply a kernel issues the loads that its epilogue wants.
 
 Knows tiles, rings and barriers. Must not know heads, caches or what becomes of the products.
 
@@ -28,13 +27,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.interface import unmet
-from oscine.ops.linear.bf12 import Bf12Matrix
-from oscine.ops.linear.bf12_expand import PLANES, expand
 from oscine.ops.record import record
 
 CHUNK_BYTES = 128  # of a row; one row of the widest swizzle
 CHUNK = CHUNK_BYTES // 2  # columns of bf16
-GROUPS = 4  # of 16 rows, of a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +43,18 @@ class Tile:
     rows: int = 64  # weight rows of a program
     parts: int = 1  # of the sum, each of a program of its own
     warps: int = 4  # for each 64 or 128 rows
+    early: int = 0  # stages of weights in 12 bits that become operands before the wait for tokens
 
     def constants(self, columns: int, chunk: int = CHUNK) -> dict[str, int]:
         """The constants of every kernel, for the columns of a part and those of a chunk."""
         steps = -(-columns // (chunk * self.chunks))
         stages = min(self.stages, steps)
         return {"TOKENS": self.max_tokens, "CHUNKS": self.chunks, "STAGES": stages, "STEPS": steps}
+
+    def projection_constants(self, columns: int) -> dict[str, int]:
+        """The same of kernels that take weights in 12 bits, too."""
+        constants = self.constants(columns)
+        return constants | {"EARLY": min(self.early, constants["STAGES"])}
 
 
 def tile_for(num_tokens: int, tiles: Iterable[Tile]) -> Tile | None:
@@ -64,7 +66,7 @@ def tile_for(num_tokens: int, tiles: Iterable[Tile]) -> Tile | None:
 class Ring:
     """The stages of one program, and where in the two matrices it reads."""
 
-    weight: tma.tensor_descriptor  # [halves, outer, rows, columns / halves]; of words [plane, parts, groups, words]
+    weight: tma.tensor_descriptor  # [halves, outer, rows, columns / halves]
     tokens: tma.tensor_descriptor  # [halves, tokens, columns / halves]
     weight_ring: gl.shared_memory_descriptor
     token_ring: gl.shared_memory_descriptor
@@ -79,19 +81,13 @@ class Ring:
     STAGES: gl.constexpr
     STEPS: gl.constexpr
     WIDTH: gl.constexpr  # columns of a chunk
-    IS_BF12: gl.constexpr
-    BOXES: gl.constexpr  # of weights in a stage: its chunks, or the planes of all
 
     @gluon.jit
     def load_weights(self, step, stage, wanted):
-        column = self.column + step * self.CHUNKS * self.WIDTH
-        for i in gl.static_range(self.BOXES):
-            at = (
-                [i, self.outer, self.row, 2 * column]
-                if self.IS_BF12
-                else [0, self.outer, self.row, column + i * self.WIDTH]
-            )
-            target = self.weight_ring.index(stage * self.BOXES + i)
+        for chunk in gl.static_range(self.CHUNKS):
+            column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
+            target = self.weight_ring.index(stage * self.CHUNKS + chunk)
+            at = [0, self.outer, self.row, column]
             tma.async_copy_global_to_shared(self.weight, at, self.arrived.index(stage), target, pred=wanted)
 
     @gluon.jit
@@ -104,8 +100,7 @@ class Ring:
 
     @gluon.jit
     def expect(self, stage, wanted):
-        weights: gl.constexpr = self.BOXES * self.weight.block_type.nbytes
-        size: gl.constexpr = weights + self.CHUNKS * self.tokens.block_type.nbytes
+        size: gl.constexpr = self.CHUNKS * (self.weight.block_type.nbytes + self.tokens.block_type.nbytes)
         mbarrier.expect(self.arrived.index(stage), size, pred=wanted)
 
     @gluon.jit
@@ -125,20 +120,14 @@ class Ring:
             mbarrier.wait(self.arrived.index(stage), (step // self.STAGES) & 1)
             for chunk in gl.static_range(self.CHUNKS):
                 slot = stage * self.CHUNKS + chunk
+                a = self.weight_ring.index(slot)._reinterpret(self.weight.dtype, [self.M, self.WIDTH], shape)
                 b = self.token_ring.index(slot)._reinterpret(self.tokens.dtype, [self.N, self.WIDTH], shape)
-                if self.IS_BF12:
-                    a = expand(self.weight_ring, stage, chunk, self.CHUNKS, gl.DotOperandLayout(0, layout, 2))
-                    if chunk > 0:
-                        sums = warpgroup_mma_wait(0, deps=[sums])
-                else:
-                    a = self.weight_ring.index(slot)._reinterpret(self.weight.dtype, [self.M, self.WIDTH], shape)
                 sums = warpgroup_mma(a, b.permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
-            if self.STAGES < self.STEPS:
-                wanted = step + self.STAGES < self.STEPS
-                self.expect(stage, wanted)
-                self.load_weights(step + self.STAGES, stage, wanted)
-                self.load_tokens(step + self.STAGES, stage, wanted)
+            wanted = step + self.STAGES < self.STEPS
+            self.expect(stage, wanted)
+            self.load_weights(step + self.STAGES, stage, wanted)
+            self.load_tokens(step + self.STAGES, stage, wanted)
         return sums
 
 
@@ -158,17 +147,14 @@ def start_ring(
 ):
     """Lets the next kernel begin, and issues the weights of the first STAGES steps; STAGES <= STEPS."""
     gdc_launch_dependents()
-    is_bf12: gl.constexpr = weight.dtype == gl.int32
-    boxes: gl.constexpr = PLANES if is_bf12 else CHUNKS
-    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES * boxes] + weight.block_type.shape, weight.layout)  # noqa: RUF005
+    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES * CHUNKS] + weight.block_type.shape, weight.layout)  # noqa: RUF005
     token_ring = gl.allocate_shared_memory(tokens.dtype, [STAGES * CHUNKS] + tokens.block_type.shape, tokens.layout)  # noqa: RUF005
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
     rings = weight_ring, token_ring, arrived
-    width: gl.constexpr = tokens.block_type.shape[2]
-    place = outer, row, token, column
-    ring = Ring(weight, tokens, *rings, *place, M, N, CHUNKS, STAGES, STEPS, width, is_bf12, boxes)
+    width: gl.constexpr = weight.block_type.shape[3]
+    ring = Ring(weight, tokens, *rings, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS, width)
     for stage in gl.static_range(STAGES):
         ring.expect(stage, True)
         ring.load_weights(stage, stage, True)
@@ -186,16 +172,6 @@ def descriptor(matrix: Tensor, box: list[int], *, swizzled: bool = True) -> Tens
 def _swizzled(num_bytes: int, bits: int, rank: int) -> gl.NVMMASharedLayout:
     """For rows of so many bytes, at most 128, and elements of so many bits; 0: as they come."""
     return gl.NVMMASharedLayout(num_bytes, bits, rank)
-
-
-def word_descriptor(matrix: Bf12Matrix, parts: int, chunks: int) -> TensorDescriptor:
-    """Of one plane of words: boxes of the chunks of a stage of four groups, which are in so many parts of the columns.
-
-    TMA takes at most 256 of a dimension, so chunks <= 2.
-    """
-    planes, groups, words = matrix.words.shape
-    view = matrix.words.view(planes, groups, parts, words // parts).transpose(1, 2)
-    return descriptor(view, [1, parts, GROUPS // parts, 2 * chunks * CHUNK], swizzled=False)
 
 
 def unstreamable(columns: int, dtype: torch.dtype) -> str | None:

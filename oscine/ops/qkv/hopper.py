@@ -28,6 +28,7 @@ from oscine.ops.kv import fp8
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear import bf12
 from oscine.ops.linear.bf12 import Bf12Matrix, dense_of
+from oscine.ops.linear.bf12_stream import start_words, word_descriptor
 from oscine.ops.linear.stream import (
     CHUNK,
     Tile,
@@ -36,7 +37,6 @@ from oscine.ops.linear.stream import (
     streamable,
     tile_for,
     unstreamable,
-    word_descriptor,
 )
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
@@ -55,7 +55,13 @@ TILES = (
     Tile(max_tokens=64, chunks=4, stages=3),
 )
 # The same of weights in 12 bits.
-BF12_TILES = (*TILES[:-1], Tile(max_tokens=64, stages=5))
+BF12_TILES = (
+    Tile(max_tokens=2, parts=4, stages=4, early=3),
+    Tile(max_tokens=8, parts=2, stages=5, early=2),
+    Tile(max_tokens=16, stages=5, early=2),
+    Tile(max_tokens=32, stages=4, early=2),
+    Tile(max_tokens=64, stages=5, early=1),
+)
 # The same where tensor parallelism leaves so few heads that most SMs would have none.
 FEW_HEADS = 40  # of queries, keys and values together
 FEW_HEADS_TILES = (
@@ -95,6 +101,7 @@ def qkv_kernel(
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     PAIRS: gl.constexpr = 32 // PARTS
     COLUMNS: gl.constexpr = PARTS * TOKENS
@@ -105,7 +112,7 @@ def qkv_kernel(
         ring = start_ring(weight, tokens, 2 * head, first_pair, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
     else:
         group = gl.program_id(0) * (PAIRS // 8)
-        ring = start_ring(weight, tokens, zero, group, zero, zero, 64, COLUMNS, CHUNKS, STAGES, STEPS)
+        words = start_words(weight, tokens, group, zero, COLUMNS, CHUNKS, STAGES, STEPS, EARLY)
 
     layout: gl.constexpr = gl.BlockedLayout([2, 1], [PAIRS // 2, 64 // PAIRS], [1, 4], [0, 1])
     dim_R = first_pair + gl.arange(0, PAIRS, gl.SliceLayout(1, layout))
@@ -113,7 +120,13 @@ def qkv_kernel(
     valid_T = token_T < num_tokens
     first_bias = gl.load(bias_ptr + head * 64 + dim_R).to(gl.float32)
     second_bias = gl.load(bias_ptr + head * 64 + 32 + dim_R).to(gl.float32)
-    ring.depend()
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    if scale_ptr is None:
+        ring.depend()
+    else:
+        first_scale = gl.load(scale_ptr + head * 64 + dim_R)
+        second_scale = gl.load(scale_ptr + head * 64 + 32 + dim_R)
+        operands = words.depend(mma)
     position_T = gl.load(positions_ptr + token_T, valid_T, other=0)
     slot_T = gl.load(slots_ptr + token_T, valid_T, other=0)
     square_T = gl.zeros([TOKENS], gl.float32, gl.SliceLayout(0, layout))
@@ -125,11 +138,12 @@ def qkv_kernel(
     cos = gl.where(rotates, gl.load(angle), 1.0)
     sin = gl.where(rotates, gl.load(angle + 32), 0.0)
 
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     products = gl.allocate_shared_memory(gl.float32, [64, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
-    sums = ring.multiply(mma)
-    if scale_ptr is not None:
-        halves = gl.permute(gl.reshape(sums, [PARTS, PAIRS // 8, 2, 8, COLUMNS]), [0, 2, 1, 3, 4])
+    if scale_ptr is None:
+        sums = ring.multiply(mma)
+    else:
+        rows = words.multiply(operands, mma)
+        halves = gl.permute(gl.reshape(rows, [PARTS, PAIRS // 8, 2, 8, COLUMNS]), [0, 2, 1, 3, 4])
         sums = gl.reshape(halves, [64, COLUMNS])
     products.store(sums)
     a = gl.zeros([PAIRS, TOKENS], gl.float32, layout)
@@ -139,8 +153,8 @@ def qkv_kernel(
         a += columns.slice(2 * part * PAIRS, PAIRS, 0).load(layout)
         b += columns.slice((2 * part + 1) * PAIRS, PAIRS, 0).load(layout)
     if scale_ptr is not None:
-        a *= gl.load(scale_ptr + head * 64 + dim_R)[:, None]
-        b *= gl.load(scale_ptr + head * 64 + 32 + dim_R)[:, None]
+        a *= first_scale[:, None]
+        b *= second_scale[:, None]
     a = a * scale_T[None, :] + first_bias[:, None]
     b = b * scale_T[None, :] + second_bias[:, None]
     first = a * cos - b * sin
@@ -213,7 +227,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         HIDDEN=hidden,
         SQUARES=squares_TS.shape[1],
         PARTS=parts,
-        **tile.constants(width),
+        **tile.projection_constants(width),
         num_warps=4,
         launch_pdl=True,
     )

@@ -13,7 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import triton
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from oscine.ops.compile_worker import Job, send
 from oscine.python_child import child_environment, module_command
@@ -44,9 +47,9 @@ class Compilers:
         """Within it, no kernel is launched; at the end the workers have compiled those that were not.
 
         A kernel that was compiled before, for another engine of this process, would read what others have not written.
-        The kernels' outputs are undefined, so nothing but other kernels may use them as indices.
+        The kernels' outputs are zeros, which torch may use as indices.
         """
-        with ThreadPoolExecutor(max(1, len(self._all))) as threads, _Rehearsal(threads, self):
+        with ThreadPoolExecutor(max(1, len(self._all))) as threads, _Rehearsal(threads, self), _Zeros():
             yield
 
     def fill_cache(self, job: bytes) -> None:
@@ -69,6 +72,17 @@ class Compilers:
     def close(self) -> None:
         for worker in self._all:
             worker.communicate()
+
+
+class _Zeros(TorchFunctionMode):
+    """What is allocated has zeros in place of what was there before."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result.zero_() if function in _EMPTY else result
+
+
+_EMPTY = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty)
 
 
 class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]

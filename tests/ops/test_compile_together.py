@@ -77,6 +77,19 @@ def test_what_is_compiled_already_is_not_launched_within() -> None:
     assert x.tolist() == [0] * 8
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_what_kernels_do_not_write_is_zero() -> None:
+    """Torch may use it as indices: rows of a step are such outputs, and a gather outside its range ends the process."""
+    rows, used = torch.arange(1000.0), torch.full((4096,), 9999)
+    size, dtype = used.shape, used.dtype
+    with closing(Compilers(0)) as compilers, compilers.compile_together(), torch.inference_mode():
+        del used  # its memory is likely to be used again
+        for empty in (torch.empty(size, dtype=dtype), torch.empty_like(rows), rows.new_empty(size, dtype=dtype)):
+            assert not empty.any()
+        assert torch.empty((2, 0)).numel() == 0
+        assert rows[rows.new_empty(3, dtype=torch.int64)].tolist() == [0, 0, 0]
+
+
 def in_cache(folder: Path) -> int:
     return len(list(folder.rglob("*.cubin")))
 

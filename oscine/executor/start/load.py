@@ -231,6 +231,10 @@ def plan(start: Start) -> MemoryPlan:
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
     report(f"{memory}\n{describe(start.choice, shapes)}")
+    if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
+        report(
+            "projections have no second form of 12 bits, which makes decodes faster: it would take much of the cache"
+        )
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
     if opened.device.type == "cpu" and (why := unavailable()) is not None:

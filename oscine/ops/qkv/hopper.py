@@ -56,11 +56,12 @@ TILES = (
 )
 # The same of weights in 12 bits.
 BF12_TILES = (
-    Tile(max_tokens=2, parts=4, stages=4, early=3),
-    Tile(max_tokens=8, parts=2, stages=5, early=2),
-    Tile(max_tokens=16, stages=5, early=2),
+    Tile(max_tokens=2, parts=4, stages=3, early=3),
+    Tile(max_tokens=8, parts=2, stages=5),
+    Tile(max_tokens=8, stages=8),  # of keys in FP8, for which parts are too many
+    Tile(max_tokens=16, stages=5),
     Tile(max_tokens=32, stages=4, early=2),
-    Tile(max_tokens=64, stages=5, early=1),
+    Tile(max_tokens=64, stages=4, early=3),
 )
 # The same where tensor parallelism leaves so few heads that most SMs would have none.
 FEW_HEADS = 40  # of queries, keys and values together

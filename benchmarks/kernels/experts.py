@@ -100,18 +100,20 @@ def report(case: Case, prepared: hopper.HopperExperts, expected: Tensor) -> None
         time = time_call(lambda i, tiling=tiling: case.run(prepared, tiling, i), DEVICE, calls)
         teraflops = tokens * PER_TOKEN * 2 * weights / time.seconds / 1e12
         print(
-            f"{tokens:6} {_name(tiling):>42} {time.seconds * 1e6:9.1f} us {gigabytes / time.seconds / 1e3:6.2f} TB/s "
+            f"{tokens:6} {name_of(tiling):>42} {time.seconds * 1e6:9.1f} us {gigabytes / time.seconds / 1e3:6.2f} TB/s "
             f"{teraflops:6.0f} TFLOP/s{'  chosen' if tiling is case.tried[0] else ''}"
             f"  error {error:.2%}{'' if error < (MOST_FP8_ERROR if prepared.fp8 else MOST_ERROR) else '  WRONG'}",
             flush=True,
         )
 
 
-def _name(tiling: Tiling) -> str:
+def name_of(tiling: Tiling) -> str:
     shape = f"n{tiling.tokens} c{tiling.consumers} u{tiling.units} s{tiling.stages} x{tiling.programs}"
+    shape += f" k{tiling.stack}" if tiling.stack > 1 else ""
     shape += f" p{tiling.planes}" if tiling.planes else ""
     shape += " staged" if tiling.staged else ""
     shape += " dynamic" if tiling.dynamic else ""
+    shape += " quarters" if tiling.quarters else ""
     return shape + (" halves" if tiling.halves else "") + (f", splits {tiling.splits}" if tiling.splits > 1 else "")
 
 

@@ -9,6 +9,7 @@ import triton
 from triton.experimental.gluon import language as gl
 
 from benchmarks.kernels.inputs import counted, random_experts, random_routing
+from benchmarks.kernels.tilings import TOKENS, tilings
 from benchmarks.precision.emulation import plain_moe
 from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
@@ -47,7 +48,7 @@ def compile_gemm(
     dtype, columns, swizzle, bits = (
         ("fp8e4nv", tiling.planes * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
     )
-    narrow = [1, 8, 64] if direct or tokens == 1 else [max(columns // 2, 8), 64]
+    narrow = [1, 8, 64] if direct or tokens == 1 else [max(columns // (4 if tiling.quarters else 2), 8), 64]
     signature = {
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
@@ -93,6 +94,17 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
     assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token, with zeros behind it
     assert kernel.shared * tiling.programs <= MAX_SHARED
     assert len(re.findall(r"LDS\.128", kernel.sass)) == units
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_tilings_to_compare_stay_in_registers(tokens: int) -> None:
+    for tiling in tilings(tokens):
+        for gated in (True, False):
+            kernel = compile_gemm(tiling, gated=gated, tokens=tokens)
+            assert kernel.registers <= tiling.registers
+            assert kernel.shared * tiling.programs <= MAX_SHARED
+            assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
 
 
 def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
@@ -214,6 +226,29 @@ def interpret_experts() -> None:
 
 def test_interpreted_error_is_that_of_bf16() -> None:
     run_gluon(interpret_experts)
+
+
+# Several unit rows of a consumer, of which those of 96 or 160 columns do not fill the last tile; quarters.
+TILINGS = [
+    hopper.stacked(32, stack=3, units=2, stages=3, programs=3),
+    hopper.Tiling(32, units=1, stages=3, halves=True, quarters=True, dynamic=True, staged=True),
+    hopper.stacked(16, stack=5, units=1, stages=2, programs=3),
+    replace(hopper.large(64, units=1, stages=4), quarters=True, stack=2, staged=True, dynamic=True),
+]
+
+
+def interpret_tilings() -> None:
+    for tiling in TILINGS:
+        hopper.plan = lambda *_, tiling=tiling: tiling
+        for tokens in (17, 24, 37):  # of four experts that all tokens choose
+            check_error(tokens, 4, 96, 160, torch.device("cpu"))
+        check_nan_stays_in_its_row(40)
+    hopper.plan = lambda *_: replace(hopper.large(128, units=1, stages=4), quarters=True, staged=True, dynamic=True)
+    check_error(70, 4, 32, 64, torch.device("cpu"))
+
+
+def test_interpreted_tilings() -> None:
+    run_gluon(interpret_tilings)
 
 
 def check_error(tokens: int, experts: int, hidden: int, intermediate: int, device: torch.device) -> None:

@@ -71,10 +71,12 @@ class Tiling:
     stages: int = 4
     # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N from 128 on also up to N / 4
     halves: bool = False
+    quarters: bool = False  # tiles of up to 3 N / 4 tokens have loops of their own too, and load as many quarters
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
-    consumers: int = 3  # warpgroups of a program that multiply, 64 rows of weights each: 1 or 3
+    consumers: int = 3  # warpgroups of a program that multiply, 1 or 3
+    stack: int = 1  # unit rows of 64 weight rows of each consumer, which share the tokens
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
@@ -185,6 +187,16 @@ def large(tokens: int, units: int, stages: int, planes: int = 0) -> Tiling:
     return replace(shape, programs=1, registers=128, consumer_registers=152, staged=planes == 1)
 
 
+def stacked(tokens: int, stack: int, units: int, stages: int, programs: int) -> Tiling:
+    """One warpgroup per program with several unit rows, which share tokens and their addresses; one copy of the code.
+
+    Other programs of the SM multiply while one of them waits or stores.
+    """
+    shape = Tiling(tokens, units=units, stages=stages, halves=True, quarters=tokens >= 4 * FEWEST_COLUMNS, dynamic=True)
+    registers = {2: 128, 3: 80, 4: 64}[programs]
+    return replace(shape, consumers=1, stack=stack, programs=programs, registers=registers)
+
+
 def is_direct(tokens: int, per_token: int, most: int) -> bool:
     """Whether tiles of so many tokens are all tokens, so that nothing is sorted. One token has no tiles of others."""
     return 1 < tokens <= most <= DIRECT_PAIRS // per_token
@@ -254,7 +266,7 @@ def _launch(
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
     num_tokens, per_token = work.weights_TK.shape
-    tiles = triton.cdiv(matrix.unit_rows, tiling.consumers) * splits
+    tiles = triton.cdiv(matrix.unit_rows, tiling.consumers * tiling.stack) * splits
     grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
         nibbles,
@@ -289,8 +301,9 @@ def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorD
     tokens = descriptor(columns, [most, UNIT])
     if lone:
         return tokens, descriptor(rows, [1, FEWEST_COLUMNS, UNIT])
-    assert most // 2 >= FEWEST_COLUMNS or not tiling.halves
-    return tokens, descriptor(columns, [max(most // 2, FEWEST_COLUMNS), UNIT])
+    narrow = most // 4 if tiling.quarters else most // 2
+    assert narrow >= FEWEST_COLUMNS or not tiling.halves
+    return tokens, descriptor(columns, [max(narrow, FEWEST_COLUMNS), UNIT])
 
 
 @functools.cache
@@ -309,6 +322,7 @@ def constants(
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
         "HALVES": tiling.halves,
+        "QUARTERS": tiling.quarters,
         "DYNAMIC": tiling.dynamic,
         "SPLITS": splits,
         "K_UNITS": k_units,
@@ -317,6 +331,7 @@ def constants(
         "EXPERTS_PER_TOKEN": per_token,
         "LIMIT": limit,
         "CONSUMERS": tiling.consumers,
+        "STACK": tiling.stack,
         "CONSUMER_REGS": tiling.consumer_registers,
         "STAGED": tiling.staged,
     }

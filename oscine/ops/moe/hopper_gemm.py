@@ -5,8 +5,9 @@ Knows tiles, barriers and registers; not routing policy, shapes of models, or ho
     out[token, row] = sum over k of weight[row, k] * token[k]   for the tokens of one expert
 
 Weights are the register operand of wgmma, tokens (N of them) the shared one, so that a few tokens fill an instruction.
-One producer warp runs ahead through a ring of STAGES buffers, across the borders of tiles; CONSUMERS warpgroups own one
-unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
+One producer warp runs ahead through a ring of STAGES buffers, across the borders of tiles; CONSUMERS warpgroups own
+STACK unit rows (64 weight rows) each, so that tokens are read once for all of them. A stage holds UNITS units of 64
+along k:
 
     producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
     consumer: wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
@@ -29,6 +30,7 @@ from oscine.ops.moe.hopper_tiles import (
     find_entries,
     h_factor,
     is_narrow,
+    narrow_boxes,
     next_tile,
     note_order,
     pairs_of,
@@ -170,6 +172,7 @@ HALVES = gl.constexpr(
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
 # Threads that store different columns at a time meet different banks.
 STAGED_H = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=4, max_phase=4, order=[1, 0]))
+STAGED_HALF_H = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=2, max_phase=4, order=[1, 0]))
 STAGED_Y = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=8, order=[1, 0]))
 SCALE_ROW = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[0]))
 
@@ -222,16 +225,17 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
     """Opens a stage: all its bytes are announced, zeros among them; those of the weights are on their way."""
     _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
-    weights: gl.constexpr = cfg.CONSUMERS * (
+    unit_rows: gl.constexpr = cfg.CONSUMERS * cfg.STACK
+    weights: gl.constexpr = unit_rows * (
         cfg.UNITS * sources.nibbles.block_type.nbytes + sources.scales.block_type.nbytes
     )
-    if is_narrow(cfg, tile):
-        mbarrier.expect(full, weights + cfg.UNITS * sources.narrow.block_type.nbytes)
-    else:
-        mbarrier.expect(full, weights + cfg.UNITS * sources.tokens.block_type.nbytes)
-    for c in gl.static_range(cfg.CONSUMERS):
-        slot = stage * cfg.CONSUMERS + c
-        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
+    boxes = narrow_boxes(cfg, tile)
+    mbarrier.expect(full, weights + cfg.UNITS * sources.tokens.block_type.nbytes, pred=boxes == 0)
+    for most in gl.static_range(1, 4 if cfg.QUARTERS else 2):
+        mbarrier.expect(full, weights + cfg.UNITS * most * sources.narrow.block_type.nbytes, pred=boxes == most)
+    for i in gl.static_range(unit_rows):
+        slot = stage * unit_rows + i
+        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * unit_rows + i) * cfg.K_UNITS + step * cfg.UNITS
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
             tma.async_copy_global_to_shared(sources.nibbles, [(unit + u) * 8, 0], full, buffer)
@@ -242,17 +246,27 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
 def _load_tokens(cfg, ring, sources, stage, tile, step):
     full = ring.full.index(stage)
     box: gl.constexpr = sources.narrow.block_type.shape
-    for u in gl.static_range(cfg.UNITS):
-        buffer = ring.tokens.index(stage * cfg.UNITS + u)
-        column = (step * cfg.UNITS + u) * 64
-        row = tile.source * (2 if cfg.PLANES == 2 else 1)
-        if not is_narrow(cfg, tile):
-            tma.async_copy_global_to_shared(sources.tokens, [row, column], full, buffer)
-        elif cfg.DIRECT or cfg.SINGLE:
+    boxes = narrow_boxes(cfg, tile)
+    column = step * (cfg.UNITS * 64)
+    row = tile.source * (2 if cfg.PLANES == 2 else 1)
+    if boxes == 0:
+        for u in gl.static_range(cfg.UNITS):
+            buffer = ring.tokens.index(stage * cfg.UNITS + u)
+            tma.async_copy_global_to_shared(sources.tokens, [row, column + u * 64], full, buffer)
+    elif cfg.DIRECT or cfg.SINGLE:
+        for u in gl.static_range(cfg.UNITS):
+            buffer = ring.tokens.index(stage * cfg.UNITS + u)
             lone = buffer.slice(0, box[1], dim=0)._reinterpret(sources.narrow.dtype, box, sources.narrow.layout)
-            tma.async_copy_global_to_shared(sources.narrow, [tile.source, 0, column], full, lone)
-        else:
-            tma.async_copy_global_to_shared(sources.narrow, [row, column], full, buffer.slice(0, box[0], dim=0))
+            tma.async_copy_global_to_shared(sources.narrow, [tile.source, 0, column + u * 64], full, lone)
+    else:
+        most: gl.constexpr = ring.tokens.shape[1] // box[0]
+        parts = ring.tokens._reinterpret(
+            sources.narrow.dtype, [cfg.STAGES * cfg.UNITS * most, box[0], 64], sources.narrow.layout
+        )
+        for i in range(_opaque(boxes)):
+            for u in gl.static_range(cfg.UNITS):
+                part = parts.index((stage * cfg.UNITS + u) * most + i)
+                tma.async_copy_global_to_shared(sources.narrow, [row + i * box[0], column + u * 64], full, part)
 
 
 @gluon.jit
@@ -268,7 +282,7 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
     if not cfg.GATED:
         tile = tile_at(cfg, entries, begin_index)
-        early = gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0)
+        early = _opaque(gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0))
         for s in range(early):
             _load_weights(cfg, ring, sources, s, tile, tile.begin + s)
         gdc_wait()
@@ -297,6 +311,12 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
         mbarrier.wait(ring.empty.index(stage), phase)
         _name_tile(cfg, ring, stage, index)
         mbarrier.arrive(ring.full.index(stage), count=1)
+
+
+@gluon.jit
+def _opaque(x):
+    """x, of which the compiler knows no upper bound: it would unroll loops up to there, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -381,7 +401,7 @@ def _by_row(upper, lower, layout: gl.constexpr):
 def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     gdc_wait()
     gdc_launch_dependents()
-    scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
+    scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * cfg.STACK * sources.scales.block_type.shape[0]
     if cfg.PLANES == 1:
         scale_rows = ring.scales._reinterpret(gl.int16, [scale_units, 64], SCALE_ROW)
     else:
@@ -399,6 +419,8 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
             stage, phase = _compute(cfg.N // 4, tile, stage, phase, source, pointers)
         elif cfg.HALVES and is_narrow(cfg, tile):
             stage, phase = _compute(cfg.N // 2, tile, stage, phase, source, pointers)
+        elif cfg.QUARTERS and tile.rows <= 3 * cfg.N // 4:
+            stage, phase = _compute(3 * cfg.N // 4, tile, stage, phase, source, pointers)
         else:
             stage, phase = _compute(cfg.N, tile, stage, phase, source, pointers)
         if cfg.DYNAMIC:
@@ -408,68 +430,122 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
             index += gl.num_programs(0)
 
 
+@gluon.constexpr_function
+def widths(columns):
+    """Of the products that make up a tile; those of tensors are powers of two."""
+    return (columns,) if columns & (columns - 1) == 0 else (2 * columns // 3, columns // 3)
+
+
 @gluon.jit
 def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
-    """A tile of n tokens, the ring's N or a half or quarter of it. Returns the stage that comes next, and its phase."""
-    cfg, c, _, _ = source
+    """A tile of n tokens, the ring's N or a part of it. Returns the stage that comes next, and its phase."""
+    cfg, c, ring, _ = source
     columns: gl.constexpr = 2 * n if cfg.PLANES == 2 else n
-    layout: gl.constexpr = accumulator_layout(columns, 32 if cfg.PLANES else 16)
-    EARLY: gl.constexpr = columns == 8 or cfg.PLANES != 2  # more columns of planes leave no registers for it
-    unit_row = tile.row_tile * cfg.CONSUMERS + c
-    row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    parts: gl.constexpr = widths(columns)
+    layout: gl.constexpr = accumulator_layout(parts[0], 32 if cfg.PLANES else 16)
+    # more columns of planes, or of unit rows together, leave no registers for it
+    EARLY: gl.constexpr = columns == 8 or (cfg.PLANES != 2 and cfg.STACK * columns <= 256)
     if EARLY:  # what the epilogue needs is on its way while the tile is computed
-        words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
+        words = _row_words(cfg, c, tile, layout, pointers)
     if cfg.STAGED:
-        factor, target = _columns(cfg, n, tile, pointers)
-    acc = gl.zeros([64, columns], gl.float32, layout)
+        factor, target = _columns(cfg, tile, pointers)
+    sums = ()  # of each unit row, of each part of its columns
+    for _ in gl.static_range(cfg.STACK):
+        for i in gl.static_range(len(parts)):
+            sums += (_zeros(cfg, parts[i]),)
     for _ in range(tile.begin, tile.end):
-        acc, stage, phase = _add_stage(acc, stage, phase, source)
+        sums, stage, phase = _add_stage(sums, parts, stage, phase, source)
     if not EARLY:
-        words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
-    if cfg.PLANES == 2:
-        acc = _add_planes(cfg, acc, tile, pointers)
-    words = gl.convert_layout(words, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
-    bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
-    scale = (words & -65536).to(gl.float32, bitcast=True)
-    if cfg.PLANES == 1:
-        scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
+        words = _row_words(cfg, c, tile, layout, pointers)
     if cfg.STAGED:
-        ring = source[2]
-        ring.factors.index(c).slice(0, n).store(factor)
-        ring.targets.index(c).slice(0, n).store(target)
-    _store(cfg, acc, scale, bias, 0, tile, unit_row, source, pointers)
+        ring.factors.index(c).store(factor)
+        ring.targets.index(c).store(target)
+    for r in gl.static_range(cfg.STACK):
+        for i in gl.static_range(len(parts)):
+            _finish(cfg, sums[r * len(parts) + i], words[r], i * parts[0], r, tile, source, pointers)
     return stage, phase
 
 
 @gluon.jit
-def _add_stage(acc, stage, phase, source):
-    """acc + the product of the stage. Returns the stage that comes next, and its phase, too."""
+def _zeros(cfg, columns: gl.constexpr):
+    return gl.zeros([64, columns], gl.float32, accumulator_layout(columns, 32 if cfg.PLANES else 16))
+
+
+@gluon.jit
+def _row_words(cfg, c: gl.constexpr, tile, layout: gl.constexpr, pointers):
+    """Bias and scale of the rows of each unit row."""
+    words = ()
+    for r in gl.static_range(cfg.STACK):
+        unit_row = _unit_row(cfg, c, r, tile)
+        row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        words += (gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0),)
+    return words
+
+
+@gluon.jit
+def _unit_row(cfg, c: gl.constexpr, r: gl.constexpr, tile):
+    return (tile.row_tile * cfg.STACK + r) * cfg.CONSUMERS + c
+
+
+@gluon.jit
+def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
+    """sums + the products of the stage. Returns the stage that comes next, and its phase, too."""
     cfg, c, ring, scale_rows = source
-    columns: gl.constexpr = acc.shape[1]
-    layout: gl.constexpr = acc.type.layout
+    layout: gl.constexpr = sums[0].type.layout
+    count: gl.constexpr = len(parts)
     mbarrier.wait(ring.full.index(stage), phase)
     for u in gl.static_range(cfg.UNITS):
-        nibbles = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
-        scales = scale_rows.index((stage * cfg.CONSUMERS + c) * ring.scales.shape[1] + u)
-        tokens = ring.tokens.index(stage * cfg.UNITS + u).slice(0, columns, dim=0).permute([1, 0])
-        if cfg.PLANES == 2:
-            acc = _add_blocks(nibbles, scales, tokens, acc)
-        else:
-            if cfg.PLANES == 1:
-                weights = _table_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 4))
+        buffer = ring.tokens.index(stage * cfg.UNITS + u)
+        for r in gl.static_range(cfg.STACK):
+            slot = (stage * cfg.STACK + r) * cfg.CONSUMERS + c
+            nibbles = ring.nibbles.index(slot * cfg.UNITS + u)
+            scales = scale_rows.index(slot * ring.scales.shape[1] + u)
+            if cfg.PLANES == 2:
+                tokens = buffer.slice(0, parts[0], dim=0).permute([1, 0])
+                sums = (_add_blocks(nibbles, scales, tokens, sums[0]),)
             else:
-                weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 2))
-            if u > 0:
-                acc = warpgroup_mma_wait(0, deps=[acc])
-            acc = warpgroup_mma(weights, tokens, acc, is_async=True)
+                if cfg.PLANES == 1:
+                    weights = _table_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 4))
+                else:
+                    weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 2))
+                if u > 0 or r > 0:
+                    sums = _waited(sums, (r - 1) % cfg.STACK, count)
+                sums = _multiplied(weights, 4 if cfg.PLANES else 2, buffer, sums, r * count, parts)
     if cfg.PLANES != 2:
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        sums = _waited(sums, cfg.STACK - 1, count)
     mbarrier.arrive(ring.empty.index(stage), count=1)
     stage += 1
     if stage == cfg.STAGES:
         stage = 0
         phase ^= 1
-    return acc, stage, phase
+    return sums, stage, phase
+
+
+@gluon.jit
+def _multiplied(weights, k_width: gl.constexpr, buffer, sums, first: gl.constexpr, parts: gl.constexpr):
+    """sums, to those of a unit row from `first` on added the products that are on their way."""
+    added = ()
+    for i in gl.static_range(len(parts)):
+        tokens = buffer.slice(i * parts[0], parts[i], dim=0).permute([1, 0])
+        added += (_product(weights, k_width, tokens, sums[first + i]),)
+    return sums[:first] + added + sums[first + len(parts) :]
+
+
+@gluon.jit
+def _product(weights, k_width: gl.constexpr, tokens, acc):
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, k_width)
+    weights = gl.convert_layout(weights, operand, assert_trivial=True)
+    return warpgroup_mma(weights, tokens, acc, is_async=True)
+
+
+@gluon.jit
+def _waited(sums, r: gl.constexpr, count: gl.constexpr):
+    """sums when all products are there, of which those of unit row r were on their way."""
+    if count == 1:
+        there = (warpgroup_mma_wait(0, deps=[sums[r]]),)
+    else:
+        there = warpgroup_mma_wait(0, deps=[sums[2 * r], sums[2 * r + 1]])
+    return sums[: r * count] + there + sums[(r + 1) * count :]
 
 
 @gluon.jit
@@ -500,6 +576,19 @@ def _add_planes(cfg, acc, tile, pointers):
 
 
 @gluon.jit
+def _finish(cfg, acc, words, begin: gl.constexpr, r: gl.constexpr, tile, source, pointers):
+    """Stores the results of a unit row, of the columns from `begin` on."""
+    if cfg.PLANES == 2:
+        acc = _add_planes(cfg, acc, tile, pointers)
+    words = gl.convert_layout(words, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
+    bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
+    scale = (words & -65536).to(gl.float32, bitcast=True)
+    if cfg.PLANES == 1:
+        scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
+    _store(cfg, acc, scale, bias, begin, tile, _unit_row(cfg, source[1], r, tile), source, pointers)
+
+
+@gluon.jit
 def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
     """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`."""
     n: gl.constexpr = acc.shape[1]
@@ -522,12 +611,13 @@ def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, p
 
 
 @gluon.jit
-def _columns(cfg, n: gl.constexpr, tile, pointers):
-    """Of n columns: what their results are multiplied by, and the rows of the output that they are, or -1."""
-    column = gl.arange(0, n, gl.BlockedLayout([1], [32], [4], [0]))
+def _columns(cfg, tile, pointers):
+    """Of N columns: what their results are multiplied by, and the rows of the output that they are, or -1."""
+    column = gl.arange(0, cfg.N, gl.BlockedLayout([1], [32], [4], [0]))
     if cfg.GATED:
         row, wanted = rows_of(cfg, tile, column)
-        factor = gl.load(pointers.token_scales + tile.source + column, wanted, other=0)
+        # fp16 has no scales
+        factor = gl.load(pointers.token_scales + tile.source + column, wanted & (cfg.PLANES == 1), other=1)
     else:
         pair, wanted = pairs_of(cfg, tile, column, pointers.order)
         factor = gl.load(pointers.weights + pair, wanted, other=0)
@@ -547,7 +637,10 @@ def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, unit_row, source, 
     scale = gl.convert_layout(scale, rows, assert_trivial=True)
     bias = gl.convert_layout(bias, rows, assert_trivial=True)
     if cfg.GATED:
-        value = _swiglu(acc * scale[:, None] * factor[None, :] + bias[:, None], cfg.LIMIT, cfg.H_FACTOR)
+        acc *= scale[:, None]
+        if cfg.PLANES == 1:
+            acc *= factor[None, :]
+        value = _swiglu(acc + bias[:, None], cfg.LIMIT, cfg.H_FACTOR if cfg.PLANES else 1.0)
     else:
         value = (acc * scale[:, None] + bias[:, None]) * factor[None, :]
     results = ring.results.index(c).slice(0, n, dim=0)
@@ -640,6 +733,7 @@ def gemm(
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
     HALVES: gl.constexpr,
+    QUARTERS: gl.constexpr,
     DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
     K_UNITS: gl.constexpr,
@@ -651,26 +745,28 @@ def gemm(
     EXPERTS_PER_TOKEN: gl.constexpr,
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
+    STACK: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     STAGED: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
-    row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
+    tile_rows: gl.constexpr = CONSUMERS * STACK
+    row_tiles: gl.constexpr = (UNIT_ROWS + tile_rows - 1) // tile_rows
     cfg = Config(
-        N, PLANES, UNITS, STAGES, HALVES, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
+        N, PLANES, UNITS, STAGES, HALVES, QUARTERS, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
+        EXPERTS_PER_TOKEN, CONSUMERS, STACK, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
     ring = Ring(
-        gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),
-        gl.allocate_shared_memory(gl.int32, [STAGES * CONSUMERS, BOX, 32], scales_desc.layout),
+        gl.allocate_shared_memory(gl.uint8, [STAGES * tile_rows * UNITS, 8, 256], nibbles_desc.layout),
+        gl.allocate_shared_memory(gl.int32, [STAGES * tile_rows, BOX, 32], scales_desc.layout),
         gl.allocate_shared_memory(tokens_desc.dtype, [STAGES * UNITS, COLUMNS, 64], tokens_desc.layout),
         gl.allocate_shared_memory(gl.int32, [STAGES, 1], SCALE_ROW),
         gl.allocate_shared_memory(
             out_ptr.dtype.element_ty,
             [CONSUMERS, cfg.PART if STAGED else 1, 32 if GATED else 64],
-            STAGED_H if GATED else STAGED_Y,
+            (STAGED_H if PLANES else STAGED_HALF_H) if GATED else STAGED_Y,
         ),
         gl.allocate_shared_memory(gl.float32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),
         gl.allocate_shared_memory(gl.int32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),

@@ -40,9 +40,6 @@ from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.table import choose, platform, resolve
 from oscine.ops.target import Target
-from training.evaluate import SEED, SKILLS
-from training.packing import Encoder
-from training.split import Draw
 
 OUTLIER, OUTLIERS = 20.0, 8
 ON_CPU = {"layers": 12, "experts": 8, "vocabulary": 4096, "sequences": 2, "prompt": 64}
@@ -182,6 +179,10 @@ def of_random_weights(chosen: argparse.Namespace, device: torch.device) -> tuple
 
 def of_nano(chosen: argparse.Namespace) -> tuple[ModelConfig, TensorSource, Load]:
     """Its prompts are the beginnings of held-out texts with hidden facts."""
+    from training.evaluate import SEED, SKILLS  # needs packages that random weights do not
+    from training.packing import Encoder
+    from training.split import Draw
+
     opened, encoder = open_model(ModelOptions(NANO)), Encoder(NANO_FOLDER)
     make = next(skill.make for skill in SKILLS if skill.name == "recall at 500 tokens")
     prompts = [encoder.prompt(make(Draw(SEED + i, held_out=True))) for i in range(chosen.sequences)]

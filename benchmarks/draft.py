@@ -1,31 +1,37 @@
 """An EAGLE-3 head with the shape of NVIDIA's EAGLE3-v3 and random weights: its ops, its drafts, and an engine with it.
 
     python -m benchmarks.draft                                   gpt-oss-120b on one GPU: ops and drafts
-    python -m benchmarks.draft --engine --acceptance 73,52,36 --output benchmarks/results/speculation.jsonl
-    python -m benchmarks.draft --model nano --device cpu --engine --concurrency 1,2 --isl 32 --osl 16
+    python -m benchmarks.draft --parts engine --acceptance 73,52,36 --output benchmarks/results/speculation.jsonl
+    python -m benchmarks.draft --model nano --device cpu --parts engine --concurrency 1,2 --isl 32 --osl 16
 
 1. Ops: products, choice and state against the reference. Exits with 1 if an error is larger than bfloat16 explains.
 2. Drafts: K tokens for some sequences, by replays of CUDA graphs. The target has two layers, which drafts do not read.
-3. --engine: decode speed per user with K = 0, 1, 3 and the controller. A random head is never right, so --acceptance
-   says how often each position is accepted (%, as of all steps): what the target sampled is replaced on the device.
-   This takes one small launch per step, and the answers mean nothing; rows say "synthetic". Given more than once,
-   each engine is measured at all of them. The embedded model has its own head.
+3. Engine: decode speed per user, plain and with K drafts or the controller's number of them. A random head is never
+   right, so --acceptance says how often each position is accepted (%, as of all steps): what the target sampled is
+   replaced on the device. This takes one small launch per step, and the answers mean nothing; rows say "synthetic".
+   Given more than once, each is measured. The embedded model has its own head.
 
-Each engine runs in a process of its own.
+The engine without a head and the one with it are in one process and share their weights. They run in turns, so that a
+clock that falls does not decide. K = 0 measures plain steps of the engine with the head.
+
+Ops, drafts and engines run in a process of their own each.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,17 +48,20 @@ from oscine.bench.timer import seconds_on_gpu
 from oscine.checkpoint.head import open_head
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import OpenedModel, open_model
-from oscine.config import CacheOptions, ModelOptions, SpeculationOptions
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.request import Request
+from oscine.engine.core.speculation import SpeculationController
 from oscine.executor.device_state import DeviceState
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import OF_NANO, DraftHead
+from oscine.executor.kv.memory import DeviceMemory
+from oscine.executor.start.device_memory import device_memory
 from oscine.model.config import ModelConfig
 from oscine.model.eagle.config import HeadConfig
 from oscine.model.eagle.weights import head_specs
 from oscine.model.gpt_oss import GptOss
-from oscine.model.weights import load_weights
+from oscine.model.weights import Weights, load_weights
 from oscine.ops.draft import reference
 from oscine.ops.draft.interface import DraftOps, DraftState, SliceOfHead
 from oscine.ops.draft.table import BACKENDS, resolve_draft
@@ -68,6 +77,7 @@ REPLAYS = 200
 MOST_DRAFTS = 3
 ERROR = 0.01  # of sums in bfloat16, relative to the norm of all results
 CONCURRENCY = "1,8,32,64,256"
+PARTS = "ops", "drafts", "engine"
 
 
 def model_options(model: str, device: str) -> ModelOptions:
@@ -318,24 +328,44 @@ def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
 
 @dataclass(frozen=True)
 class Job:
-    """One engine, and what it is measured at."""
+    """Two engines, and what they are measured at."""
 
     model: str
     device: str
-    k: int | None  # None: the controller's; 0: an engine without a head
-    head: str | None  # folder
-    forced: list[tuple[float, ...]]  # acceptance by position, of all steps; each is measured; none: as it comes
+    ks: tuple[int | None, ...]  # drafts; None: the controller's number of them
+    head: str  # folder
+    forced: tuple[tuple[float, ...], ...]  # acceptance by position, of all steps; each is measured; none: as it comes
     concurrency: tuple[int, ...]
     isl: int
     osl: int
+    rounds: int
+
+    @property
+    def points(self) -> list[Point]:
+        return [Point(concurrency, self.isl, self.osl) for concurrency in self.concurrency]
 
 
 @dataclass(frozen=True)
 class Measured:
-    concurrency: int
-    forced: tuple[float, ...] | None
+    """One pass."""
+
     tok_s_user: float
     acceptance_length: float  # tokens of a sequence per step
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Passes of both engines in turns."""
+
+    concurrency: int
+    forced: tuple[float, ...] | None
+    k: int | None
+    plain: list[Measured]  # by round
+    drafting: list[Measured]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [ours.tok_s_user / plain.tok_s_user for plain, ours in zip(self.plain, self.drafting, strict=True)]
 
 
 class Always:
@@ -395,87 +425,138 @@ class ForcedAcceptance:
         self._chance_K[:-1] = torch.tensor(chances)
 
 
-def measure(job: Job) -> list[Measured]:
-    points = [Point(concurrency, job.isl, job.osl) for concurrency in job.concurrency]
+def kv_cache_bytes(job: Job, options: EngineOptions) -> int:
+    """Of an engine that holds all sequences of the largest point, and the head's layer; a tenth is spare."""
+    config, length = open_model(options.model).config, job.isl + job.osl + MOST_DRAFTS
+    full, sliding = config.kv_groups(PAGE, "bfloat16" if job.device != "cpu" else "float32")
+    sequences, chunk = max(job.concurrency), -(-options.scheduler.max_num_batched_tokens // PAGE)
+    held = sequences * (sliding.window_pages + 1) + 2 * chunk
+    return int(1.1 * (sequences * -(-length // PAGE) * full.page_bytes + held * sliding.page_bytes))
+
+
+@contextmanager
+def shared_weights() -> Iterator[None]:
+    """Engines that are built meanwhile have the weights of the first one, which count as free in their plans."""
+    load = OpenedModel.load
+    found: list[Weights] = []
+
+    def load_once(self: OpenedModel, **how: Any) -> Weights:
+        if not found:
+            found.append(load(self, **how))
+        return found[0]
+
+    def beside_weights(device: torch.device, options: EngineOptions, held: int = 0) -> DeviceMemory:
+        return device_memory(device, options, held or torch.cuda.memory_allocated(device))
+
+    plans = patch("oscine.executor.start.load.device_memory", beside_weights)
+    with patch.object(OpenedModel, "load", load_once), plans:
+        yield
+
+
+def measure(job: Job) -> list[Compared]:
     # Recorded steps of a CPU have calls of the C library alone.
     graphs = not job.forced or job.device != "cpu"
     options = engine_options(
         model_options(job.model, job.device),
-        points,
+        job.points,
         max_num_batched_tokens=None,
         cache=CacheOptions(),
         cuda_graphs=graphs,
     )
-    speculation = SpeculationOptions(method="none")
-    if job.k != 0:
-        speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
-    acceptance = ForcedAcceptance(job.device) if job.forced and job.k != 0 else None
     model = replace(options.model, max_model_len=job.isl + job.osl + MOST_DRAFTS)
-    engine = OwnEngine(build_engine(replace(options, model=model, speculation=speculation, quiet=True)))
-    if job.k:
-        engine.loop.speculation = Always(job.k)
-    if acceptance is None:
-        return [_measure(engine, point, None) for point in points]
-    found = []
-    for rates in job.forced:
-        acceptance.set(rates)
-        found += [_measure(engine, point, rates) for point in points]
+    cache = replace(options.cache, kv_cache_bytes=kv_cache_bytes(job, options), gpu_memory_utilization=0.97)
+    options = replace(options, model=model, cache=cache, quiet=True)
+    with shared_weights():
+        plain = OwnEngine(build_engine(replace(options, speculation=SpeculationOptions(method="none"))))
+        acceptance = ForcedAcceptance(job.device) if job.forced else None
+        speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
+        drafting = OwnEngine(build_engine(replace(options, speculation=speculation)))
+    gc.collect()
+    gc.freeze()  # as the engine process does
+    found: list[Compared] = []
+    for rates in job.forced or (None,):
+        if acceptance is not None and rates is not None:
+            acceptance.set(rates)
+        drafting.loop.speculation = SpeculationController(MOST_DRAFTS)
+        for point in job.points:
+            found += compare(plain, drafting, point, job, rates)
     return found
 
 
-def _measure(engine: OwnEngine, point: Point, forced: tuple[float, ...] | None) -> Measured:
-    engine.run(replace(point, osl=min(point.osl, 32)))
+def compare(
+    plain: OwnEngine, drafting: OwnEngine, point: Point, job: Job, forced: tuple[float, ...] | None
+) -> Iterator[Compared]:
+    controller = drafting.loop.speculation
+    of_plain: list[Measured] = []
+    of_k: dict[int | None, list[Measured]] = {k: [] for k in job.ks}
+    for _ in range(job.rounds):
+        of_plain.append(_measure(plain, point))
+        for k, measured in of_k.items():
+            drafting.loop.speculation = controller if k is None else Always(k)
+            measured.append(_measure(drafting, point))
+    drafting.loop.speculation = controller
+    for k, measured in of_k.items():
+        compared = Compared(point.concurrency, forced, k, of_plain, measured)
+        print(line(compared), flush=True)
+        yield compared
+
+
+def _measure(engine: OwnEngine, point: Point) -> Measured:
     accepted = engine.loop.counters.accepted_tokens
     timing = engine.run(point)
     accepted = engine.loop.counters.accepted_tokens - accepted
     tokens = point.concurrency * (point.osl - 1)  # after the first
     speed = (point.osl - 1) / (timing.full_s - timing.first_s)
-    return Measured(point.concurrency, forced, speed, tokens / (tokens - accepted))
+    return Measured(speed, tokens / (tokens - accepted))
 
 
-def rows_of(job: Job, where: Machine, plain: list[Measured], found: list[Measured]) -> Iterator[dict[str, Any]]:
-    plain_speed = {one.concurrency: one.tok_s_user for one in plain}
-    for measured in found:
-        without = plain_speed[measured.concurrency]
-        yield {
-            "model": "oscine-nano" if job.model == "nano" else f"gpt-oss-{job.model} random",
-            "method": "eagle3",
-            "k": f"0-{MOST_DRAFTS}" if job.k is None else job.k,
-            "concurrency": measured.concurrency,
-            "acceptance": "measured" if measured.forced is None else "synthetic",
-            **({} if measured.forced is None else {"forced": measured.forced}),
-            "mean_acceptance_length": round(measured.acceptance_length, 3),
-            "tok_s_user": round(measured.tok_s_user, 1),
-            "plain_tok_s_user": round(without, 1),
-            "ratio": round(measured.tok_s_user / without, 3),
-            "isl": job.isl,
-            "osl": job.osl,
-            "gpu": where.gpu,
-            "commit": where.commit,
-            "date": where.date,
-        }
+def line(one: Compared) -> str:
+    plain, ours = (median(passed.tok_s_user for passed in passes) for passes in (one.plain, one.drafting))
+    length = median(passed.acceptance_length for passed in one.drafting)
+    forced = "measured" if one.forced is None else f"synthetic {'/'.join(f'{rate:.0%}' for rate in one.forced)}"
+    return (
+        f"K {_k(one)!s:4} {one.concurrency:4} sequences  tok/s per user {plain:7.1f} plain, {ours:7.1f} with drafts  "
+        f"ratio {median(one.ratios):5.3f} ({', '.join(f'{ratio:.3f}' for ratio in one.ratios)})  "
+        f"{length:.2f} tokens per step ({forced})"
+    )
 
 
-def run_engines(job: Job, ks: Sequence[int | None], output: Path | None) -> None:
+def _k(one: Compared) -> int | str:
+    return f"0-{MOST_DRAFTS}" if one.k is None else one.k
+
+
+def row(job: Job, where: Machine, one: Compared) -> dict[str, Any]:
+    return {
+        "model": "oscine-nano" if job.model == "nano" else f"gpt-oss-{job.model} random",
+        "method": "eagle3",
+        "k": _k(one),
+        "concurrency": one.concurrency,
+        "acceptance": "measured" if one.forced is None else "synthetic",
+        **({} if one.forced is None else {"forced": one.forced}),
+        "mean_acceptance_length": round(median(passed.acceptance_length for passed in one.drafting), 3),
+        "tok_s_user": round(median(passed.tok_s_user for passed in one.drafting), 1),
+        "plain_tok_s_user": round(median(passed.tok_s_user for passed in one.plain), 1),
+        "ratio": round(median(one.ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in one.ratios],
+        "isl": job.isl,
+        "osl": job.osl,
+        "gpu": where.gpu,
+        "commit": where.commit,
+        "date": where.date,
+    }
+
+
+def run_engines(job: Job, output: Path | None) -> None:
     where, target = describe(job.device, None), open_model(model_options(job.model, "cpu")).config
     with tempfile.TemporaryDirectory() as folder:
         if job.model != "nano":
             write_head(Path(folder), target)
-        job = replace(job, head=str(OF_NANO) if job.model == "nano" else folder)
-        plain = alone(measure, replace(job, k=0))
-        for k in ks:
-            one = replace(job, k=k)
-            for row in rows_of(one, where, plain, alone(measure, one)):
-                print(
-                    f"K {row['k']!s:4} {row['concurrency']:4} sequences  tok/s per user {row['plain_tok_s_user']:7.1f} "
-                    f"plain, {row['tok_s_user']:7.1f} with drafts {row['ratio']:6.2f}   "
-                    f"{row['mean_acceptance_length']:.2f} tokens per step ({row['acceptance']} "
-                    f"{row.get('forced', '')})",
-                    flush=True,
-                )
-                if output is not None:
-                    with output.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+        found = alone(measure, replace(job, head=str(OF_NANO) if job.model == "nano" else folder))
+    print("\n" + "\n".join(map(line, found)))
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a") as file:
+            file.writelines(json.dumps(row(job, where, one)) + "\n" for one in found)
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -488,7 +569,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="120b", choices=("120b", "20b", "nano"), help="(default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
-    parser.add_argument("--engine", action="store_true", help="measure engines too")
+    parser.add_argument(
+        "--parts", type=parts, default=PARTS[:2], help=f"of {','.join(PARTS)} (default: {','.join(PARTS[:2])})"
+    )
     parser.add_argument(
         "--acceptance",
         type=rates,
@@ -499,29 +582,39 @@ def main() -> int:
     parser.add_argument(
         "--k",
         type=drafts,
-        default=[1, MOST_DRAFTS, None],
+        default=(1, MOST_DRAFTS, None),
         metavar="K,...",
-        help=f"drafts of engines, c for the controller's (default: 1,{MOST_DRAFTS},c)",
+        help=f"drafts per step, c for the controller's (default: 1,{MOST_DRAFTS},c)",
     )
     parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY, help="of engines (default: %(default)s)")
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=256, help="generated tokens of a request (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="passes of each, in turns (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="JSON lines of engines are appended to this file")
     options = parser.parse_args()
-    good: bool = alone(check_ops, options.model, options.device)
-    alone(time_drafts, options.model, options.device)
-    if options.engine:
-        asked = options.acceptance, options.concurrency, options.isl, options.osl
-        run_engines(Job(options.model, options.device, None, None, *asked), options.k, options.output)
+    good = "ops" not in options.parts or alone(check_ops, options.model, options.device)
+    if "drafts" in options.parts:
+        alone(time_drafts, options.model, options.device)
+    if "engine" in options.parts:
+        forced, shape = tuple(options.acceptance), (options.isl, options.osl, options.rounds)
+        job = Job(options.model, options.device, options.k, "", forced, options.concurrency, *shape)
+        run_engines(job, options.output)
     return int(not good)
+
+
+def parts(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    if not set(found) <= {*PARTS}:
+        raise argparse.ArgumentTypeError(f"some of {','.join(PARTS)}")
+    return found
 
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def drafts(text: str) -> list[int | None]:
-    return [None if part == "c" else int(part) for part in text.split(",")]
+def drafts(text: str) -> tuple[int | None, ...]:
+    return tuple(None if part == "c" else int(part) for part in text.split(","))
 
 
 def rates(text: str) -> tuple[float, ...]:

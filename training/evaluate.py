@@ -1,15 +1,25 @@
-"""Held-out accuracy, greedy, one line per skill: `python -m training.evaluate [--cases 50] [--model FOLDER]`."""
+"""Held-out accuracy, greedy, one line per skill.
+
+    python -m training.evaluate [--cases 50] [--model FOLDER]
+    python -m training.evaluate --device cuda --kv-cache-dtype auto,fp8 --activation-dtype auto,fp8 --cases 10
+
+With several types of keys or of activations, each combination has an engine of its own, one after the other, which has
+all questions at once. A table compares them.
+"""
 
 import argparse
+import gc
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from oscine.chat.grammar import JsonFormat, turn_grammar
-from oscine.config import OPTIONS, EngineOptions, ModelOptions
+from oscine.config import OPTIONS, CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core import offline
 from oscine.engine.core.loop import EngineLoop
@@ -34,6 +44,8 @@ Check = Callable[[Sample, str], bool]
 NANO = Path("oscine/model/nano")
 MAX_TOKENS = 448
 SEED = 20_250
+LONG = "recall at 4,000 tokens"
+COMPARED_CACHE = 2 << 30  # bytes of an engine that is compared
 _WEIGHTS = OPTIONS["cpu-weights"]
 _WORDS_PER_TOKEN = 0.53  # in the texts with hidden facts
 
@@ -228,7 +240,7 @@ SKILLS = (
     Skill("JSON equal to the expected", _last(extraction), same_answer),
     Skill("recall at 500 tokens", _recall(500), same_answer),
     Skill("recall at 2,000 tokens", _recall(2000), same_answer),
-    Skill("recall at 4,000 tokens", _recall(4000), same_answer),
+    Skill(LONG, _recall(4000), same_answer),
     Skill("multi-turn", lambda draw: multi_turn(draw, "medium", "2025-11-03"), same_answer),
     Skill("what the user said before", _last(introduction), same_answer),
     Skill("identity and small talk", _last(identity), same_answer),
@@ -275,17 +287,39 @@ SKILLS = (
 )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The cases of a skill."""
+
+    skill: Skill
+    samples: list[Sample]
+
+    @classmethod
+    def of(cls, skill: Skill, cases: int) -> "Asked":
+        return cls(skill, [skill.make(Draw(SEED + i, held_out=True)) for i in range(cases)])
+
+    def wrong(self, texts: Sequence[str]) -> list[tuple[Sample, str]]:
+        return [
+            (made, text) for made, text in zip(self.samples, texts, strict=True) if not self.skill.right(made, text)
+        ]
+
+
+def answer(generate: Generate, encoder: Encoder, asked: Sequence[Asked]) -> list[list[str]]:
+    """Texts by skill. All questions are asked at once."""
+    prompts = [encoder.prompt(made) for one in asked for made in one.samples]
+    grammars = [one.skill.grammar(made) for one in asked for made in one.samples]
+    texts = map(encoder.tokenizer.decode, generate(prompts, MAX_TOKENS, grammars))
+    return [[*islice(texts, len(one.samples))] for one in asked]
+
+
 def evaluate(
     generate: Generate, encoder: Encoder, cases: int, verbose: bool = False, only: str = ""
 ) -> dict[str, float]:
     """Accuracy of each skill; prints a line for each, and the wrong answers if `verbose`."""
     accuracy = {}
     for skill in (skill for skill in SKILLS if only in skill.name):
-        samples = [skill.make(Draw(SEED + i, held_out=True)) for i in range(cases)]
-        grammars = [skill.grammar(made) for made in samples]
-        outputs = generate([encoder.prompt(made) for made in samples], MAX_TOKENS, grammars)
-        texts = [encoder.tokenizer.decode(output) for output in outputs]
-        wrong = [(made, text) for made, text in zip(samples, texts, strict=True) if not skill.right(made, text)]
+        asked = Asked.of(skill, cases)
+        wrong = asked.wrong(answer(generate, encoder, [asked])[0])
         accuracy[skill.name] = 1 - len(wrong) / cases
         print(f"{skill.name:34}{cases:6} cases {accuracy[skill.name]:8.1%}", flush=True)
         for made, text in wrong if verbose else []:
@@ -295,18 +329,66 @@ def evaluate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=NANO, help="folder of the model (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=50, help="cases per skill (default: %(default)s)")
     parser.add_argument("--only", default="", help="measure only the skills whose names contain this")
     parser.add_argument("--device", default="cpu", help="device that the model runs on (default: %(default)s)")
     parser.add_argument("--cpu-weights", choices=_WEIGHTS.choices, default=_WEIGHTS.default, help=_WEIGHTS.help_text)
+    for name, what in ("kv-cache", "keys and values"), ("activation", "the activations of experts"):
+        parser.add_argument(f"--{name}-dtype", type=types, default=["auto"], help=f"{what}: auto, fp8 or auto,fp8")
+    parser.add_argument("--long", type=int, help=f"cases of {LONG}, if compared (default: as --cases)")
     parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
     options = parser.parse_args()
     encoder = Encoder(options.model)
     model = ModelOptions(str(options.model), device=options.device, cpu_weights=options.cpu_weights)
-    loop = build_engine(EngineOptions(model=model, quiet=True)).loop
-    evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose, options.only)
+    pairs = [*product(options.activation_dtype, options.kv_cache_dtype)]
+    engines = [
+        EngineOptions(replace(model, activation_dtype=activation), CacheOptions(kv_cache_dtype=kv), quiet=True)
+        for activation, kv in pairs
+    ]
+    if len(engines) == 1:
+        loop = build_engine(engines[0]).loop
+        evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose, options.only)
+        return
+    skills = [skill for skill in SKILLS if options.only in skill.name]
+    asked = [Asked.of(skill, (skill.name == LONG and options.long) or options.cases) for skill in skills]
+    names = [f"activations {activation}, keys {kv}" for activation, kv in pairs]
+    compare(encoder, asked, dict(zip(names, engines, strict=True)))
+
+
+def types(text: str) -> list[str]:
+    return text.split(",")
+
+
+def compare(encoder: Encoder, asked: Sequence[Asked], engines: dict[str, EngineOptions]) -> None:
+    """Prints the accuracy of each engine, and the skills in which they differ."""
+    limits = SchedulerOptions(max_num_seqs=128, max_num_batched_tokens=4096)
+    found: dict[str, list[list[str]]] = {}
+    for name, options in engines.items():
+        began_s = perf_counter()
+        cache = replace(options.cache, kv_cache_bytes=COMPARED_CACHE)
+        built = build_engine(replace(options, cache=cache, scheduler=limits))
+        ready_s = perf_counter()
+        found[name] = answer(engine_generator(built.loop, encoder), encoder, asked)
+        print(f"{name}: ready after {ready_s - began_s:.1f} s, answers {perf_counter() - ready_s:.1f} s", flush=True)
+        del built
+        gc.collect()
+    first, *_ = found.values()
+    print("\n| precision | right | share | other texts than the first |\n|---|---|---|---|")
+    for name, texts in found.items():
+        pairs = [*zip(asked, texts, strict=True)]
+        total = sum(len(one.samples) for one in asked)
+        right = total - sum(len(one.wrong(of_skill)) for one, of_skill in pairs)
+        others = sum(
+            ours != theirs for pair in zip(texts, first, strict=True) for ours, theirs in zip(*pair, strict=True)
+        )
+        print(f"| {name} | {right} of {total} | {right / total:.2%} | {others} |")
+    print(f"\n| wrong answers of | cases | {' | '.join(found)} |\n|---|---|{'---|' * len(found)}")
+    for i, one in enumerate(asked):
+        wrong = [len(one.wrong(texts[i])) for texts in found.values()]
+        if any(wrong) or one.skill.name == LONG:
+            print(f"| {one.skill.name} | {len(one.samples)} | {' | '.join(map(str, wrong))} |")
 
 
 def engine_generator(loop: EngineLoop, encoder: Encoder) -> Generate:

@@ -20,6 +20,7 @@ channels of the experts' input, and one of each key head, that are 20 times larg
 import argparse
 import gc
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -39,13 +40,14 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.table import choose, platform, resolve
-from oscine.ops.target import Target
-from training.evaluate import SEED, SKILLS
-from training.packing import Encoder
-from training.split import Draw
+from oscine.ops.target import ActivationDtype, Target
 
 OUTLIER, OUTLIERS = 20.0, 8
 ON_CPU = {"layers": 12, "experts": 8, "vocabulary": 4096, "sequences": 2, "prompt": 64}
+KERNELS: dict[ActivationDtype, tuple[str, str]] = {
+    "auto": ("exact path", "FP8 keys and values"),
+    "fp8": ("FP8 activations", "both"),
+}
 ON_GPU = {"sequences": 4, "prompt": 255}
 
 
@@ -105,20 +107,6 @@ def by_plain_torch(config: ModelConfig, weights: Weights, ops: Ops, formats: boo
         yield Precision(name, model(rounding_moe(*roundings)))
 
 
-def by_kernels(config: ModelConfig, source: TensorSource, target: Target) -> Iterator[Precision]:
-    """What a server computes."""
-    for activations, names in (
-        ("auto", ("exact path", "FP8 keys and values")),
-        ("fp8", ("FP8 activations", "both")),
-    ):
-        ops = resolve(replace(target, activation_dtype=activations), choose(platform(target)))
-        model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
-        for fp8_keys, name in enumerate(names):
-            yield Precision(f"kernels: {name}", model, fp8_keys=bool(fp8_keys))
-        del model, ops
-        gc.collect()
-
-
 class Table:
     """Prints a row per precision as soon as it has run."""
 
@@ -155,14 +143,29 @@ def measure(config: ModelConfig, source: TensorSource, target: Target, load: Loa
         exact = replace(exact, layers=[replace(own, experts=expand(own.experts)) for own in exact.layers])
     truth = run(emulated(config, exact, torch_ops, rounding_moe(unchanged, unchanged)), load)
     table, rounded = Table(truth, load), cast(exact, torch.bfloat16)
+    del exact
     for precision in by_plain_torch(config, rounded, torch_ops, formats):
         table.add(precision)
-    if device.type == "cpu":
-        return
-    del exact, rounded, precision  # the same experts, prepared for kernels, take as much memory again
-    gc.collect()
-    for precision in by_kernels(config, source, target):
-        table.add(precision)
+    if device.type == "cuda":
+        del rounded, precision  # the same experts, prepared for kernels, take as much memory again
+        add_kernels(table, config, source, target, load)
+
+
+def add_kernels(table: Table, config: ModelConfig, source: TensorSource, target: Target, load: Load) -> None:
+    """What a server computes."""
+    from oscine.ops.compile_together import Compilers  # needs Triton
+
+    with closing(Compilers()) as compilers:
+        for activations, names in KERNELS.items():
+            gc.collect()
+            torch.cuda.empty_cache()
+            ops = resolve(replace(target, activation_dtype=activations), choose(platform(target)))
+            model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
+            for fp8_keys, name in enumerate(names):
+                with compilers.compile_together():
+                    run(model, load, fp8_keys=bool(fp8_keys))
+                table.add(Precision(f"kernels: {name}", model, fp8_keys=bool(fp8_keys)))
+            del model, ops
 
 
 def of_random_weights(chosen: argparse.Namespace, device: torch.device) -> tuple[ModelConfig, TensorSource, Load]:
@@ -182,6 +185,10 @@ def of_random_weights(chosen: argparse.Namespace, device: torch.device) -> tuple
 
 def of_nano(chosen: argparse.Namespace) -> tuple[ModelConfig, TensorSource, Load]:
     """Its prompts are the beginnings of held-out texts with hidden facts."""
+    from training.evaluate import SEED, SKILLS  # needs packages that random weights do not
+    from training.packing import Encoder
+    from training.split import Draw
+
     opened, encoder = open_model(ModelOptions(NANO)), Encoder(NANO_FOLDER)
     make = next(skill.make for skill in SKILLS if skill.name == "recall at 500 tokens")
     prompts = [encoder.prompt(make(Draw(SEED + i, held_out=True))) for i in range(chosen.sequences)]

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.draft import forced, rates
+from benchmarks.draft import Job, forced, measure, rates
+from oscine.checkpoint.opened import OpenedModel
+from oscine.executor.heads.find import OF_NANO
 from oscine.ops.interface import Batch
 from oscine.ops.packed import REJECTED, BatchState, PackedSizes, PackedStep
 from oscine.ops.step.reference import accept
@@ -45,3 +47,15 @@ def test_rates_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(Exception, match="3 percentages"):
         rates(text)
     assert rates("73,52,36") == (0.73, 0.52, 0.36)
+
+
+def test_both_engines_have_the_weights_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, load = [], OpenedModel.load
+    monkeypatch.setattr(OpenedModel, "load", lambda *args, **how: loads.append(load(*args, **how)) or loads[-1])
+    job = Job("nano", "cpu", (0, 2), str(OF_NANO), (), (1, 2), isl=16, osl=8, rounds=2)
+    found = measure(job)
+    assert len(loads) == 1
+    assert [(one.concurrency, one.k) for one in found] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert all(len(one.ratios) == 2 for one in found)
+    assert all(passed.acceptance_length == 1 for one in found for passed in one.plain)
+    assert all(passed.acceptance_length == 1 for one in found for passed in one.drafting if one.k == 0)

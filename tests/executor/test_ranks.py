@@ -120,7 +120,7 @@ def logprobs(output: GenerationOutput) -> list[tuple[int, float]]:
     return [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])  # 4: more than KV heads
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])  # 4: more than KV heads
 def test_ranks_answer_as_one(options: EngineOptions, alone: Answers, num_ranks: int) -> None:
     first, *others = on_every_rank(num_ranks, lambda own: answers(options, own))
     assert all(other == first for other in others)
@@ -217,6 +217,18 @@ def test_shards_of_published_models(config: ModelConfig, num_ranks: int) -> None
             assert copies == num_ranks * blocks / 90
         else:
             assert copies in (1, num_ranks), name
+
+
+# GB of weights of each rank of 120b: all is divided, or only the experts.
+BYTES = {1: (65.2, 65.2), 2: (32.7, 34.8), 4: (16.7, 19.9), 8: (8.7, 12.4)}
+
+
+@pytest.mark.parametrize("num_ranks", BYTES)
+def test_bytes_of_published_shards(num_ranks: int) -> None:
+    for rank in range(num_ranks):
+        shares = Shard.of_everything(rank, num_ranks), Shard(experts=Part(rank, num_ranks))
+        found = [weight_bytes(gpt_oss_120b(), torch.bfloat16, shard) / 1e9 for shard in shares]
+        assert found == pytest.approx(BYTES[num_ranks], abs=0.05)
 
 
 class Reads(TorchDispatchMode):

@@ -17,7 +17,7 @@ from oscine.ops.moe import hopper, reference
 from oscine.ops.target import Target
 from tests.ops.bound import target_of
 from tests.ops.gluon_interpreter import run_gluon
-from tests.ops.test_moe_hopper import MAX_SHARED, compile_gemm, poison_memory, published_experts
+from tests.ops.test_moe_hopper import MAX_SHARED, OF_RANKS, compile_gemm, poison_memory, published_experts
 from tests.ops.test_planes import round_as_torch
 
 CPU = torch.device("cpu")
@@ -35,6 +35,7 @@ SIZES = [
         for size in (
             *((tokens, 128, 2880) for tokens in (16, 128, 256, 1024, 2048)),
             *((tokens, 128, 1440) for tokens in (1, 8, 16)),
+            *((tokens, 128, columns) for columns in OF_RANKS for tokens in (1, 64, 512)),
         )
     ),
 ]

@@ -21,6 +21,7 @@ from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.test_planes import round_as_torch
 
 MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor that programs may use
+OF_RANKS = (736, 384)  # intermediate columns of each of four and eight ranks, filled up to blocks of 32
 # tokens, experts, intermediate columns: the published models, and one of two ranks where its tiles differ. Each way to
 # multiply is compiled by default, with the tile that leaves the fewest registers; all rows of the table if slow.
 SIZES = [
@@ -32,6 +33,7 @@ SIZES = [
             *((tokens, 128, 2880) for tokens in (4, 16, 256, 1024)),
             (64, 32, 2880),
             *((tokens, 128, 1440) for tokens in (1, 4)),
+            *((tokens, 128, columns) for columns in OF_RANKS for tokens in (1, 8, 64, 512)),
         )
     ),
 ]

@@ -6,8 +6,8 @@ position is accepted, over all sequences and per sequence; and how often there a
 costs is part of the seconds of steps with drafts.
 
 No estimate is trusted without limit. Each step with drafts is compared with the time that plain steps would have taken
-for its tokens. The difference goes to an account, and plain steps add one percent of their time. Drafts that lose time,
-also those that only explore, are paid from the account. While it is empty, all steps are plain.
+for its tokens. The difference goes to an account, and plain steps add half a percent of their time. Drafts that lose
+time, also those that only explore, are paid from the account. While it is empty, all steps are plain.
 """
 
 from bisect import bisect_left
@@ -20,9 +20,9 @@ from typing import Protocol
 
 from oscine.types import StepPlan
 
-ALLOWANCE = 0.01  # of the time of plain steps, for exploration
+ALLOWANCE = 0.005  # of the time of plain steps, for exploration
 _MOST_SAVED, _MOST_OWED = 10.0, 8.0  # plain steps that the account holds at most
-_SAVED_AT_START = 4.0
+_SAVED_AT_START = 2.0
 _LATEST = 15  # steps of one size whose times count
 _LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
 _PERIOD = 8  # steps between two decisions, and one more for each 64 sequences
@@ -279,10 +279,11 @@ class SpeculationController:
         return [chosen[level] for level in range(_LEVELS + 1)]
 
     def _explore(self, running: Collection[Drafting], curve: _Curve, plain: float) -> None:
-        """A few sequences have drafts in the next step, if the account can pay for it."""
+        """A quarter of the sequences and all of them, in turns, have drafts in the next step, if the account can pay.
+        The drafter takes some time for any number of drafts, so few of them alone look too expensive."""
         assert self._saved is not None
-        count = max(1, len(running) // 16)
-        num_drafts = self._rates.max_drafts if self._num_explored % 4 == 1 else 1
+        count = max(1, len(running) // 4) if self._num_explored % 2 == 0 else len(running)
+        num_drafts = self._rates.max_drafts if self._num_explored % 4 == 2 else 1
         loss = max(0.0, curve.at(len(running) + count * num_drafts) - plain)
         if self._saved <= min(loss, _MOST_SAVED / 2 * plain):  # a time that was measured too long does not end it all
             return

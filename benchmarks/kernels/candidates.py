@@ -38,6 +38,7 @@ from oscine.ops.linear.stream import CHUNK, CHUNK_BYTES, Tile, tile_for
 from oscine.ops.moe import hopper as moe
 from oscine.ops.moe import reference
 from oscine.ops.moe.hopper import Tiling, large
+from oscine.ops.norm import hopper as norm_of_hopper
 from oscine.ops.norm import triton as norm
 from oscine.ops.qkv import hopper as qkv
 from oscine.ops.table import choose, resolve
@@ -69,6 +70,9 @@ def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...]
 def projections(tokens: int) -> Iterator[Variant]:
     """Tiles of the projections in 12 bits."""
     yield Variant("", "bfloat16", dense=True)
+    yield Variant("partial", "partial sums in bfloat16", ((linear, "PARTIAL_DTYPE", torch.bfloat16),))
+    if tokens == 1:
+        yield Variant("choice", "the router chooses", ((norm_of_hopper, "can_choose", lambda *_: False),))
     for group, module, name, columns in (
         ("qkv", qkv, "BF12_TILES", 2880),
         ("out_proj", linear, "OUT_PROJ_BF12_TILES", 4096),

@@ -34,13 +34,22 @@ def with_fixed_experts(ops: Ops, num_layers: int, num_experts: int, num_tokens: 
     """Steps must be whole: the n-th call belongs to layer n modulo num_layers."""
     torch.manual_seed(num_tokens)
     routings = draw(num_layers, num_tokens, num_experts, per_token, DEVICE)
+    logits = [left_to_experts(routing, num_experts) for routing in routings] if num_tokens == 1 else []
     calls = iter(range(1 << 30))
 
     def norm_route(*inputs: object) -> tuple[Tensor, Tensor, Routing]:
         x_TH, residual_TH, routing = ops.norm_route(*inputs)  # type: ignore[arg-type]
-        return x_TH, residual_TH, routings[next(calls) % num_layers]._replace(prepared=routing.prepared)
+        layer = next(calls) % num_layers
+        fixed = routings[layer]._replace(prepared=routing.prepared)
+        return x_TH, residual_TH, fixed if routing.logits_TE is None else fixed._replace(logits_TE=logits[layer])
 
     return replace(ops, norm_route=norm_route)
+
+
+def left_to_experts(routing: Routing, num_experts: int) -> Tensor:
+    """The logits [1, E] whose choice is this routing."""
+    logits_TE = torch.full((1, num_experts), -100.0, device=routing.weights_TK.device)
+    return logits_TE.scatter_(1, routing.expert_ids_TK.long(), routing.weights_TK.log())
 
 
 def kv_cache(model: GptOss, batch: Batch) -> KVCache:

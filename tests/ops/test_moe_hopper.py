@@ -41,7 +41,7 @@ NO_SCALES = {"scales_ptr": None, "sorted_scales_ptr": None}
 
 
 def compile_gemm(
-    tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: int = 4, intermediate: int = 2880
+    tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: int = 4, intermediate: int = 2880, choice: int = 0
 ) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
@@ -56,11 +56,12 @@ def compile_gemm(
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
         "tokens_desc": descriptor(dtype, [columns, 64], swizzle, bits),
         "narrow_desc": descriptor(dtype, narrow, swizzle, bits),
-        "table_ptr": "*i32",
+        "table_ptr": "*fp32" if choice else "*i32",
         "out_ptr": ("*fp8e4nv" if tiling.planes else "*fp16") if gated else "*bf16",
         "rows_ptr": "*i32",
         "token_scales_ptr": "*fp32",
         "order_ptr": "*i32",
+        "ids_ptr": "*i32",
         "weights_ptr": "*fp32",
         "tile_counters_ptr": "*i32",
         "num_tokens": "i32",
@@ -74,7 +75,7 @@ def compile_gemm(
     return compile_ahead(
         gemm,
         signature,
-        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct},
+        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct, "CHOICE": choice},
         num_warps=4,
         maxnreg=tiling.registers,
     )
@@ -96,6 +97,16 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
     assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token, with zeros behind it
     assert kernel.shared * tiling.programs <= MAX_SHARED
     assert len(re.findall(r"LDS\.128", kernel.sass)) == units
+
+
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
+def test_a_kernel_that_chooses_stays_in_registers(experts: int, gated: bool) -> None:
+    tiling = hopper.plan(1, 4, experts, 2880)
+    kernel = compile_gemm(tiling, gated=gated, tokens=1, choice=experts)
+    assert kernel.spills == 0
+    assert kernel.registers <= tiling.registers
+    assert kernel.sass.count("REDUX") >= 2 * 2 * 4, "producer and consumer, two for each choice"
 
 
 @pytest.mark.slow
@@ -224,6 +235,47 @@ def interpret_experts() -> None:
     check_given_planes(12)
     nothing = bound(hopper.moe)(torch.empty(0, 64).bfloat16(), random_routing(0, 8, 4, cpu), prepared_experts(), 7.0)
     assert nothing.sum(1).shape == (0, 64)
+
+
+def interpret_choice() -> None:
+    check_choice(32, 2, torch.device("cpu"), 32)
+    check_choice(64, 4, torch.device("cpu"), 32)
+
+
+def test_interpreted_choice() -> None:
+    run_gluon(interpret_choice)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("experts", [32, 128])
+def test_choice_on_gpu(experts: int) -> None:
+    check_choice(experts, 4, torch.device("cuda"), 256)
+
+
+def check_choice(experts: int, per_token: int, device: torch.device, size: int) -> None:
+    """What is computed is that of the experts of the largest logits; ids and weights are written."""
+    torch.manual_seed(experts)
+    prepared = hopper.prepare_experts(target_of(device), published_experts(experts, size, size, device))
+    x_TH = torch.randn(1, size, device=device).bfloat16()
+    distinct = torch.randn(experts, device=device)
+    ties = torch.zeros(experts, device=device)
+    ties[3::2] = -0.0
+    odd = distinct.clone()
+    odd[5], odd[9], odd[11], odd[31] = torch.nan, torch.inf, -torch.inf, 20.0
+    lowest = torch.full_like(distinct, -torch.inf)
+    lowest[17] = torch.nan
+    for logits_E in (distinct, -distinct.abs() * 1e-40, ties, odd.clamp(max=30), lowest.clamp(min=-1e30)):
+        as_number_E = logits_E.nan_to_num(-torch.inf, 1e30, -torch.inf)
+        order = sorted(range(experts), key=lambda i: (-float(as_number_E[i]), i))[:per_token]
+        ids_TK = torch.tensor([order], dtype=torch.int32, device=device)
+        weights_TK = logits_E[ids_TK.long()].softmax(-1)
+        empty = Routing(torch.full_like(ids_TK, -1), torch.full_like(weights_TK, torch.nan))
+        left = empty._replace(logits_TE=logits_E[None])
+        found = bound(hopper.moe)(x_TH, left, prepared, 7.0)
+        assert torch.equal(left.expert_ids_TK, ids_TK)
+        torch.testing.assert_close(left.weights_TK, weights_TK)
+        given = Routing(ids_TK, left.weights_TK)
+        assert torch.equal(found, bound(hopper.moe)(x_TH, given, prepared, 7.0))
 
 
 def test_interpreted_error_is_that_of_bf16() -> None:

@@ -102,6 +102,24 @@ def check_hoppers(arguments: Inputs, activation_dtype: ActivationDtype = "auto")
         check_planes(routing.prepared, y)
 
 
+def check_leaving(arguments: Inputs, leaves: bool) -> None:
+    """The choice of a single token is left to the experts, if they can choose; else it is made."""
+    y, total, routing = hopper.norm_route(target_of(arguments[0].device), *arguments, leave_choice=True)
+    plain_y, plain_total, plain = hopper.norm_route(target_of(arguments[0].device), *arguments)
+    assert torch.equal(y, plain_y)
+    assert torch.equal(total, plain_total)
+    assert plain.logits_TE is None
+    if not leaves:
+        assert routing.logits_TE is None
+        assert torch.equal(routing.expert_ids_TK, plain.expert_ids_TK)
+        return
+    assert routing.logits_TE is not None
+    top = routing.logits_TE.topk(arguments[-1])
+    assert torch.equal(top.indices.int(), plain.expert_ids_TK)
+    torch.testing.assert_close(top.values.softmax(-1), plain.weights_TK)
+    assert not arrivals(y.device).any()
+
+
 def in_interpreter() -> None:
     round_as_torch()
     for tokens, hidden, _ in NORM_CASES:
@@ -128,6 +146,8 @@ def in_interpreter() -> None:
     check_hoppers(inputs(9, 2, 96, 8, 4, torch.bfloat16, CPU))
     for tokens in (0, 4, 33):
         check_hoppers(inputs(tokens, 2, 192, 5, 4, torch.bfloat16, CPU), "fp8")
+    for tokens, experts, leaves in ((1, 32, True), (2, 32, False), (1, 5, False)):
+        check_leaving(inputs(tokens, 2, 96, experts, 4, torch.bfloat16, CPU), leaves)
     equal = inputs(2, 0, 96, 32, 4, torch.float32, CPU)
     equal[4].zero_()
     equal[5].zero_()
@@ -168,7 +188,16 @@ def compiled_fused(planes: int = 0) -> Compiled:
     return compile_ahead(
         triton._norm_route_kernel,
         inputs | outputs | {"weights": "*fp32", "eps": "fp32"} | (POINTERS if planes else {}),
-        {"H": 2880, "J": 4, "E": 128, "K": 4, "BLOCK_H": 4096, "BLOCK_R": triton.FUSED_ROWS, "BLOCK_E": 128}
+        {
+            "H": 2880,
+            "J": 4,
+            "E": 128,
+            "K": 4,
+            "CHOOSES": True,
+            "BLOCK_H": 4096,
+            "BLOCK_R": triton.FUSED_ROWS,
+            "BLOCK_E": 128,
+        }
         | {"PDL": True}
         | ALONE
         | ({"PLANES": planes} if planes else NO_PLANES),
@@ -306,6 +335,13 @@ def test_nan_stays_in_its_token_and_in_range(device: torch.device, tokens: int) 
     assert routing.weights_TK[1].isnan().all()
     assert torch.equal(y[2:], clean[0][2:])
     assert torch.equal(routing.weights_TK[2:], clean[2].weights_TK[2:])
+
+
+@pytest.mark.hopper
+def test_the_choice_of_one_token_is_left_on_gpu() -> None:
+    device = torch.device("cuda")
+    check_leaving(inputs(1, 8, 2880, 128, 4, torch.bfloat16, device), leaves=True)
+    check_leaving(inputs(1, 4, 2880, 32, 4, torch.bfloat16, device), leaves=True)
 
 
 @pytest.mark.parametrize(

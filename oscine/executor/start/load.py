@@ -181,7 +181,9 @@ class Start:
         config, threads = self.config, self.options.num_threads
         layers = range(config.num_hidden_layers - num_layers, config.num_hidden_layers)
         self.on_host = HostLayers(self.target, layers, config.hidden_size, config.num_experts_per_tok, threads)
-        self.ops = replace(self.ops, moe=self.on_host.beside(self.ops.moe))
+        ops = resolve(self.target, self.choice, experts_on_host=True)
+        prepare = ops.prepare_projection if self.projection_bytes else ops.prepare_dense
+        self.ops = replace(ops, moe=self.on_host.beside(ops.moe), prepare_projection=prepare)
 
 
 def load_executor(

@@ -219,25 +219,26 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         x = Tokens(*(routing.prepared or planes.split(target, x_TH, tiling.planes)))
     if tokens == 1 or direct:
         assert tiling.planes
-        table, entries = routing.expert_ids_TK, min(experts.experts, pairs)
-        order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else table
+        ids, entries = routing.expert_ids_TK, min(experts.experts, pairs)
+        table = ids if routing.logits_TE is None else routing.logits_TE
+        order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else ids
     else:
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     columns = experts.gate_up.unit_rows * (UNIT // 2) if experts.fp8 else experts.intermediate
     h = Tokens(_empty_tokens(pairs, columns, tiling, x_TH.device), None)
-    work = Work(table, entries, order, routing.weights_TK, limit, direct)
+    work = Work(table, entries, order, routing, limit, direct)
     _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
     _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
     return y_TJH
 
 
 class Work(NamedTuple):
-    """The routing of the tokens, for both products."""
+    """What both products know of the tokens' experts."""
 
     table: Tensor
     entries: int  # at most
     order: Tensor
-    weights_TK: Tensor
+    routing: Routing
     limit: float
     direct: bool
 
@@ -265,7 +266,8 @@ def _launch(
     target: Target, tiling: Tiling, splits: int, matrix: Matrix, tokens: Tokens, out: Tensor, gated: bool, work: Work
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
-    num_tokens, per_token = work.weights_TK.shape
+    ids_TK, weights_TK = work.routing[:2]
+    (num_tokens, per_token), logits_TE = weights_TK.shape, work.routing.logits_TE
     tiles = triton.cdiv(matrix.unit_rows, tiling.consumers * tiling.stack) * splits
     grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
@@ -275,15 +277,17 @@ def _launch(
         work.table,
         out,
         matrix.rows,
-        work.weights_TK if tokens.scales is None else tokens.scales,
+        weights_TK if tokens.scales is None else tokens.scales,
         work.order,
-        work.weights_TK,
+        ids_TK,
+        weights_TK,
         tile_counters(out.device),
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
         SINGLE=num_tokens == 1,
         DIRECT=work.direct,
+        CHOICE=0 if logits_TE is None else logits_TE.shape[1],
         num_warps=4,
         maxnreg=tiling.registers,
         launch_pdl=True,

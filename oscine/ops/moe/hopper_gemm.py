@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.moe.hopper_choice import store_choice
 from oscine.ops.moe.hopper_tiles import (
     Config,
     find_entries,
@@ -216,6 +217,7 @@ class Pointers:
     rows: gl.tensor
     token_scales: gl.tensor  # GEMM 1 with PLANES: of the rows of the tokens
     order: gl.tensor
+    ids: gl.tensor  # CHOICE: written by GEMM 1, as the weights are
     weights: gl.tensor
     tile_counters: gl.tensor
 
@@ -409,6 +411,8 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     stage = 0
     phase = 0
     entries = find_entries(cfg, pointers.table, num_tokens, 4)
+    if cfg.CHOICE > 0 and cfg.GATED and c == 0 and gl.program_id(0) == 0:
+        store_choice(entries.chosen, pointers.table, pointers.ids, pointers.weights, cfg.EXPERTS_PER_TOKEN, 4)
     source = (cfg, c, ring, scale_rows)
     index = gl.program_id(0)
     while index < entries.count * (cfg.ROW_TILES * cfg.SPLITS):
@@ -725,6 +729,7 @@ def gemm(
     rows_ptr,
     token_scales_ptr,
     order_ptr,
+    ids_ptr,
     weights_ptr,
     tile_counters_ptr,
     num_tokens,
@@ -743,6 +748,7 @@ def gemm(
     SINGLE: gl.constexpr,
     DIRECT: gl.constexpr,
     EXPERTS_PER_TOKEN: gl.constexpr,
+    CHOICE: gl.constexpr,
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STACK: gl.constexpr,
@@ -754,7 +760,8 @@ def gemm(
     row_tiles: gl.constexpr = (UNIT_ROWS + tile_rows - 1) // tile_rows
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, QUARTERS, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, CONSUMERS, STACK, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
+        EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, STACK, LIMIT, h_factor(LIMIT), steps, row_tiles,
+        16 if N < 128 else 32, STAGED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
@@ -777,7 +784,9 @@ def gemm(
         mbarrier.init(ring.full.index(s), count=1)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
-    pointers = Pointers(table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, weights_ptr, tile_counters_ptr)
+    pointers = Pointers(
+        table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, ids_ptr, weights_ptr, tile_counters_ptr
+    )
     if CONSUMERS == 1:
         gl.warp_specialize(
             [

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.moe import fp8
+from oscine.ops.moe.hopper_choice import choose_experts
 from oscine.ops.record import record
 
 DIRECT_PAIRS = 32  # (token, expert) pairs that need no sort: one for each thread of a warp
@@ -35,9 +36,10 @@ class Config:
     UNIT_ROWS: gl.constexpr  # of one expert
     ROWS: gl.constexpr  # valid rows of the output: I (gated) or H
     GATED: gl.constexpr  # GEMM 1: SwiGLU epilogue
-    SINGLE: gl.constexpr  # one token: the table is its experts
+    SINGLE: gl.constexpr  # one token: the table is its experts, or with CHOICE the router's logits
     DIRECT: gl.constexpr  # a few tokens: the table is the experts of each
     EXPERTS_PER_TOKEN: gl.constexpr
+    CHOICE: gl.constexpr  # experts of which each kernel chooses itself (hopper_choice.py); 0: they are chosen
     CONSUMERS: gl.constexpr  # warpgroups of a program that multiply
     STACK: gl.constexpr  # unit rows of each
     LIMIT: gl.constexpr  # of SwiGLU, a float
@@ -60,6 +62,7 @@ class Entries:
     entry_P: gl.tensor  # of the pair's expert, for the first of its pairs, else 32: behind all entries
     expert_P: gl.tensor
     members_P: gl.tensor  # bit p: whether pair p has the same expert
+    chosen: gl.tensor  # CHOICE: the ids of the experts, byte by byte
 
 
 # Among the threads with pairs of one expert, the first one reports it. Entries are numbered in the order of the
@@ -89,10 +92,14 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
         entry_P, count_P, members_P = gl.inline_asm_elementwise(
             FIND_ENTRIES, "=&r,=&r,=&r,r", [expert_P], dtype=(gl.int32, gl.int32, gl.int32), is_pure=False, pack=1
         )
-        entries = Entries(table_ptr, gl.max(count_P, 0), entry_P, expert_P, members_P)
+        count = gl.max(count_P, 0)
+        entries = Entries(table_ptr, count, entry_P, expert_P, members_P, count)
+    elif cfg.CHOICE > 0:
+        chosen = choose_experts(table_ptr, cfg.CHOICE, cfg.EXPERTS_PER_TOKEN, WARPS)
+        entries = Entries(table_ptr, gl.to_tensor(cfg.EXPERTS_PER_TOKEN), pair_P, pair_P, pair_P, chosen)
     else:
         count = gl.to_tensor(cfg.EXPERTS_PER_TOKEN) if cfg.SINGLE else gl.load(table_ptr)
-        entries = Entries(table_ptr, count, pair_P, pair_P, pair_P)
+        entries = Entries(table_ptr, count, pair_P, pair_P, pair_P, count)
     return entries
 
 
@@ -121,7 +128,10 @@ def tile_at(cfg, entries, index):
     row_tile = rest // cfg.SPLITS
     split = rest % cfg.SPLITS
     if cfg.SINGLE:
-        expert = gl.load(entries.table_ptr + entry).to(gl.int32)
+        if cfg.CHOICE > 0:
+            expert = (entries.chosen >> (8 * entry)) & 255
+        else:
+            expert = gl.load(entries.table_ptr + entry).to(gl.int32)
         first = entry
         rows = gl.to_tensor(1)
         members = rows

@@ -65,10 +65,12 @@ def norm_route(
     router_bias_E: Tensor,
     experts_per_token: int,
     fp8: bool = False,
+    leave_choice: bool = False,
 ) -> tuple[Tensor, Tensor, Routing]:
     """rms_norm, and the experts of its first result. Counts and ranks come with more than UNCOUNTED_TOKENS tokens.
 
     fp8: where experts multiply in FP8, writes the planes of its first result. For sm_89 and newer, H a multiple of 32.
+    leave_choice: of one token, gives the logits to the moe, which chooses (Routing.logits_TE).
     """
     router = _Router(router_weight_EH, router_bias_E, experts_per_token)
     if target.exchange is not None:
@@ -77,7 +79,8 @@ def norm_route(
     planes = empty_planes(number, len(x), residual_TH.shape[1], x.device) if number else None
     ranks = _over_ranks(target, "attention", x, residual_TH)
     if x.shape[0] <= FUSED_TOKENS:
-        y_TH, sum_TH, routing = _norm_route_fused(target, x, weight_H, eps, residual_TH, ranks, router, planes)
+        arguments = x, weight_H, eps, residual_TH, ranks, router, planes, leave_choice
+        y_TH, sum_TH, routing = _norm_route_fused(target, *arguments)
     else:
         counts_E = None
         if x.shape[0] > UNCOUNTED_TOKENS:
@@ -215,6 +218,7 @@ def _norm_route_fused(
     ranks: dict[str, Any],
     router: _Router,
     planes: Planes | None,
+    leaves_choice: bool,
 ) -> tuple[Tensor, Tensor, Routing]:
     (num_tokens, hidden), num_experts = residual_TH.shape, len(router.bias_E)
     y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
@@ -240,12 +244,15 @@ def _norm_route_fused(
             J=_partials(x),
             E=num_experts,
             K=router.experts_per_token,
+            CHOOSES=not leaves_choice,
             BLOCK_R=FUSED_ROWS,
             BLOCK_E=triton.next_power_of_2(num_experts),
             **_columns(ranks, triton.next_power_of_2(hidden), ALL_LOADS_FIRST),
             **ranks,
             **target.launch_options,
         )
+        if leaves_choice:
+            routing = routing._replace(logits_TE=logits_TE)
     return y_TH, sum_TH, routing
 
 
@@ -457,6 +464,7 @@ def _norm_route_kernel(
     J: tl.constexpr,
     E: tl.constexpr,
     K: tl.constexpr,
+    CHOOSES: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -493,8 +501,10 @@ def _norm_route_kernel(
     y_H = _scale(sum_H.to(tl.float32), weight_H, eps, H).to(y.dtype.element_ty)
     logits_R = tl.sum(router_RH.to(tl.float32) * y_H.to(tl.float32)[None, :], 1) + bias_R
     tl.store(logits + token * E + expert_R, logits_R, mask=expert_R < E)
-    tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
-    arrived = tl.atomic_add(arrivals + token, 1)
+    arrived = -1
+    if CHOOSES or RANKS > 1:
+        tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
+        arrived = tl.atomic_add(arrivals + token, 1)
     if tl.program_id(0) == 0:
         tl.store(y + token * H + column_H, y_H, mask=inside_H)
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
@@ -504,13 +514,15 @@ def _norm_route_kernel(
         if RANKS > 1:
             clear(own, place_H, addresses[0], slot, RANKS - 1, 8, 4)
         tl.store(arrivals + token, 0)
-        expert_E = tl.arange(0, BLOCK_E)
-        logits_E = tl.load(logits + token * E + expert_E, mask=expert_E < E, other=0, cache_modifier=".cg")
-        rank_E = _rank(logits_E, E, BLOCK_E)
-        chosen_E = rank_E < K
-        exp_E = tl.where(chosen_E, tl.exp(logits_E - tl.max(tl.where(rank_E == 0, logits_E, float("-inf")), 0)), 0.0)
-        tl.store(expert_ids + token * K + rank_E, expert_E, mask=chosen_E)
-        tl.store(weights + token * K + rank_E, exp_E / tl.sum(exp_E, 0), mask=chosen_E)
+        if CHOOSES:
+            expert_E = tl.arange(0, BLOCK_E)
+            logits_E = tl.load(logits + token * E + expert_E, mask=expert_E < E, other=0, cache_modifier=".cg")
+            rank_E = _rank(logits_E, E, BLOCK_E)
+            chosen_E = rank_E < K
+            best = tl.max(tl.where(rank_E == 0, logits_E, float("-inf")), 0)
+            exp_E = tl.where(chosen_E, tl.exp(logits_E - best), 0.0)
+            tl.store(expert_ids + token * K + rank_E, expert_E, mask=chosen_E)
+            tl.store(weights + token * K + rank_E, exp_E / tl.sum(exp_E, 0), mask=chosen_E)
 
 
 @triton.jit

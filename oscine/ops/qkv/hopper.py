@@ -59,7 +59,9 @@ BF12_TILES = (
     Tile(max_tokens=2, parts=4, stages=3, early=3),
     Tile(max_tokens=8, parts=2, stages=5),
     Tile(max_tokens=8, stages=8),  # of keys in FP8, for which parts are too many
+    Tile(max_tokens=16, parts=2, stages=4),
     Tile(max_tokens=16, stages=5),
+    Tile(max_tokens=32, parts=2, stages=3),
     Tile(max_tokens=32, stages=4, early=2),
     Tile(max_tokens=64, stages=4, early=3),
 )

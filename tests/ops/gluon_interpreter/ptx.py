@@ -59,6 +59,14 @@ def _permuted(a: Register, b: Register, selector: Register) -> Register:
     return result
 
 
+def _floats(x: Register) -> NDArray[np.float32]:
+    return x.astype(np.uint32).view(np.float32)
+
+
+def _bits(x: NDArray[np.float32]) -> Register:
+    return x.view(np.uint32).astype(np.uint64)
+
+
 def _signed(x: Register) -> NDArray[np.int32]:
     return x.astype(np.uint32).view(np.int32)
 
@@ -132,8 +140,22 @@ class _Run:
                 return x[0] << x[1]
             case "shr.u32":
                 return x[0] >> x[1]
+            case "shr.s32":
+                return (_signed(x[0]) >> x[1].astype(np.int32)).view(np.uint32).astype(np.uint64)
             case "and.b32":
                 return x[0] & x[1]
+            case "or.b32":
+                return x[0] | x[1]
+            case "xor.b32":
+                return x[0] ^ x[1]
+            case "add.u32":
+                return x[0] + x[1]
+            case "mul.lo.u32":
+                return x[0] * x[1]
+            case "max.u32":
+                return np.maximum(x[0], x[1])
+            case "add.f32":
+                return _bits(_floats(x[0]) + _floats(x[1]))
             case "shf.l.wrap.b32":  # the upper word of (b:a) << c
                 return ((x[1] << np.uint64(32) | x[0]) << x[2]) >> np.uint64(32)
             case "lop3.b32":
@@ -143,7 +165,7 @@ class _Run:
             case "prmt.b32":
                 return _permuted(*x)
             case "rcp.approx.ftz.f32":
-                return (1 / x[0].astype(np.uint32).view(np.float32)).view(np.uint32).astype(np.uint64)
+                return _bits(1 / _floats(x[0]))
             case "mul.f16x2":
                 return _product_x2(x[0], x[1], torch.float16)
             case "mul.bf16x2":
@@ -156,11 +178,15 @@ class _Run:
                 return self._by_warp(lambda v: np.full(WARP, (v != 0) @ _powers(), np.uint64), x[0])
             case "redux.sync.add.u32":
                 return self._by_warp(lambda v: np.full(WARP, v.sum(), np.uint64), x[0])
+            case "redux.sync.max.u32":
+                return self._by_warp(lambda v: np.full(WARP, v.max(), np.uint64), x[0])
+            case "redux.sync.min.u32":
+                return self._by_warp(lambda v: np.full(WARP, v.min(), np.uint64), x[0])
         raise NotImplementedError(opcode)
 
     def _compare(self, how: list[str], x: list[Register]) -> Register:
         a, b = (_signed(x[0]), _signed(x[1])) if how[-1] == "s32" else (x[0], x[1])
-        result = {"ge": a >= b, "eq": a == b}[how[0]]
+        result = {"ge": a >= b, "gt": a > b, "eq": a == b}[how[0]]
         if len(how) == 3:
             assert how[1] == "and", how
             result &= x[2] != 0
@@ -181,7 +207,8 @@ class _Run:
 
 @cache
 def _constant(text: str, threads: int) -> Register:
-    return np.full(threads, int(text, 0) & int(WORD), np.uint64)
+    number = int(text[2:], 16) if text.startswith("0f") else int(text, 0)  # 0f: the bits of a float
+    return np.full(threads, number & int(WORD), np.uint64)
 
 
 @cache

@@ -43,14 +43,12 @@ def _choice_asm(count: int, per_token: int) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-@gluon.constexpr_function
-def choice_asm(count, per_token):
-    return _choice_asm(int(count), int(per_token))
+def _choice_constraints(count: int) -> str:
+    return ",".join(["=&r"] * count + ["r"] * count)
 
 
-@gluon.constexpr_function
-def choice_constraints(count):
-    return ",".join(["=&r"] * int(count) + ["r"] * int(count))
+choice_asm = gluon.constexpr_function(_choice_asm)
+choice_constraints = gluon.constexpr_function(_choice_constraints)
 
 
 @gluon.jit

@@ -7,7 +7,7 @@ float32, and the router's choice with the router's own.
 """
 
 import argparse
-import sys
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -46,7 +46,7 @@ from oscine.ops.target import Target
 
 ROUNDS = 12
 SECONDS = 0.03  # of replays in a round, of each variant
-ONLY_PROJECTIONS = "--projections" in sys.argv
+RINGS = ((3, 0), (3, 3), (4, 0), (4, 2), (4, 4), (5, 0), (6, 3))  # stages of projections, and how many are early
 WORTH = 0.002  # of a step: a smaller gain is noise
 FEW = Tiling(4, planes=True, splits=3)
 THIN = Tiling(4, planes=True, consumers=1, programs=4)
@@ -70,35 +70,16 @@ def experts(name: str, tiling: Tiling, changes: tuple[tuple[Any, str, Any], ...]
 def projections(tokens: int) -> Iterator[Variant]:
     """Tiles of the projections in 12 bits."""
     yield Variant("", "bfloat16", dense=True)
-    yield Variant("partial", "partial sums in bfloat16", ((linear, "PARTIAL_DTYPE", torch.bfloat16),))
-    if tokens == 1:
-        yield Variant("choice", "the router chooses", ((norm_of_hopper, "can_choose", lambda *_: False),))
-    for group, module, name, columns in (
-        ("qkv", qkv, "BF12_TILES", 2880),
-        ("out_proj", linear, "OUT_PROJ_BF12_TILES", 4096),
-    ):
+    tables = ("qkv", qkv, "BF12_TILES", 2880, (1, 2, 4)), ("out_proj", linear, "OUT_PROJ_BF12_TILES", 4096, (4, 8))
+    for group, module, name, columns, choices in tables:
         now = tile_for(tokens, getattr(module, name))
         assert now is not None
-        for parts in (1, 2, 4) if group == "qkv" else (4, 8):
-            for stages, early in (
-                (3, 0),
-                (3, 1),
-                (3, 3),
-                (4, 0),
-                (4, 2),
-                (4, 3),
-                (4, 4),
-                (5, 0),
-                (5, 2),
-                (6, 0),
-                (6, 3),
-            ):
-                few = max(now.max_tokens, 8 // parts) if group == "qkv" else now.max_tokens
-                tile = replace(now, max_tokens=few, parts=parts, stages=stages, early=early)
-                if tile != now and suits(tile, columns, few * (parts if group == "qkv" else 1)):
-                    yield Variant(
-                        group, f"{group}: {parts} parts, {stages} stages, {early} early", ((module, name, (tile,)),)
-                    )
+        for parts, (stages, early) in itertools.product(choices, RINGS):
+            few = max(now.max_tokens, 8 // parts) if group == "qkv" else now.max_tokens
+            tile = replace(now, max_tokens=few, parts=parts, stages=stages, early=early)
+            if tile != now and suits(tile, columns, few * (parts if group == "qkv" else 1)):
+                told = f"{group}: {parts} parts, {stages} stages, {early} early"
+                yield Variant(group, told, ((module, name, (tile,)),))
 
 
 def suits(tile: Tile, columns: int, num_tokens: int) -> bool:
@@ -116,6 +97,7 @@ def router(name: str, rows: int, warps: int, registers: int) -> Variant:
 
 
 def one_token() -> Iterator[Variant]:
+    yield Variant("choice", "the router chooses", ((norm_of_hopper, "can_choose", lambda *_: False),))
     for splits, stages, programs in ((1, 4, 4), (2, 4, 4), (2, 8, 3), (3, 8, 3), (4, 8, 3)):
         tiling = replace(THIN, splits=splits, stages=stages, programs=programs)
         yield experts(f"one warpgroup, {splits} splits, {stages} stages, {programs} programs", tiling)
@@ -126,10 +108,10 @@ def one_token() -> Iterator[Variant]:
     yield router("router: 2 rows, 16 warps", 2, 16, 64)
 
 
-def variants(tokens: int, num_experts: int) -> list[Variant]:
+def variants(tokens: int, num_experts: int, *, only_projections: bool) -> list[Variant]:
     chosen = moe.plan(tokens, 4, num_experts, 2880)
     found = [Variant("", "now")]
-    if ONLY_PROJECTIONS:
+    if only_projections:
         return [*found, *projections(tokens)]
     if tokens == 1:
         return [*found, *one_token()]
@@ -162,8 +144,9 @@ def applied(changed: Sequence[Variant]) -> Iterator[None]:
 class Point:
     """A number of tokens."""
 
-    def __init__(self, model: GptOss, num_tokens: int, context: int) -> None:
+    def __init__(self, model: GptOss, num_tokens: int, context: int, *, only_projections: bool) -> None:
         config = model.config
+        self.variants = variants(num_tokens, config.experts[0], only_projections=only_projections)
         self.model, self.num_tokens = model, num_tokens
         self.batch: Batch = replace(make_batch(config, StepLoad(num_tokens, 1, context), DEVICE), logits_rows_N=None)
         self.kv: KVCache = kv_cache(model, self.batch)
@@ -244,7 +227,7 @@ def compile_all(points: Sequence[Point], compilers: Compilers) -> None:
     """All at once: an already compiled kernel would run on what others have not written."""
     with compilers.compile_together():
         for point in points:
-            for variant in variants(point.num_tokens, point.model.config.experts[0]):
+            for variant in point.variants:
                 point.step([variant])
         for tiles in HEADS.values():
             choice_by(points[0].model, tiles)(0)
@@ -254,7 +237,7 @@ def compile_all(points: Sequence[Point], compilers: Compilers) -> None:
 def report(point: Point) -> None:
     config = point.model.config
     layers, tokens = config.num_hidden_layers, point.num_tokens
-    tried = variants(tokens, config.experts[0])
+    tried = point.variants
     expected = point.step([]).clone()
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     told: dict[str, str] = {}
@@ -345,11 +328,12 @@ def main() -> None:
         weights = load_weights(config, RandomTensors(config, 0, DEVICE), DEVICE, torch.bfloat16, ops=ops)
         model = GptOss(config, weights, ops)
         print(f"weights after {time.monotonic() - STARTED:.0f} s", flush=True)
-        points = [Point(model, num_tokens, options.context) for num_tokens in options.tokens]
+        only = options.projections
+        points = [Point(model, tokens, options.context, only_projections=only) for tokens in options.tokens]
         compile_all(points, compilers)
         for point in points:
             report(point)
-        if not ONLY_PROJECTIONS:
+        if not only:
             report_head(model)
 
 

@@ -38,7 +38,6 @@ LM_HEAD_TILES = (
     Tile(max_tokens=64, stages=3),
 )
 OUT_PROJ_TILES = tuple(replace(tile, parts=4) for tile in LM_HEAD_TILES)
-PARTIAL_DTYPE = torch.float32  # of partial sums
 # The same of weights in 12 bits.
 OUT_PROJ_BF12_TILES = (
     Tile(max_tokens=8, parts=8, stages=4, early=4),
@@ -90,15 +89,14 @@ def stream_kernel(
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
     at = (token.to(gl.int64) * SPLITS + split) * num_rows
     inside = (row < num_rows)[:, None] & (token < num_tokens)[None, :]
-    gl.store(out_ptr + at[None, :] + row[:, None], sums.to(out_ptr.dtype.element_ty), inside)
+    gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
 
 
 def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Tile) -> Tensor:
     """[T, J, F] float32; J is the tile's parts. Needs T <= max_tokens and `streamable` inputs."""
     num_tokens, num_columns = x.shape
     num_rows = weight.shape[0]
-    dtype = torch.float32 if tile.parts == 1 else PARTIAL_DTYPE
-    out = torch.empty(num_tokens, tile.parts, num_rows, dtype=dtype, device=x.device)
+    out = torch.empty(num_tokens, tile.parts, num_rows, dtype=torch.float32, device=x.device)
     if isinstance(weight, Bf12Matrix):
         boxes, scale_F = word_descriptor(weight, 1, tile.chunks), weight.scale_F
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oscine.engine.core.speculation import SpeculationController, StepTimes
+from oscine.engine.core.speculation import SpeculationController, StepCurve, StepTimes
 from oscine.types import ScheduledSequence, StepPlan
 
 Times = Callable[[float], float]  # milliseconds of a step by its rows
@@ -223,6 +223,15 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
         times.note(5, 2.0)
     times.forget_old()
     assert (times.of(9), times.of(5)) == (None, 2.0)
+
+
+def test_fewer_rows_are_not_thought_slower_than_more() -> None:
+    plain, drafting = StepTimes(), StepTimes()
+    plain.note(1, 1.0)
+    for rows, seconds in ((4, 9.0), (6, 2.5), (9, 3.0)):
+        drafting.note(rows, seconds)
+    curve = StepCurve.of(1, plain, drafting)
+    assert [curve.at(rows) for rows in (1, 4, 6, 9)] == [1.0, 2.5, 2.5, 3.0]
 
 
 def test_a_step_that_seemed_to_take_no_time_does_not_empty_the_account() -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 from oscine.types import StepPlan
 
 ALLOWANCE = 0.01  # of the time of plain steps, for exploration
-_MOST_SAVED, _MOST_OWED = 10.0, 8.0  # plain steps that the account holds at most
+_MOST_SAVED, _MOST_OWED = 10.0, 3.0  # plain steps that the account holds at most
 _SAVED_AT_START = 4.0
 _LATEST = 15  # steps of one size whose times count
 _LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
@@ -84,19 +84,23 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class _Curve:
-    """Expected seconds of a step with drafts: measured sizes, and straight lines between them."""
+class StepCurve:
+    """Expected seconds of a step with drafts: measured sizes, and straight lines between them.
+
+    A step is not expected to take longer than one with more rows: its time was measured in a bad moment.
+    """
 
     sizes: list[int]
     seconds: list[float]
     measured: Collection[int]
 
     @classmethod
-    def of(cls, batch: int, plain: StepTimes, drafting: StepTimes) -> "_Curve":
+    def of(cls, batch: int, plain: StepTimes, drafting: StepTimes) -> "StepCurve":
         points = plain.seconds | drafting.seconds
         size = StepTimes.size_of(batch)
         sizes = [size, *sorted(larger for larger in points if larger > size)]
-        return cls(sizes, [points[size] for size in sizes], drafting.seconds)
+        seconds = [*accumulate((points[size] for size in reversed(sizes)), min)][::-1]
+        return cls(sizes, seconds, drafting.seconds)
 
     def at(self, rows: float) -> float:
         i = bisect_left(self.sizes, rows)
@@ -254,7 +258,7 @@ class SpeculationController:
             self._set(running, [0] * (_LEVELS + 1))
             return
         self._rates.fold()
-        curve = _Curve.of(batch, self._plain, self._drafting)
+        curve = StepCurve.of(batch, self._plain, self._drafting)
         may_draft = self._saved > 0 and len(curve.sizes) > 1
         best = self._best(running, curve, plain) if may_draft else [0] * (_LEVELS + 1)
         self._set(running, best)
@@ -275,7 +279,7 @@ class SpeculationController:
                 request.num_drafts = by_level[self._level(request)]
         self._by_level = by_level
 
-    def _best(self, running: Collection[Drafting], curve: _Curve, plain: float) -> list[int]:
+    def _best(self, running: Collection[Drafting], curve: StepCurve, plain: float) -> list[int]:
         """Drafts by level. The draft that adds most tokens is added first, as long as tokens come faster."""
         counts = Counter(map(self._level, running))
         batch, rates, following = len(running), self._rates.accepted.by_position, self._rates.following.by_position
@@ -307,7 +311,7 @@ class SpeculationController:
         chosen = Counter(level for _, level, _ in candidates[:num_best])
         return [chosen[level] for level in range(_LEVELS + 1)]
 
-    def _explore(self, running: Collection[Drafting], curve: _Curve, plain: float) -> None:
+    def _explore(self, running: Collection[Drafting], curve: StepCurve, plain: float) -> None:
         """A few sequences have drafts in the next step, if the account can pay for it."""
         assert self._saved is not None
         count = max(1, len(running) // 16)

@@ -235,12 +235,15 @@ def test_fewer_rows_are_not_thought_slower_than_more() -> None:
 
 
 def test_a_step_that_seemed_to_take_no_time_does_not_empty_the_account() -> None:
-    engine = Engine(SpeculationController(8), 1, NANO, [0.95] * 8)
+    engine = Engine(SpeculationController(8), 1, NANO, NONE)
+    controller, (sequence,) = engine.controller, engine.sequences.values()
     plan = StepPlan(0, [], [ScheduledSequence(0, 0, 1, True, [])])
     for seconds in (*[NANO(1) / 1e3] * 20, 0.0):
-        engine.controller.note_step(plan, 0, seconds)
-    engine.run(25)
-    assert engine.run(25) > 1.5 / NANO(1)
+        controller.note_step(plan, 0, seconds)
+    controller.note_drafts(sequence, 8, 8, 0)
+    controller.note_step(plan, 8, NANO(9) / 1e3)  # a loss that was saved for
+    engine.run(40)
+    assert sequence.draft_trials > 1, "nothing was tried again"
 
 
 def test_a_number_of_rows_that_was_measured_in_a_bad_moment_is_measured_again() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.slots import IntArray, PageEntries
+from oscine.executor.slots import PageEntries
 from oscine.executor.transfer import upload
 from oscine.ops.interface import Batch, Ops
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
@@ -41,6 +41,7 @@ class DeviceState:
         tables, last_ids, lens, drafts = (torch.zeros(s, dtype=torch.int32, device=device) for s in sizes)
         self._ops = ops
         self._state = BatchState(tables, last_ids, lens, drafts, page_size)
+        self._drafts_on_host = drafts.numpy() if device.type == "cpu" else np.empty((0, 0), np.int32)
         lens.fill_(1)  # the padding slot always stands at position 0
 
     def point_padding_at(self, pages: Sequence[int]) -> None:
@@ -74,13 +75,18 @@ class DeviceState:
             num_decodes=num_decodes,
         )
 
-    def put_drafts(self, slots: IntArray, drafts: IntArray) -> None:
-        """What may follow the token that each of these slots sampled last; drafts: [slots, up to max_drafts]."""
-        if self.device.type == "cpu":  # numpy takes an eighth of the time of torch
-            self._state.drafts.numpy()[slots, : drafts.shape[1]] = drafts
+    def put_drafts(self, drafts: Sequence[tuple[int, list[int]]]) -> None:
+        """Slots, and what may follow the token that each sampled last: 1 to max_drafts tokens."""
+        if self.device.type == "cpu":
+            table = self._drafts_on_host
+            for slot, ids in drafts:  # an index array would take longer, and give other threads Python's lock
+                table[slot, : len(ids)] = ids
             return
-        both = upload(np.hstack((slots[:, None], drafts)).astype(np.int32), self.device)
-        self._state.drafts[both[:, 0].long(), : drafts.shape[1]] = both[:, 1:]
+        width = max(len(ids) for _, ids in drafts)
+        both = upload(
+            np.array([(slot, *ids, *[0] * (width - len(ids))) for slot, ids in drafts], np.int32), self.device
+        )
+        self._state.drafts[both[:, 0].long(), :width] = both[:, 1:]
 
     def accept(self, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
         """Keeps what was sampled, up to the first draft that is not accepted: see Ops.accept."""

@@ -192,12 +192,8 @@ class TorchExecutor:
         found = [drafter.propose(s.slot, s.num_drafts) if s.num_drafts else [] for s in plan.sequences]
         if not any(found):
             return None
-        with_drafts = [(s.slot, ids) for s, ids in zip(plan.sequences, found, strict=True) if ids]
-        width = max(len(ids) for _, ids in with_drafts)
-        padded = np.array([[*ids, *[0] * (width - len(ids))] for _, ids in with_drafts], np.int64)
-        self.state.put_drafts(np.array([slot for slot, _ in with_drafts], np.int64), padded)
-        ids_S = np.array([id for ids in found for id in (0, *ids)], np.int64)
-        return Drafts([*map(len, found)], lambda: ids_S)
+        self.state.put_drafts([(s.slot, ids) for s, ids in zip(plan.sequences, found, strict=True) if ids])
+        return Drafts([*map(len, found)], cache(lambda: np.array([id for ids in found for id in (0, *ids)], np.int64)))
 
     def _draft(self, plan: StepPlan, drafter: DeviceDrafter) -> Drafts | None:
         """Waits for nothing. Pages are placed."""

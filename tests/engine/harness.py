@@ -58,7 +58,7 @@ class SomeDrafts:
         for request in running:
             request.num_drafts = hash((self.num_decisions, request.slot)) % (self.most + 1)
 
-    def note_drafts(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafted <= self.most
         self.num_noted += num_drafted
 

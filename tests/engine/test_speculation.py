@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oscine.engine.core.speculation import SpeculationController, StepTimes
+from oscine.engine.core.speculation import SpeculationController, StepCurve, StepTimes
 from oscine.types import ScheduledSequence, StepPlan
 
 Times = Callable[[float], float]  # milliseconds of a step by its rows
@@ -100,7 +100,7 @@ class Engine:
         ms_measured = ms * 20 if noise < 0.002 else ms  # the machine does something else
         for sequence, asked, count, taken in zip(self.sequences.values(), most, drafted, accepted, strict=True):
             if asked:
-                self.controller.note_drafts(sequence, count, taken)
+                self.controller.note_drafts(sequence, asked, count, taken)
         plan = StepPlan(0, [], [ScheduledSequence(i, 0, 1, True, []) for i in range(self.batch)])
         self.controller.note_step(plan, sum(drafted), ms_measured / 1e3)
         self.ms += ms
@@ -170,6 +170,28 @@ def test_drafts_that_rarely_exist_cost_little(matched: float, overhead_ms: float
     assert engine.run(3000) > 1 / H200(1) * (1.4 if matched > 0.5 else 0.98)
 
 
+def test_a_drafter_that_proposes_few_is_allowed_many() -> None:
+    """Most proposals are of one draft and fail, the others are long and right. A limit costs only rows that exist."""
+
+    def run(fixed: int | None) -> float:
+        engine = Engine(SpeculationController(8), 1, table({1: 1.0, 9: 5.8}), [])
+        are_right: deque[bool] = deque()
+
+        def drafts(most: int) -> int:
+            are_right.append(engine.draw.random() < 0.4)
+            return most if are_right[-1] else min(most, 1)
+
+        def accept(num_drafts: int) -> int:
+            engine.accepted = [0.97 if are_right.popleft() else 0.3]
+            return Engine.accept(engine, num_drafts)
+
+        engine.drafts, engine.accept = drafts, accept  # type: ignore[method-assign]
+        engine.run(1000, fixed)
+        return engine.run(2000, fixed)
+
+    assert run(None) > 0.95 * run(8) > 1.1
+
+
 def test_sequences_whose_drafts_fail_have_none_beside_others() -> None:
     engine = Engine(SpeculationController(4), 4, H200, GOOD)
     order = deque([GOOD, NONE])
@@ -204,7 +226,7 @@ def test_one_slow_step_changes_little() -> None:
     before = engine.run(100)
     (sequence,) = engine.sequences.values()
     plan = StepPlan(0, [], [ScheduledSequence(0, 0, 1, True, [])])
-    engine.controller.note_drafts(sequence, 4, 4)
+    engine.controller.note_drafts(sequence, 4, 4, 4)
     engine.controller.note_step(plan, 4, 1000.0)
     assert engine.run(100) > 0.9 * before
 
@@ -226,6 +248,27 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
         times.note(5, 2.0)
     times.forget_old()
     assert (times.of(9), times.of(5)) == (None, 2.0)
+
+
+def test_fewer_rows_are_not_thought_slower_than_more() -> None:
+    plain, drafting = StepTimes(), StepTimes()
+    plain.note(1, 1.0)
+    for rows, seconds in ((4, 9.0), (6, 2.5), (9, 3.0)):
+        drafting.note(rows, seconds)
+    curve = StepCurve.of(1, plain, drafting)
+    assert [curve.at(rows) for rows in (1, 4, 6, 9)] == [1.0, 2.5, 2.5, 3.0]
+
+
+def test_a_step_that_seemed_to_take_no_time_does_not_empty_the_account() -> None:
+    engine = Engine(SpeculationController(8), 1, NANO, NONE)
+    controller, (sequence,) = engine.controller, engine.sequences.values()
+    plan = StepPlan(0, [], [ScheduledSequence(0, 0, 1, True, [])])
+    for seconds in (*[NANO(1) / 1e3] * 20, 0.0):
+        controller.note_step(plan, 0, seconds)
+    controller.note_drafts(sequence, 8, 8, 0)
+    controller.note_step(plan, 8, NANO(9) / 1e3)  # a loss that was saved for
+    engine.run(40)
+    assert sequence.draft_trials > 1, "nothing was tried again"
 
 
 def test_a_number_of_rows_that_was_measured_in_a_bad_moment_is_measured_again() -> None:

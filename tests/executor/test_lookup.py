@@ -1,11 +1,13 @@
 """Drafts of prompt lookup against a slow search through all texts."""
 
 import random
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 import pytest
 
-from oscine.executor.drafts.lookup import DRAFTS_PER_TOKEN, PromptLookup, run_lengths
+from oscine.executor.drafts.lookup import LEAST_CHANCE, PromptLookup, run_lengths
 
 
 class Oracle:
@@ -20,6 +22,8 @@ class Oracle:
         self.old: list[list[int]] = []
         self.new: list[list[int]] = []
         self.pool_tokens = pool_tokens
+        self.rates: dict[tuple[int, bool], list[float]] = {}  # by length, and whether the text is the sequence's own
+        self.found: dict[int, tuple[list[float], list[int]]] = {}
 
     def assign(self, slot: int, text: list[int], num_prompt_tokens: int, shares: bool) -> None:
         if self.shares[slot] and self.was_looked_up[slot]:
@@ -29,6 +33,15 @@ class Oracle:
             self.new.append(answer[-self.pool_tokens :])
         self.texts[slot], self.num_prompt_tokens[slot] = list(text), num_prompt_tokens
         self.shares[slot], self.was_looked_up[slot] = shares, False
+        self.found.pop(slot, None)
+
+    def append(self, slot: int, tokens: list[int]) -> None:
+        self.texts[slot] += tokens
+        rates, drafts = self.found.pop(slot, ([], []))
+        for i in range(len(drafts)):
+            if drafts[:i] == tokens[:i] and i < len(tokens):
+                place = min(i, len(rates) - 1)
+                rates[place] += 0.1 * ((drafts[i] == tokens[i]) - rates[place])
 
     def propose(self, slot: int, most: int) -> list[int]:
         self.was_looked_up[slot] = True
@@ -39,7 +52,11 @@ class Oracle:
                 for end in range(len(source) - 1, n - 1, -1):
                     if source[end - n : end] == text[-n:]:
                         period = source[end:]
-                        return (period * most if source is text else period)[: min(most, DRAFTS_PER_TOKEN * n)]
+                        drafts = (period * most if source is text else period)[:most]
+                        rates = self.rates.setdefault((n, source is text), [0.7] * 4)
+                        self.found[slot] = rates, drafts
+                        chances = accumulate((rates[min(i, 3)] for i in range(len(drafts))), mul)
+                        return drafts[: sum(chance >= LEAST_CHANCE for chance in chances)]
         return []
 
 
@@ -62,7 +79,7 @@ def test_drafts_are_those_of_a_slow_search(seed: int) -> None:
         elif draw.random() < 0.6:
             tokens = common[start : start + draw.randint(1, 15)]
             lookup.append(slot, tokens)
-            oracle.texts[slot] += tokens
+            oracle.append(slot, tokens)
         most = draw.choice([1, 4, 8])
         if draw.random() < 0.7:
             drafts = lookup.propose(slot, most)
@@ -84,7 +101,21 @@ def test_a_sequence_that_does_not_share_neither_gives_nor_takes() -> None:
         lookup.append(0, answer[10:])
     lookup.assign(0, np.array([7, 8, 9], np.int32), 3)
     lookup.append(0, answer[:10])
-    assert lookup.propose(0, 4) == answer[10:14]
+    assert lookup.propose(0, 4) == answer[10:13]
+
+
+def test_drafts_are_as_many_as_were_right_before() -> None:
+    lookup, draw = PromptLookup(1), random.Random(1)
+    num_drafts = []
+    for is_right in (True, False, True):  # what follows the run 1, 2, of which the prompt says 3, 4, ...
+        for _ in range(40):
+            lookup.assign(0, np.array([*range(1, 11), draw.randrange(20, 10_000), 1], np.int32), 12, False)
+            lookup.append(0, [2])
+            num_drafts.append(len(lookup.propose(0, 8)))
+            lookup.append(0, [*range(3, 11)][: num_drafts[-1] + 1] if is_right else [11])
+    assert num_drafts[0] == 3
+    assert num_drafts[39] == num_drafts[119] == 8
+    assert num_drafts[79] == 0
 
 
 def test_the_pool_is_bounded_and_forgets_the_oldest_answers() -> None:

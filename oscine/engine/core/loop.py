@@ -79,8 +79,8 @@ class Speculation(Protocol):
         """Sets num_drafts of the running requests, for the step that is scheduled next."""
         ...
 
-    def note_drafts(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """A step that could verify drafts of this request has ended."""
+    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
+        """A step that could verify up to `most` drafts of this request has ended."""
         ...
 
     def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
@@ -269,15 +269,16 @@ class EngineLoop:
         assert result.step == step.plan.step
         self._count_step(step.plan.num_tokens)
         began_s, self._committed_s = max(step.launched_s, self._committed_s), self._clock()
+        seconds = self._committed_s - began_s if result.seconds is None else result.seconds
         if self.offload is not None:
-            self.offload.note_step(step.plan, self._committed_s - began_s)
+            self.offload.note_step(step.plan, seconds)
         is_in_vain = True
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
                 is_in_vain = False
                 self._advance(request, step.plan.sequences[i], result, i, news)
         if self.speculation is not None and not is_in_vain:
-            self.speculation.note_step(step.plan, sum(result.num_drafted or ()), self._committed_s - began_s)
+            self.speculation.note_step(step.plan, sum(result.num_drafted or ()), seconds)
         return news
 
     def _count_step(self, num_tokens: int) -> None:
@@ -344,7 +345,7 @@ class EngineLoop:
             for position in range(num_accepted):
                 counters.accepted_by_position[position] += 1
         if self.speculation is not None:
-            self.speculation.note_drafts(request, num_drafted, num_sampled - 1)
+            self.speculation.note_drafts(request, sequence.num_drafts, num_drafted, num_sampled - 1)
 
     def _refusal(self, request: GenerationRequest) -> str | None:
         """Why a request cannot be run, for its sender."""

@@ -2,8 +2,8 @@
 
 A step that verifies drafts has more rows, and takes longer. It is worth it if enough drafts are accepted. So three
 things are measured all the time: the seconds of a step by its rows, plain and with drafts; how often the draft at each
-position is accepted, over all sequences and per sequence; and how often there are drafts at all. What the drafter
-costs is part of the seconds of steps with drafts.
+position is accepted, over all sequences and per sequence; and how often there is a draft at each position. What the
+drafter costs is part of the seconds of steps with drafts.
 
 No estimate is trusted without limit. Each step with drafts is compared with the time that plain steps would have taken
 for its tokens. The difference goes to an account, and plain steps add half a percent of their time. Drafts that lose
@@ -14,14 +14,14 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from operator import mul
 from typing import Protocol
 
 from oscine.types import StepPlan
 
 ALLOWANCE = 0.005  # of the time of plain steps, for exploration
-_MOST_SAVED, _MOST_OWED = 10.0, 8.0  # plain steps that the account holds at most
+_MOST_SAVED, _MOST_OWED = 10.0, 3.0  # plain steps that the account holds at most
 _SAVED_AT_START = 2.0
 _LATEST = 15  # steps of one size whose times count
 _LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
@@ -84,19 +84,23 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class _Curve:
-    """Expected seconds of a step with drafts: measured sizes, and straight lines between them."""
+class StepCurve:
+    """Expected seconds of a step with drafts: measured sizes, and straight lines between them.
+
+    A step is not expected to take longer than one with more rows: its time was measured in a bad moment.
+    """
 
     sizes: list[int]
     seconds: list[float]
     measured: Collection[int]
 
     @classmethod
-    def of(cls, batch: int, plain: StepTimes, drafting: StepTimes) -> "_Curve":
+    def of(cls, batch: int, plain: StepTimes, drafting: StepTimes) -> "StepCurve":
         points = plain.seconds | drafting.seconds
         size = StepTimes.size_of(batch)
         sizes = [size, *sorted(larger for larger in points if larger > size)]
-        return cls(sizes, [points[size] for size in sizes], drafting.seconds)
+        seconds = [*accumulate((points[size] for size in reversed(sizes)), min)][::-1]
+        return cls(sizes, seconds, drafting.seconds)
 
     def at(self, rows: float) -> float:
         i = bisect_left(self.sizes, rows)
@@ -112,52 +116,75 @@ class _Curve:
         return expected if StepTimes.size_of(round(rows)) in self.measured else expected * _OPTIMISM
 
 
+class _Shares:
+    """A rate per position, over about the latest _WINDOW samples of it.
+
+    Without samples it is the rate of the position before, if `chained`. Else, and for the first one, it is `start`.
+    """
+
+    def __init__(self, count: int, start: float, chained: bool = True) -> None:
+        self._start, self._chained = start, chained
+        self._samples, self._hits = [0.0] * count, [0.0] * count
+        self._new_samples, self._new_hits = [0] * (count + 1), [0] * (count + 1)
+
+    def note(self, num_samples: int, num_hits: int) -> None:
+        """The first positions had a sample, and the first of these were hits."""
+        self._new_samples[num_samples] += 1
+        self._new_hits[num_hits] += 1
+
+    def fold(self) -> None:
+        """Takes in what was noted since the last call."""
+        for sums, new in ((self._samples, self._new_samples), (self._hits, self._new_hits)):
+            reached = list(accumulate(reversed(new[1:])))[::-1]
+            for i, count in enumerate(reached):
+                sums[i] += count
+            new[:] = [0] * len(new)
+        for i, samples in enumerate(self._samples):
+            if samples > _WINDOW:
+                self._samples[i] = _WINDOW
+                self._hits[i] *= _WINDOW / samples
+
+    @property
+    def by_position(self) -> list[float]:
+        rates, expected = [], self._start
+        for hits, samples in zip(self._hits, self._samples, strict=True):
+            rates.append((hits + expected) / (samples + 1))
+            if self._chained:
+                expected = rates[-1]
+        return rates
+
+
 class _Rates:
-    """How often drafts exist, and how often each is accepted if all before it are. Older samples count less."""
+    """How often there are drafts, and how often each is accepted if all before it are. Older samples count less."""
 
     def __init__(self, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self.of_all = 0.6  # of all compared drafts, how many were accepted
-        self.num_asked = self.num_drafted = 1.0  # sequences that were asked for drafts, and that had some
-        self.trials, self.accepted = [1.0] * max_drafts, [0.6] * max_drafts  # by position
-        self._new_trials, self._new_accepted = [0] * (max_drafts + 1), [0] * (max_drafts + 1)
+        self.existing = _Shares(max_drafts, 1.0)  # drafts, of those that were asked for
+        self.following = _Shares(max_drafts, 1.0, chained=False)  # the same where all before were accepted
+        self.accepted = _Shares(max_drafts, self.of_all)  # of the drafts that were compared
+        self._trials, self._num_accepted = _PRIOR, _PRIOR * self.of_all
         self._num_new = 0
 
-    def note(self, num_drafted: int, num_accepted: int) -> int:
+    def note(self, most: int, num_drafted: int, num_accepted: int) -> int:
         """Returns how many drafts were compared: those accepted, and one that was not."""
         self._num_new += 1
         num_tried = min(num_accepted + 1, num_drafted)
-        self._new_trials[num_tried] += 1
-        self._new_accepted[num_accepted] += 1
+        self.existing.note(most, num_drafted)
+        self.following.note(min(num_accepted + 1, most), num_tried)
+        self.accepted.note(num_tried, num_accepted)
+        keep = _WINDOW / (_WINDOW + num_tried)
+        self._trials = self._trials * keep + num_tried
+        self._num_accepted = self._num_accepted * keep + num_accepted
         return num_tried
 
     def fold(self) -> None:
         """Takes in what was noted since the last call."""
-        if not self._num_new:
-            return
-        num_drafted = self._num_new - self._new_trials[0]
-        keep = _WINDOW / (_WINDOW + self._num_new)
-        self.num_asked = self.num_asked * keep + self._num_new
-        self.num_drafted = self.num_drafted * keep + num_drafted
-        for rates, new in ((self.trials, self._new_trials), (self.accepted, self._new_accepted)):
-            reached = list(accumulate(reversed(new[1:])))[::-1]
-            for i, count in enumerate(reached):
-                rates[i] += count
-        for i, trials in enumerate(self.trials):
-            if trials > _WINDOW:
-                self.trials[i] = _WINDOW
-                self.accepted[i] *= _WINDOW / trials
-        self.of_all = max(0.02, sum(self.accepted) / sum(self.trials))
-        size = self.max_drafts + 1
-        self._new_trials, self._new_accepted, self._num_new = [0] * size, [0] * size, 0
-
-    @property
-    def of_asking(self) -> float:
-        return self.num_drafted / self.num_asked
-
-    @property
-    def by_position(self) -> list[float]:
-        return [accepted / trials for accepted, trials in zip(self.accepted, self.trials, strict=True)]
+        if self._num_new:
+            for shares in (self.existing, self.following, self.accepted):
+                shares.fold()
+            self.of_all = max(0.02, self._num_accepted / self._trials)
+            self._num_new = 0
 
 
 class SpeculationController:
@@ -182,11 +209,11 @@ class SpeculationController:
         request.num_drafts = self._by_level[self._level(request)]
         self._steps_left = min(self._steps_left, 1 + self._batch // 64)
 
-    def note_drafts(self, request: Drafting, num_drafted: int, num_accepted: int) -> None:
-        """A sequence that could have drafts in a step had so many, and so many were accepted."""
+    def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
+        """A sequence that could have up to `most` >= 1 drafts in a step had so many, and so many were accepted."""
         self._num_asked += 1
         self._num_accepted += num_accepted
-        num_tried = self._rates.note(num_drafted, num_accepted)
+        num_tried = self._rates.note(most, num_drafted, num_accepted)
         if num_tried:
             keep = _OWN_WINDOW / (_OWN_WINDOW + num_tried)
             request.draft_trials = request.draft_trials * keep + num_tried
@@ -201,11 +228,13 @@ class SpeculationController:
             return
         if not num_asked and not num_drafted:
             self._steps_since_plain = 0
-            self._plain.note(batch, seconds)
-            self._save(ALLOWANCE * seconds, seconds)
+            typical = self._plain.note(batch, seconds)
+            assert typical is not None
+            self._save(ALLOWANCE * typical, typical)
             return
         self._steps_since_plain += 1
-        typical = self._drafting.note(batch + num_drafted, seconds)
+        typical = self._drafting.of(batch + num_drafted)  # without this step, which may be far off
+        self._drafting.note(batch + num_drafted, seconds)
         plain = self._plain.of(batch)
         if plain is not None:
             most = 2 * (plain if typical is None else typical)
@@ -230,7 +259,7 @@ class SpeculationController:
             self._set(running, [0] * (_LEVELS + 1))
             return
         self._rates.fold()
-        curve = _Curve.of(batch, self._plain, self._drafting)
+        curve = StepCurve.of(batch, self._plain, self._drafting)
         may_draft = self._saved > 0 and len(curve.sizes) > 1
         best = self._best(running, curve, plain) if may_draft else [0] * (_LEVELS + 1)
         self._set(running, best)
@@ -251,23 +280,28 @@ class SpeculationController:
                 request.num_drafts = by_level[self._level(request)]
         self._by_level = by_level
 
-    def _best(self, running: Collection[Drafting], curve: _Curve, plain: float) -> list[int]:
-        """Drafts by level. The draft that is accepted most probably is added first, as long as tokens come faster."""
+    def _best(self, running: Collection[Drafting], curve: StepCurve, plain: float) -> list[int]:
+        """Drafts by level. The draft that adds most tokens is added first, as long as tokens come faster."""
         counts = Counter(map(self._level, running))
-        batch, of_asking, rates = len(running), self._rates.of_asking, self._rates.by_position
+        batch, rates, following = len(running), self._rates.accepted.by_position, self._rates.following.by_position
+        existing = list(accumulate(self._rates.existing.by_position, min))
+        of_asking = existing[0]
+        following[0] = 1.0  # a sequence that has drafts has the first
         of_steps = 1 - (1 - of_asking) ** batch  # steps in which any sequence has drafts
         per_sequence = (1 + (batch - 1) * of_asking) / batch  # sequences with drafts in such a step
         scale = 1 / self._rates.of_all
-        candidates: list[tuple[float, int]] = []
+        candidates: list[tuple[float, int, float]] = []  # tokens of a sequence, level, rows of all its sequences
         for level in counts:
-            accepted = accumulate((min(0.99, rate * scale * level / _LEVELS) for rate in rates), mul)
-            candidates += ((probability, level) for probability in accepted)
+            chances = (min(0.99, rate * scale * level / _LEVELS) for rate in rates)
+            accepted = accumulate(map(mul, chances, following), mul)
+            having = (counts[level] * per_sequence * share / of_asking for share in existing)
+            candidates += zip(accepted, repeat(level), having, strict=False)
         candidates.sort(reverse=True)
         without_s = curve.at(batch)
         rows = tokens = float(batch)
         most, num_best = batch / plain * _MARGIN, 0
-        for i, (probability, level) in enumerate(candidates, 1):
-            rows += counts[level] * per_sequence
+        for i, (probability, level, num_rows) in enumerate(candidates, 1):
+            rows += num_rows
             if rows > _FARTHEST * curve.sizes[-1] + 1:
                 break
             tokens += counts[level] * per_sequence * probability
@@ -275,10 +309,10 @@ class SpeculationController:
             per_second = (batch + of_steps * (tokens - batch)) / seconds
             if per_second > most:
                 most, num_best = per_second, i
-        chosen = Counter(level for _, level in candidates[:num_best])
+        chosen = Counter(level for _, level, _ in candidates[:num_best])
         return [chosen[level] for level in range(_LEVELS + 1)]
 
-    def _explore(self, running: Collection[Drafting], curve: _Curve, plain: float) -> None:
+    def _explore(self, running: Collection[Drafting], curve: StepCurve, plain: float) -> None:
         """A quarter of the sequences and all of them, in turns, have drafts in the next step, if the account can pay.
         The drafter takes some time for any number of drafts, so few of them alone look too expensive."""
         assert self._saved is not None

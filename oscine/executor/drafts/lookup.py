@@ -1,8 +1,9 @@
 """Prompt lookup: drafts are what followed the last tokens where they occurred before.
 
 The last n tokens of a sequence are looked up in its own prompt and answer, then in recent answers of other sequences,
-for a few lengths n. The longest n decides, then the own text, then the latest occurrence. All of it is deterministic:
-every rank of a model makes the same drafts from the same calls.
+for a few lengths n. The longest n decides, then the own text, then the latest occurrence. There are only as many drafts
+as are likely to be accepted: how often they were right is counted by n, by the kind of text, and by their place. All of
+it is deterministic: every rank of a model makes the same drafts from the same calls.
 
 A run of n tokens is found by its hash, and compared before it is used. The tokens that are known at the first lookup
 are indexed at once, as sorted keys (hash, end): 8 bytes per token and length. Later tokens are added to a dict, one by
@@ -20,7 +21,10 @@ from numpy.typing import NDArray
 ColumnArray = NDArray[np.int32]
 
 POOL_TOKENS = 1 << 16  # in each of the two halves of the pool
-DRAFTS_PER_TOKEN = 2  # of the run that was found: what follows a short one is less certain
+LEAST_CHANCE = 0.3  # of a draft to be accepted: about what its row costs, in plain steps
+_RATE_AT_START = 0.7
+_RATE_STEP = 0.1  # weight of the latest draft in a rate
+_PLACES = 4  # of drafts with a rate of their own; later ones have the last
 _END_BITS = 24  # of a sorted key: where the run ends
 _END_MASK = (1 << _END_BITS) - 1
 _MASK = (1 << 39) - 1  # of a hash, so that a key is a positive int64
@@ -30,6 +34,7 @@ _BREAK = -1  # between the answers of the pool; no run has it
 
 Tokens: TypeAlias = "array[int]"
 Runs = dict[int, int]  # the hash of a run -> where it ended last
+Rates = list[float]  # by place: how often a draft is right if all before it are
 
 
 def run_lengths(shortest: int, longest: int) -> tuple[int, ...]:
@@ -133,6 +138,23 @@ class _Answers:
         return list(takewhile(_BREAK.__ne__, self.tokens[end : end + most]))
 
 
+def _learn(rates: Rates, drafts: list[int], token_ids: list[int]) -> None:
+    """Compares drafts with what came, up to the first that is wrong."""
+    for i, (draft, token) in enumerate(zip(drafts, token_ids, strict=False)):
+        place = min(i, _PLACES - 1)
+        rates[place] += _RATE_STEP * ((draft == token) - rates[place])
+        if draft != token:
+            return
+
+
+def _num_likely(rates: Rates, most: int) -> int:
+    """How many drafts have the least chance to be accepted."""
+    chance, count = 1.0, 0
+    while count < most and (chance := chance * rates[min(count, _PLACES - 1)]) >= LEAST_CHANCE:
+        count += 1
+    return count
+
+
 class PromptLookup:
     """Drafts for every slot: a HostDrafter.
 
@@ -145,6 +167,10 @@ class PromptLookup:
         self._lengths, self._pool_tokens = lengths, pool_tokens
         self._texts: list[_Text] = [_Text(np.empty(0, np.int32), 0, False, lengths)] * num_slots
         self._new, self._old = _Answers(lengths), _Answers(lengths)
+        self._rates: list[tuple[Rates, Rates]] = [  # by length: of answers of others, and of the own text
+            ([_RATE_AT_START] * _PLACES, [_RATE_AT_START] * _PLACES) for _ in lengths
+        ]
+        self._expected: dict[int, tuple[Rates, list[int]]] = {}  # by slot: what may come next, more than is drafted
 
     def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool = True) -> None:
         """A sequence takes the slot, with these tokens. The answer that was there goes to the pool."""
@@ -152,26 +178,31 @@ class PromptLookup:
         if before.shares and before.was_looked_up:
             self._keep(before.tokens[before.num_prompt_tokens :])
         self._texts[slot] = _Text(token_ids, num_prompt_tokens, shares, self._lengths)
+        self._expected.pop(slot, None)
 
     def append(self, slot: int, token_ids: list[int]) -> None:
         """The sequence has got these tokens."""
         self._texts[slot].tokens.extend(token_ids)
+        expected = self._expected.pop(slot, None)
+        if expected is not None:
+            _learn(*expected, token_ids)
 
     def propose(self, slot: int, most: int) -> list[int]:
         """Up to `most` drafts of the tokens that come next; none if the last tokens are new."""
         text = self._texts[slot]
         text.index()
-        found = self._find(text, 0)
+        found, level = self._find(text, 0), 0
         if found is None:
             return []
-        level = 0
         for longer in range(len(self._lengths) - 1, 0, -1):
             found_longer = self._find(text, longer)
             if found_longer is not None:
                 found, level = found_longer, longer
                 break
         source, end = found
-        return source.after(end, min(most, DRAFTS_PER_TOKEN * self._lengths[level]))
+        rates, drafts = self._rates[level][source is text], source.after(end, most)
+        self._expected[slot] = rates, drafts
+        return drafts[: _num_likely(rates, most)]
 
     def _find(self, text: _Text, level: int) -> tuple[_Text | _Answers, int] | None:
         """Where the last tokens of a text occurred before: the first source that has them, and where they end there."""

@@ -1,8 +1,10 @@
 """Runs an executor in a thread of its own, so that the next step is scheduled while one runs (torch frees the GIL)."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from oscine.types import Executor, SamplingParams, StepPlan, StepResult
 
@@ -29,5 +31,7 @@ class ThreadedExecutor:
         self._thread.submit(function).result()
 
     def _run(self, plan: StepPlan) -> StepResult:
+        began_s = time.perf_counter()
         self._executor.launch(plan)
-        return self._executor.collect()
+        result = self._executor.collect()
+        return replace(result, seconds=time.perf_counter() - began_s)

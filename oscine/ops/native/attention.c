@@ -101,27 +101,33 @@ struct keys {
     int64_t position, first, last;
 };
 
-/* Scores of two rows, which may be the same row. */
-static void score(struct rows *rows, int64_t r, int64_t s, const struct keys *k, int64_t dim) {
+/* Scores of two rows, which may be the same row, with four keys. */
+INLINE void score(struct rows *rows, int64_t r, int64_t s, const float *const key[4], int64_t j, int64_t dim) {
+    f8 sum[LANES] = {0};
+    for (int64_t d = 0; d < dim; d += LANES) {
+        f8 a = load(rows->q[r] + d), b = load(rows->q[s] + d);
+        KEEP(a);
+        KEEP(b);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            f8 c = load(key[i] + d);
+            KEEP(c);
+            sum[i] += a * c, sum[4 + i] += b * c;
+        }
+    }
+    float both[LANES];
+    store(both, sums8(sum));
+    memcpy(rows->scores[r] + j, both, sizeof both / 2);
+    memcpy(rows->scores[s] + j, both + 4, sizeof both / 2);
+}
+
+static void score_all(struct rows *rows, const struct keys *k, int64_t dim) {
     for (int64_t j = k->first / LANES * LANES; j < k->last; j += 4) {
         const float *key[4];
         for (int i = 0; i < 4; i++) key[i] = k->keys[MIN(MAX(j + i, k->first), k->last - 1)];
-        for (int64_t i = j; !r && i < MIN(j + 4, k->last); i++)
+        for (int64_t i = j; i < MIN(j + 4, k->last); i++)
             for (int64_t d = 0; d < dim; d += 64 / sizeof(float)) __builtin_prefetch(k->values[MAX(i, k->first)] + d);
-        f8 sum[LANES] = {0};
-        for (int64_t d = 0; d < dim; d += LANES) {
-            const f8 a = load(rows->q[r] + d), b = load(rows->q[s] + d);
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                f8 c = load(key[i] + d);
-                KEEP(c);
-                sum[i] += a * c, sum[4 + i] += b * c;
-            }
-        }
-        float both[LANES];
-        store(both, sums8(sum));
-        memcpy(rows->scores[r] + j, both, sizeof both / 2);
-        memcpy(rows->scores[s] + j, both + 4, sizeof both / 2);
+        for (int64_t r = 0; r < rows->count; r += 2) score(rows, r, MIN(r + 1, rows->count - 1), key, j, dim);
     }
 }
 
@@ -178,7 +184,7 @@ INLINE void add_values(struct rows *rows, int64_t r, int64_t s, const struct key
 }
 
 static void take_keys(struct rows *rows, const struct keys *k, int64_t dim, float scale) {
-    for (int64_t r = 0; r < rows->count; r += 2) score(rows, r, MIN(r + 1, rows->count - 1), k, dim);
+    score_all(rows, k, dim);
     for (int64_t r = 0; r < rows->count; r++) weigh(rows, r, k, scale);
     for (int64_t r = 0; r < rows->count; r += 2) {
         int64_t d = 0, s = MIN(r + 1, rows->count - 1);

@@ -21,13 +21,15 @@ GPUS = {  # by memory in GiB
     141: "H200",
     180: "B200, GB200",
 }
+HOPPER = {"H100", "GH200", "H200"}
 RANKS = (1, 2, 4, 8)
 
 
 def plan(model: str, gib: int, num_ranks: int, on_host: str | None = None) -> MemoryPlan:
     """Of each of the ranks. Raises ValueError where the model does not fit."""
     options = Config.of({} if on_host is None else {"experts-on-host": on_host}).engine
-    return plan_on_gpus(PUBLISHED[model](), options, DeviceMemory(gib * GIB, gib * GIB - IN_USE), num_ranks)
+    memory, hopper = DeviceMemory(gib * GIB, gib * GIB - IN_USE), bool(HOPPER & set(GPUS[gib].split(", ")))
+    return plan_on_gpus(PUBLISHED[model](), options, memory, num_ranks, hopper=hopper)
 
 
 def cell(model: str, gib: int, num_ranks: int) -> str:

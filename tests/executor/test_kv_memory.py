@@ -113,7 +113,7 @@ def test_in_fp8_a_gpu_holds_twice_the_sequences() -> None:
     held = {}
     for dtype in ("auto", "fp8"):
         cache = CacheOptions(kv_cache_dtype=dtype, prefix_caching=False)  # type: ignore[arg-type]
-        plan = plan_on_gpus(gpt_oss_120b(), replace(asked, cache=cache), H200)
+        plan = plan_on_gpus(gpt_oss_120b(), replace(asked, cache=cache), H200, hopper=True)
         held[dtype] = plan.num_pages[0] * 64 // 2048
         assert plan.num_pages[1] == 1024 * 4 + 256, "windows are as they were"
     assert plan.groups[0].page_bytes == 18 * 2 * 8 * 64 * 65
@@ -121,6 +121,19 @@ def test_in_fp8_a_gpu_holds_twice_the_sequences() -> None:
     assert held["fp8"] >= max(1400, int(1.96 * held["auto"]))
     assert " pages of 64 tokens in FP8\n  KV window-128 " in str(plan)
     assert plan.total <= int(0.92 * H200.total)
+
+
+def test_projections_have_a_second_form_where_it_takes_little_of_the_cache() -> None:
+    """12 bits per weight: 36 layers x (5,120 x 2,880 + 2,880 x 4,096) x 1.5 bytes, and a scale for each row."""
+    second = 36 * ((5120 + 4096) * 2880 * 3 // 2 + 4 * (5120 + 2880))
+    asked = options(None)
+
+    def weights(gpu: DeviceMemory, hopper: bool) -> int:
+        return plan_on_gpus(gpt_oss_120b(), asked, gpu, hopper=hopper).weights
+
+    assert weights(H200, hopper=True) - weights(H200, hopper=False) == second
+    h100 = DeviceMemory(total=85_000_000_000, free=84_500_000_000)
+    assert weights(h100, hopper=True) == weights(h100, hopper=False), "it would take a fifth of the cache"
 
 
 def test_a_gpu_gives_the_cache_what_is_left_of_its_share() -> None:

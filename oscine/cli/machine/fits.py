@@ -56,7 +56,8 @@ def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> M
     config = config_at(NANO_FOLDER) if model == NANO else PUBLISHED[model.rpartition("-")[2]]()
     if not num_ranks:
         return plan_on_cpu(config, options, facts.available)
-    return plan_on_gpus(config, options, _memory(facts.gpus[0]), num_ranks, facts.available)
+    gpu = facts.gpus[0]
+    return plan_on_gpus(config, options, _memory(gpu), num_ranks, facts.available, hopper=gpu.capability == "9.0")
 
 
 def _memory(gpu: Gpu) -> DeviceMemory:

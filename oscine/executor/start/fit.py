@@ -22,9 +22,18 @@ from oscine.ops.table import lacking_for_fp8_experts
 
 
 def plan_on_gpus(
-    config: ModelConfig, options: EngineOptions, gpu: DeviceMemory, num_ranks: int = 1, host_bytes: int | None = None
+    config: ModelConfig,
+    options: EngineOptions,
+    gpu: DeviceMemory,
+    num_ranks: int = 1,
+    host_bytes: int | None = None,
+    *,
+    hopper: bool = False,
 ) -> MemoryPlan:
-    """The plan of one rank in bfloat16. Raises ValueError with the arithmetic if it does not fit."""
+    """The plan of one rank in bfloat16. Raises ValueError with the arithmetic if it does not fit.
+
+    hopper: GPUs of compute capability 9.0, whose kernels may have projections in a second form.
+    """
     options = with_step_tokens(options, gpu.total)
     dtype, shard = torch.bfloat16, Shard.of_everything(0, num_ranks)
     own = shard.config(config)
@@ -32,7 +41,8 @@ def plan_on_gpus(
     specs = shard.specs(config)
     head = prepared_bytes(*specs["lm_head.weight"].shape)
     total = weight_bytes(config, dtype, shard) + head
-    total += second_form_bytes(gpu, options, total, {name: spec.shape for name, spec in specs.items()})
+    if hopper:
+        total += second_form_bytes(gpu, options, total, {name: spec.shape for name, spec in specs.items()})
     experts = [0] * config.num_hidden_layers
     for name, spec in specs.items():
         if name.endswith(("_blocks", "_scales")):

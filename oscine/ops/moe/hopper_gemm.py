@@ -280,7 +280,7 @@ def _load_quarters(cfg, ring, sources, stage, tile, step):
     boxes = ring.tokens._reinterpret(
         sources.narrow.dtype, [cfg.STAGES * cfg.UNITS * 4, box[0], 64], sources.narrow.layout
     )
-    for i in range(_opaque(quarters(cfg, tile))):
+    for i in range(quarters(cfg, tile)):
         for u in gl.static_range(cfg.UNITS):
             buffer = boxes.index((stage * cfg.UNITS + u) * 4 + i)
             at = [tile.source + i * box[0], (step * cfg.UNITS + u) * 64]
@@ -329,12 +329,6 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
         mbarrier.wait(ring.empty.index(stage), phase)
         _name_tile(cfg, ring, stage, index)
         mbarrier.arrive(ring.full.index(stage), count=1)
-
-
-@gluon.jit
-def _opaque(x):
-    """x, of which the compiler knows no upper bound: it would unroll loops up to there, and spill."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit

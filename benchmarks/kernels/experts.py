@@ -109,7 +109,6 @@ def report(case: Case, prepared: hopper.HopperExperts, expected: Tensor) -> None
 
 def name_of(tiling: Tiling) -> str:
     shape = f"n{tiling.tokens} c{tiling.consumers} u{tiling.units} s{tiling.stages} x{tiling.programs}"
-    shape += f" k{tiling.stack}" if tiling.stack > 1 else ""
     shape += f" p{tiling.planes}" if tiling.planes else ""
     shape += " staged" if tiling.staged else ""
     shape += " dynamic" if tiling.dynamic else ""

@@ -1,8 +1,9 @@
-"""Tilings of the exact Hopper experts against each other at full load: `python -m benchmarks.kernels.tilings`.
+"""Tilings of the Hopper experts for many tokens against each other, at full load:
+`python -m benchmarks.kernels.tilings`.
 
-First the error of each tiling, of the whole op against the reference in float32; runs must repeat to the bit. Then all
-tilings in turns, in whole rounds. In each turn a tiling runs for some tenths of a second, so that the power limit
-shows:
+First the error of each tiling, of the whole op against the reference in float32 with activations of the same type; runs
+must repeat to the bit. Then all tilings in turns, in whole rounds. In each turn a tiling runs for some tenths of a
+second, so that the power limit shows:
 
     cold    us of the first milliseconds after a rest, as in the first prompt after a pause
     warm    median us of the last half of a turn, as in a server
@@ -13,61 +14,54 @@ The weights are those of one layer, 30 times as large as the L2. Each call of a 
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
 
-from benchmarks.kernels.experts import DEVICE, HIDDEN, MOST_ERROR, PER_TOKEN, Case, name_of
+from benchmarks.kernels.experts import DEVICE, HIDDEN, MOST_ERROR, MOST_FP8_ERROR, PER_TOKEN, Case, name_of
 from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
 from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.ops.compile_together import Compilers
+from oscine.ops.interface import MxExperts
 from oscine.ops.moe import hopper, reference
-from oscine.ops.moe.hopper import Tiling, large, stacked
+from oscine.ops.moe.hopper import Tiling, large
 from oscine.ops.target import Target
 
 EXPERTS = 128
-TOKENS = (256, 512, 1024, 2048, 8192)
+TOKENS = {"auto": (1024, 1536, 2048, 8192), "fp8": (1024, 2048, 8192)}  # by the type of activations
 REST = 0.1  # seconds between turns
 COLD = 0.008  # seconds
 AGAIN = 8  # runs whose results must be those of the first, to the bit
 BATCH = 0.02  # seconds of replays between two events
 
 
-def tilings(tokens: int) -> Iterator[Tiling]:
+def tilings(tokens: int, fp8: bool) -> list[Tiling]:
     """The present plan, and what may be faster."""
-    now = hopper.plan(tokens, PER_TOKEN, EXPERTS, HIDDEN)
-    yield now
-    if tokens <= 256:
-        yield stacked(16, stack=3, units=2, stages=3, programs=4)
-        yield stacked(16, stack=5, units=1, stages=5, programs=3)
-        yield stacked(16, stack=5, units=2, stages=4, programs=2)
-    elif tokens <= 512:
-        yield replace(now, quarters=True)
-        yield stacked(32, stack=3, units=2, stages=3, programs=3)
-        yield stacked(32, stack=5, units=2, stages=3, programs=2)
-    elif tokens <= 1024:
-        yield replace(now, staged=True, dynamic=True)
-        yield replace(now, staged=True, dynamic=True, quarters=True)
-        yield replace(now, staged=True, dynamic=True, quarters=True, units=1, stages=8, stack=2)
-        yield stacked(64, stack=5, units=1, stages=5, programs=2)
-        yield replace(stacked(64, stack=4, units=1, stages=6, programs=2), staged=True)
-        yield replace(stacked(64, stack=3, units=2, stages=3, programs=2), staged=True)
-    else:
-        wide = replace(large(128, units=1, stages=8), staged=True)
-        longer = replace(wide, dynamic=True, units=2, stages=4)
-        if tokens <= 2048:
-            yield replace(now, staged=True, dynamic=True, quarters=True)
-            yield stacked(64, stack=5, units=1, stages=5, programs=2)
-            yield replace(wide, dynamic=True, quarters=True)
-        else:
-            yield wide
-            yield replace(wide, dynamic=True)
-            yield longer
-        yield replace(longer, quarters=True)
+    now = (hopper.plan_fp8 if fp8 else hopper.plan)(tokens, PER_TOKEN, EXPERTS, HIDDEN)
+    others = fp8_tilings(tokens) if fp8 else exact_tilings(tokens)
+    return [now, *(tiling for tiling in others if tiling != now)]
+
+
+def exact_tilings(tokens: int) -> Iterator[Tiling]:
+    if tokens <= 2048:
+        yield large(64, units=3, stages=4)
+    if tokens <= 1536:
+        yield large(64, units=2, stages=6)
+    yield large(128, units=2, stages=4)
+    if tokens > 2048:
+        yield replace(large(128, units=2, stages=4), quarters=False)
+
+
+def fp8_tilings(tokens: int) -> Iterator[Tiling]:
+    if tokens <= 2048:
+        small = large(64, units=3, stages=5, planes=1)
+        yield small
+        yield replace(small, quarters=True)
+    yield replace(large(128, units=3, stages=4, planes=1), quarters=True)
 
 
 @dataclass
@@ -109,6 +103,34 @@ class Graph:
                 times.warm.append(taken)
 
 
+@dataclass(frozen=True)
+class Layer:
+    """One layer's experts, for one type of activations, and what is measured with them."""
+
+    target: Target
+    prepared: hopper.HopperExperts
+    cases: list[Case]
+
+    @classmethod
+    def of(cls, target: Target, published: MxExperts, tokens: Sequence[int]) -> "Layer":
+        prepared, cases = hopper.prepare_experts(target, published), []
+        for number in tokens:
+            x_TH = torch.randn(number, HIDDEN, device=DEVICE).bfloat16()
+            tried = tilings(number, prepared.fp8)
+            cases.append(Case(x_TH, draw_for(target, x_TH, 8, EXPERTS, PER_TOKEN), tried, target))
+        return cls(target, prepared, cases)
+
+    def compile(self) -> None:
+        for case in self.cases:
+            for tiling in case.tried:
+                case.run(self.prepared, tiling)
+
+    def check(self, published: MxExperts) -> None:
+        oracle = reference.prepare_experts(self.target, published)
+        for case in self.cases:
+            check(case, self.prepared, reference.moe(case.x_TH.float(), case.routings[0], oracle, 7.0))
+
+
 def check(case: Case, prepared: hopper.HopperExperts, expected: torch.Tensor) -> None:
     """Prints the error of each tiling; one that never ends is the last that is named."""
     for tiling in case.tried:
@@ -116,9 +138,8 @@ def check(case: Case, prepared: hopper.HopperExperts, expected: torch.Tensor) ->
         first = case.run(prepared, tiling)
         same = all(torch.equal(case.run(prepared, tiling), first) for _ in range(AGAIN))
         error = float((first.float().sum(1) - expected).norm() / expected.norm())
-        print(
-            f"{error:.3%}{'' if error < MOST_ERROR else '  WRONG'}{'' if same else '  NOT THE SAME AGAIN'}", flush=True
-        )
+        right = error < (MOST_FP8_ERROR if prepared.fp8 else MOST_ERROR)
+        print(f"{error:.3%}{'' if right else '  WRONG'}{'' if same else '  NOT THE SAME AGAIN'}", flush=True)
 
 
 def report(case: Case, prepared: hopper.HopperExperts, rounds: int, seconds: float) -> None:
@@ -140,36 +161,36 @@ def report(case: Case, prepared: hopper.HopperExperts, rounds: int, seconds: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", help=f"numbers of tokens to measure (default: {TOKENS})")
     parser.add_argument(
-        "--tokens", type=int, nargs="+", default=TOKENS, help="numbers of tokens to measure (default: %(default)s)"
+        "--activation-dtype", choices=TOKENS, nargs="+", default=[*TOKENS], help="of experts (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=2, help="turns of each tiling (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.7, help="of a turn (default: %(default)s)")
     options = parser.parse_args()
     started = time.monotonic()
-    target = Target.of(DEVICE)
+
+    def say(what: str) -> None:
+        print(f"{what} after {time.monotonic() - started:.0f} s", flush=True)
+
     with closing(Compilers()) as compilers:
         published = random_experts(EXPERTS, HIDDEN, HIDDEN, DEVICE, torch.bfloat16, scales=(118, 122))
-        prepared = hopper.prepare_experts(target, published)
-        cases = []
-        for tokens in options.tokens:
-            x_TH = torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16()
-            routings = draw_for(target, x_TH, 8, EXPERTS, PER_TOKEN)
-            cases.append(Case(x_TH, routings, list(tilings(tokens)), target))
-        print(f"weights after {time.monotonic() - started:.0f} s", flush=True)
+        layers = [
+            Layer.of(replace(Target.of(DEVICE), activation_dtype=dtype), published, options.tokens or TOKENS[dtype])
+            for dtype in options.activation_dtype
+        ]
+        say("weights")
         with compilers.compile_together():  # all at once: an already compiled kernel would run on undefined inputs
-            for case in cases:
-                for tiling in case.tried:
-                    case.run(prepared, tiling)
-        print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
-        oracle = reference.prepare_experts(target, published)
-        for case in cases:
-            check(case, prepared, reference.moe(case.x_TH.float(), case.routings[0], oracle, 7.0))
-        del oracle
-        print(f"checked after {time.monotonic() - started:.0f} s", flush=True)
-        for case in cases:
-            report(case, prepared, options.rounds, options.seconds)
-        print(f"after {time.monotonic() - started:.0f} s", flush=True)
+            for layer in layers:
+                layer.compile()
+        say("compiled")
+        for layer in layers:
+            layer.check(published)
+        say("checked")
+        for layer in layers:
+            for case in layer.cases:
+                report(case, layer.prepared, options.rounds, options.seconds)
+        say("measured")
 
 
 if __name__ == "__main__":

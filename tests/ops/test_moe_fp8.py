@@ -92,6 +92,9 @@ def interpret() -> None:
     check_staged(3, 8)
     check_staged(70, 16)
     check_staged(300, 128)
+    for tokens in (28, 70, 110):  # one, three and four quarters of most tiles
+        check_tiling(tokens, replace(hopper.large(64, units=2, stages=3, planes=1), quarters=True))
+    check_tiling(170, replace(hopper.large(128, units=1, stages=4, planes=1), quarters=True))
     nothing = run(torch.empty(0, 64).bfloat16(), random_routing(0, 8, 4, CPU), published_experts(8, 64, 64, CPU))
     assert nothing.shape == (0, 64)
 
@@ -167,8 +170,12 @@ def check_given_plane() -> None:
 
 
 def check_staged(tokens: int, tile: int) -> None:
+    splits = 2 if tile == 8 else 1
+    check_tiling(tokens, hopper.Tiling(tile, planes=1, units=1, halves=tile > 8, staged=True, splits=splits))
+
+
+def check_tiling(tokens: int, tiling: hopper.Tiling) -> None:
     x_TH, routing, published = drawn(tokens)
-    tiling = hopper.Tiling(tile, planes=1, units=1, halves=tile > 8, staged=True, splits=2 if tile == 8 else 1)
     assert difference(run(x_TH, routing, published, tiling), expected(x_TH, routing, published)) <= EXACT_SUMS
 
 

@@ -71,12 +71,11 @@ class Tiling:
     stages: int = 4
     # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N from 128 on also up to N / 4
     halves: bool = False
-    quarters: bool = False  # tiles of up to 3 N / 4 tokens have loops of their own too, and load as many quarters
+    quarters: bool = False  # up to 3 N / 4 tokens have a loop of their own too; tokens are loaded in quarters of N
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
-    consumers: int = 3  # warpgroups of a program that multiply, 1 or 3
-    stack: int = 1  # unit rows of 64 weight rows of each consumer, which share the tokens
+    consumers: int = 3  # warpgroups of a program that multiply, 64 rows of weights each: 1 or 3
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
@@ -151,9 +150,9 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
         return Tiling(16, halves=True, dynamic=True)
     if rows <= 16:
         return Tiling(32, stages=3, halves=True, dynamic=True)
-    if rows <= 64:
+    if rows <= 48:  # measured: 32 and 64
         return large(64, units=3, stages=4)
-    return large(128, units=1, stages=8)
+    return large(128, units=2, stages=4)
 
 
 def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling:
@@ -168,8 +167,8 @@ def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Ti
     if rows <= 16:
         return Tiling(32, planes=1, dynamic=True, halves=True)
     if rows <= 64:
-        return large(64, units=3, stages=5, planes=1)
-    return replace(large(128, units=3, stages=4, planes=1), dynamic=True)
+        return replace(large(64, units=3, stages=5, planes=1), dynamic=False)
+    return large(128, units=3, stages=4, planes=1)
 
 
 def thin(tokens: int, per_token: int) -> Tiling:
@@ -183,18 +182,8 @@ def thin(tokens: int, per_token: int) -> Tiling:
 
 def large(tokens: int, units: int, stages: int, planes: int = 0) -> Tiling:
     """One program of an SM: registers for many tokens."""
-    shape = Tiling(tokens, planes=planes, units=units, stages=stages, halves=True)
-    return replace(shape, programs=1, registers=128, consumer_registers=152, staged=planes == 1)
-
-
-def stacked(tokens: int, stack: int, units: int, stages: int, programs: int) -> Tiling:
-    """One warpgroup per program with several unit rows, which share tokens and their addresses; one copy of the code.
-
-    Other programs of the SM multiply while one of them waits or stores.
-    """
-    shape = Tiling(tokens, units=units, stages=stages, halves=True, quarters=tokens >= 4 * FEWEST_COLUMNS, dynamic=True)
-    registers = {2: 128, 3: 80, 4: 64}[programs]
-    return replace(shape, consumers=1, stack=stack, programs=programs, registers=registers)
+    shape = Tiling(tokens, planes=planes, units=units, stages=stages, halves=True, quarters=planes == 0, dynamic=True)
+    return replace(shape, programs=1, registers=128, consumer_registers=152, staged=True)
 
 
 def is_direct(tokens: int, per_token: int, most: int) -> bool:
@@ -207,6 +196,7 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     direct = tiling.planes > 0 and is_direct(tokens, per_token, tiling.tokens)
     splits = nonempty_splits(tiling, experts.down.k_units)
+    assert not tiling.quarters or not (direct or tokens == 1 or tiling.planes == 2)
     assert tiling.planes or splits == 1, (
         "fp16 in parts of one stage each was wrong on an H200, and right in the interpreter"
     )
@@ -268,7 +258,7 @@ def _launch(
     nibbles, scales = _descriptors(matrix, tiling.units)
     ids_TK, weights_TK = work.routing[:2]
     (num_tokens, per_token), logits_TE = weights_TK.shape, work.routing.logits_TE
-    tiles = triton.cdiv(matrix.unit_rows, tiling.consumers * tiling.stack) * splits
+    tiles = triton.cdiv(matrix.unit_rows, tiling.consumers) * splits
     grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
         nibbles,
@@ -295,7 +285,7 @@ def _launch(
 
 
 def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Boxes for a tile's tokens, and for entries of few: half as many, or a lone one with zeros behind it.
+    """Boxes for a tile's tokens, and for entries of few: a half or a quarter, or a lone one with zeros behind it.
 
     Most experts of a few tokens have one. Other rows beside it would come from the L2 cache and be multiplied for
     nothing but power; what TMA finds past the end of a dimension, here the planes of a token, is zero.
@@ -335,7 +325,6 @@ def constants(
         "EXPERTS_PER_TOKEN": per_token,
         "LIMIT": limit,
         "CONSUMERS": tiling.consumers,
-        "STACK": tiling.stack,
         "CONSUMER_REGS": tiling.consumer_registers,
         "STAGED": tiling.staged,
     }

@@ -5,9 +5,8 @@ Knows tiles, barriers and registers; not routing policy, shapes of models, or ho
     out[token, row] = sum over k of weight[row, k] * token[k]   for the tokens of one expert
 
 Weights are the register operand of wgmma, tokens (N of them) the shared one, so that a few tokens fill an instruction.
-One producer warp runs ahead through a ring of STAGES buffers, across the borders of tiles; CONSUMERS warpgroups own
-STACK unit rows (64 weight rows) each, so that tokens are read once for all of them. A stage holds UNITS units of 64
-along k:
+One producer warp runs ahead through a ring of STAGES buffers, across the borders of tiles; CONSUMERS warpgroups own one
+unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
 
     producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
     consumer: wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
@@ -31,10 +30,10 @@ from oscine.ops.moe.hopper_tiles import (
     find_entries,
     h_factor,
     is_narrow,
-    narrow_boxes,
     next_tile,
     note_order,
     pairs_of,
+    quarters,
     rows_of,
     tile_at,
 )
@@ -205,7 +204,7 @@ class Sources:
     nibbles: tma.tensor_descriptor
     scales: tma.tensor_descriptor
     tokens: tma.tensor_descriptor  # boxes of N tokens
-    narrow: tma.tensor_descriptor  # of fewer: half of them, or a lone one with zeros behind it
+    narrow: tma.tensor_descriptor  # of fewer: a half or a quarter, or a lone one with zeros behind it
 
 
 @record
@@ -227,17 +226,28 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
     """Opens a stage: all its bytes are announced, zeros among them; those of the weights are on their way."""
     _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
-    unit_rows: gl.constexpr = cfg.CONSUMERS * cfg.STACK
-    weights: gl.constexpr = unit_rows * (
+    weights: gl.constexpr = cfg.CONSUMERS * (
         cfg.UNITS * sources.nibbles.block_type.nbytes + sources.scales.block_type.nbytes
     )
-    boxes = narrow_boxes(cfg, tile)
-    mbarrier.expect(full, weights + cfg.UNITS * sources.tokens.block_type.nbytes, pred=boxes == 0)
-    for most in gl.static_range(1, 4 if cfg.QUARTERS else 2):
-        mbarrier.expect(full, weights + cfg.UNITS * most * sources.narrow.block_type.nbytes, pred=boxes == most)
-    for i in gl.static_range(unit_rows):
-        slot = stage * unit_rows + i
-        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * unit_rows + i) * cfg.K_UNITS + step * cfg.UNITS
+    tokens: gl.constexpr = cfg.UNITS * sources.tokens.block_type.nbytes
+    narrow: gl.constexpr = cfg.UNITS * sources.narrow.block_type.nbytes
+    if cfg.QUARTERS:
+        boxes = quarters(cfg, tile)
+        if boxes == 4:
+            mbarrier.expect(full, weights + tokens)
+        elif boxes == 3:
+            mbarrier.expect(full, weights + 3 * narrow)
+        elif boxes == 2:
+            mbarrier.expect(full, weights + 2 * narrow)
+        else:
+            mbarrier.expect(full, weights + narrow)
+    elif is_narrow(cfg, tile):
+        mbarrier.expect(full, weights + narrow)
+    else:
+        mbarrier.expect(full, weights + tokens)
+    for c in gl.static_range(cfg.CONSUMERS):
+        slot = stage * cfg.CONSUMERS + c
+        unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
             tma.async_copy_global_to_shared(sources.nibbles, [(unit + u) * 8, 0], full, buffer)
@@ -248,27 +258,35 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
 def _load_tokens(cfg, ring, sources, stage, tile, step):
     full = ring.full.index(stage)
     box: gl.constexpr = sources.narrow.block_type.shape
-    boxes = narrow_boxes(cfg, tile)
-    column = step * (cfg.UNITS * 64)
-    row = tile.source * (2 if cfg.PLANES == 2 else 1)
-    if boxes == 0:
-        for u in gl.static_range(cfg.UNITS):
-            buffer = ring.tokens.index(stage * cfg.UNITS + u)
-            tma.async_copy_global_to_shared(sources.tokens, [row, column + u * 64], full, buffer)
-    elif cfg.DIRECT or cfg.SINGLE:
-        for u in gl.static_range(cfg.UNITS):
-            buffer = ring.tokens.index(stage * cfg.UNITS + u)
-            lone = buffer.slice(0, box[1], dim=0)._reinterpret(sources.narrow.dtype, box, sources.narrow.layout)
-            tma.async_copy_global_to_shared(sources.narrow, [tile.source, 0, column + u * 64], full, lone)
+    if cfg.QUARTERS and quarters(cfg, tile) < 4:
+        _load_quarters(cfg, ring, sources, stage, tile, step)
     else:
-        most: gl.constexpr = ring.tokens.shape[1] // box[0]
-        parts = ring.tokens._reinterpret(
-            sources.narrow.dtype, [cfg.STAGES * cfg.UNITS * most, box[0], 64], sources.narrow.layout
-        )
-        for i in range(_opaque(boxes)):
-            for u in gl.static_range(cfg.UNITS):
-                part = parts.index((stage * cfg.UNITS + u) * most + i)
-                tma.async_copy_global_to_shared(sources.narrow, [row + i * box[0], column + u * 64], full, part)
+        for u in gl.static_range(cfg.UNITS):
+            buffer = ring.tokens.index(stage * cfg.UNITS + u)
+            column = (step * cfg.UNITS + u) * 64
+            row = tile.source * (2 if cfg.PLANES == 2 else 1)
+            if cfg.QUARTERS or not is_narrow(cfg, tile):
+                tma.async_copy_global_to_shared(sources.tokens, [row, column], full, buffer)
+            elif cfg.DIRECT or cfg.SINGLE:
+                lone = buffer.slice(0, box[1], dim=0)._reinterpret(sources.narrow.dtype, box, sources.narrow.layout)
+                tma.async_copy_global_to_shared(sources.narrow, [tile.source, 0, column], full, lone)
+            else:
+                tma.async_copy_global_to_shared(sources.narrow, [row, column], full, buffer.slice(0, box[0], dim=0))
+
+
+@gluon.jit
+def _load_quarters(cfg, ring, sources, stage, tile, step):
+    """As many boxes of N / 4 tokens as the tile needs."""
+    full = ring.full.index(stage)
+    box: gl.constexpr = sources.narrow.block_type.shape
+    boxes = ring.tokens._reinterpret(
+        sources.narrow.dtype, [cfg.STAGES * cfg.UNITS * 4, box[0], 64], sources.narrow.layout
+    )
+    for i in range(quarters(cfg, tile)):
+        for u in gl.static_range(cfg.UNITS):
+            buffer = boxes.index((stage * cfg.UNITS + u) * 4 + i)
+            at = [tile.source + i * box[0], (step * cfg.UNITS + u) * 64]
+            tma.async_copy_global_to_shared(sources.narrow, at, full, buffer)
 
 
 @gluon.jit
@@ -284,7 +302,7 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
     if not cfg.GATED:
         tile = tile_at(cfg, entries, begin_index)
-        early = _opaque(gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0))
+        early = gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0)
         for s in range(early):
             _load_weights(cfg, ring, sources, s, tile, tile.begin + s)
         gdc_wait()
@@ -313,12 +331,6 @@ def _produce(cfg, ring, sources, pointers, num_tokens):
         mbarrier.wait(ring.empty.index(stage), phase)
         _name_tile(cfg, ring, stage, index)
         mbarrier.arrive(ring.full.index(stage), count=1)
-
-
-@gluon.jit
-def _opaque(x):
-    """x, of which the compiler knows no upper bound: it would unroll loops up to there, and spill."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -403,7 +415,7 @@ def _by_row(upper, lower, layout: gl.constexpr):
 def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     gdc_wait()
     gdc_launch_dependents()
-    scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * cfg.STACK * sources.scales.block_type.shape[0]
+    scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
     if cfg.PLANES == 1:
         scale_rows = ring.scales._reinterpret(gl.int16, [scale_units, 64], SCALE_ROW)
     else:
@@ -447,26 +459,31 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
     columns: gl.constexpr = 2 * n if cfg.PLANES == 2 else n
     parts: gl.constexpr = widths(columns)
     layout: gl.constexpr = accumulator_layout(parts[0], 32 if cfg.PLANES else 16)
-    # more columns of planes, or of unit rows together, leave no registers for it
-    EARLY: gl.constexpr = columns == 8 or (cfg.PLANES != 2 and cfg.STACK * columns <= 256)
+    EARLY: gl.constexpr = columns == 8 or cfg.PLANES != 2  # more columns of planes leave no registers for it
+    unit_row = tile.row_tile * cfg.CONSUMERS + c
+    row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     if EARLY:  # what the epilogue needs is on its way while the tile is computed
-        words = _row_words(cfg, c, tile, layout, pointers)
+        words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
     if cfg.STAGED:
         factor, target = _columns(cfg, tile, pointers)
-    sums = ()  # of each unit row, of each part of its columns
-    for _ in gl.static_range(cfg.STACK):
-        for i in gl.static_range(len(parts)):
-            sums += (_zeros(cfg, parts[i]),)
+    first = _zeros(cfg, parts[0])
+    sums = (first,) if len(parts) == 1 else (first, _zeros(cfg, parts[1]))
     for _ in range(tile.begin, tile.end):
-        sums, stage, phase = _add_stage(sums, parts, stage, phase, source)
+        sums, stage, phase = _add_stage(sums, stage, phase, source)
     if not EARLY:
-        words = _row_words(cfg, c, tile, layout, pointers)
+        words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
+    if cfg.PLANES == 2:
+        sums = (_add_planes(cfg, sums[0], tile, pointers),)
+    words = gl.convert_layout(words, gl.SliceLayout(1, sums[0].type.layout), assert_trivial=True)
+    bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
+    scale = (words & -65536).to(gl.float32, bitcast=True)
+    if cfg.PLANES == 1:
+        scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
     if cfg.STAGED:
         ring.factors.index(c).store(factor)
         ring.targets.index(c).store(target)
-    for r in gl.static_range(cfg.STACK):
-        for i in gl.static_range(len(parts)):
-            _finish(cfg, sums[r * len(parts) + i], words[r], i * parts[0], r, tile, source, pointers)
+    for i in gl.static_range(len(parts)):
+        _store(cfg, sums[i], scale, bias, i * parts[0], tile, unit_row, source, pointers)
     return stage, phase
 
 
@@ -476,47 +493,28 @@ def _zeros(cfg, columns: gl.constexpr):
 
 
 @gluon.jit
-def _row_words(cfg, c: gl.constexpr, tile, layout: gl.constexpr, pointers):
-    """Bias and scale of the rows of each unit row."""
-    words = ()
-    for r in gl.static_range(cfg.STACK):
-        unit_row = _unit_row(cfg, c, r, tile)
-        row = (tile.expert * cfg.UNIT_ROWS + unit_row) * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        words += (gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0),)
-    return words
-
-
-@gluon.jit
-def _unit_row(cfg, c: gl.constexpr, r: gl.constexpr, tile):
-    return (tile.row_tile * cfg.STACK + r) * cfg.CONSUMERS + c
-
-
-@gluon.jit
-def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
+def _add_stage(sums, stage, phase, source):
     """sums + the products of the stage. Returns the stage that comes next, and its phase, too."""
     cfg, c, ring, scale_rows = source
     layout: gl.constexpr = sums[0].type.layout
-    count: gl.constexpr = len(parts)
+    k_width: gl.constexpr = 4 if cfg.PLANES else 2
     mbarrier.wait(ring.full.index(stage), phase)
     for u in gl.static_range(cfg.UNITS):
-        buffer = ring.tokens.index(stage * cfg.UNITS + u)
-        for r in gl.static_range(cfg.STACK):
-            slot = (stage * cfg.STACK + r) * cfg.CONSUMERS + c
-            nibbles = ring.nibbles.index(slot * cfg.UNITS + u)
-            scales = scale_rows.index(slot * ring.scales.shape[1] + u)
-            if cfg.PLANES == 2:
-                tokens = buffer.slice(0, parts[0], dim=0).permute([1, 0])
-                sums = (_add_blocks(nibbles, scales, tokens, sums[0]),)
+        nibbles = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
+        scales = scale_rows.index((stage * cfg.CONSUMERS + c) * ring.scales.shape[1] + u)
+        tokens = ring.tokens.index(stage * cfg.UNITS + u)
+        if cfg.PLANES == 2:
+            sums = (_add_blocks(nibbles, scales, tokens, sums[0]),)
+        else:
+            if cfg.PLANES == 1:
+                weights = _table_weights(nibbles, scales, gl.DotOperandLayout(0, layout, k_width))
             else:
-                if cfg.PLANES == 1:
-                    weights = _table_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 4))
-                else:
-                    weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, 2))
-                if u > 0 or r > 0:
-                    sums = _waited(sums, (r - 1) % cfg.STACK, count)
-                sums = _multiplied(weights, 4 if cfg.PLANES else 2, buffer, sums, r * count, parts)
+                weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, k_width))
+            if u > 0:
+                sums = _waited(sums)
+            sums = _multiplied(weights, k_width, tokens, sums)
     if cfg.PLANES != 2:
-        sums = _waited(sums, cfg.STACK - 1, count)
+        sums = _waited(sums)
     mbarrier.arrive(ring.empty.index(stage), count=1)
     stage += 1
     if stage == cfg.STAGES:
@@ -526,35 +524,33 @@ def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
 
 
 @gluon.jit
-def _multiplied(weights, k_width: gl.constexpr, buffer, sums, first: gl.constexpr, parts: gl.constexpr):
-    """sums, to those of a unit row from `first` on added the products that are on their way."""
+def _multiplied(weights, k_width: gl.constexpr, tokens, sums):
+    """sums + weights * tokens, on their way."""
     added = ()
-    for i in gl.static_range(len(parts)):
-        tokens = buffer.slice(i * parts[0], parts[i], dim=0).permute([1, 0])
-        added += (_product(weights, k_width, tokens, sums[first + i]),)
-    return sums[:first] + added + sums[first + len(parts) :]
+    for i in gl.static_range(len(sums)):
+        added += (_product(weights, k_width, tokens, i * sums[0].shape[1], sums[i]),)
+    return added
 
 
 @gluon.jit
-def _product(weights, k_width: gl.constexpr, tokens, acc):
+def _product(weights, k_width: gl.constexpr, tokens, begin: gl.constexpr, acc):
+    """acc + weights * tokens, of the columns from `begin` on."""
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, k_width)
     weights = gl.convert_layout(weights, operand, assert_trivial=True)
-    return warpgroup_mma(weights, tokens, acc, is_async=True)
+    return warpgroup_mma(weights, tokens.slice(begin, acc.shape[1], dim=0).permute([1, 0]), acc, is_async=True)
 
 
 @gluon.jit
-def _waited(sums, r: gl.constexpr, count: gl.constexpr):
-    """sums when all products are there, of which those of unit row r were on their way."""
-    if count == 1:
-        there = (warpgroup_mma_wait(0, deps=[sums[r]]),)
-    else:
-        there = warpgroup_mma_wait(0, deps=[sums[2 * r], sums[2 * r + 1]])
-    return sums[: r * count] + there + sums[(r + 1) * count :]
+def _waited(sums):
+    """sums when no product is on its way."""
+    there = warpgroup_mma_wait(0, deps=sums)
+    return (there,) if len(sums) == 1 else there
 
 
 @gluon.jit
 def _add_blocks(nibbles, scales, tokens, acc):
-    """acc + a unit's product with the tokens [64, columns]; what a scale multiplies is the product of its block."""
+    """acc + a unit's product with the tokens [columns, 64]; what a scale multiplies is the product of its block."""
+    tokens = tokens.slice(0, acc.shape[1], dim=0).permute([1, 0])
     layout: gl.constexpr = acc.type.layout
     first, second = _blocks(nibbles, gl.DotOperandLayout(0, layout, 4))
     zero = gl.zeros(acc.shape, gl.float32, layout)
@@ -577,19 +573,6 @@ def _add_planes(cfg, acc, tile, pointers):
     else:
         value *= 1 / cfg.H_FACTOR
     return value
-
-
-@gluon.jit
-def _finish(cfg, acc, words, begin: gl.constexpr, r: gl.constexpr, tile, source, pointers):
-    """Stores the results of a unit row, of the columns from `begin` on."""
-    if cfg.PLANES == 2:
-        acc = _add_planes(cfg, acc, tile, pointers)
-    words = gl.convert_layout(words, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)
-    bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
-    scale = (words & -65536).to(gl.float32, bitcast=True)
-    if cfg.PLANES == 1:
-        scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
-    _store(cfg, acc, scale, bias, begin, tile, _unit_row(cfg, source[1], r, tile), source, pointers)
 
 
 @gluon.jit
@@ -751,23 +734,20 @@ def gemm(
     CHOICE: gl.constexpr,
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
-    STACK: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     STAGED: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
-    tile_rows: gl.constexpr = CONSUMERS * STACK
-    row_tiles: gl.constexpr = (UNIT_ROWS + tile_rows - 1) // tile_rows
+    row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, QUARTERS, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
-        EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, STACK, LIMIT, h_factor(LIMIT), steps, row_tiles,
-        16 if N < 128 else 32, STAGED,
+        EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
     ring = Ring(
-        gl.allocate_shared_memory(gl.uint8, [STAGES * tile_rows * UNITS, 8, 256], nibbles_desc.layout),
-        gl.allocate_shared_memory(gl.int32, [STAGES * tile_rows, BOX, 32], scales_desc.layout),
+        gl.allocate_shared_memory(gl.uint8, [STAGES * CONSUMERS * UNITS, 8, 256], nibbles_desc.layout),
+        gl.allocate_shared_memory(gl.int32, [STAGES * CONSUMERS, BOX, 32], scales_desc.layout),
         gl.allocate_shared_memory(tokens_desc.dtype, [STAGES * UNITS, COLUMNS, 64], tokens_desc.layout),
         gl.allocate_shared_memory(gl.int32, [STAGES, 1], SCALE_ROW),
         gl.allocate_shared_memory(

@@ -29,7 +29,7 @@ class Config:
     STAGES: gl.constexpr
     # short tiles have loops of their own: up to N / 2 tokens; DIRECT, one token; N from 128 on, up to N / 4 too
     HALVES: gl.constexpr
-    QUARTERS: gl.constexpr  # up to 3 N / 4 tokens too, as products of N / 2 and N / 4; loaded in boxes of N / 4
+    QUARTERS: gl.constexpr  # up to 3 N / 4 tokens too, as products of N / 2 and N / 4; tokens come in boxes of N / 4
     DYNAMIC: gl.constexpr  # dynamic tile scheduler: a program takes tiles one by one, else every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
     K_UNITS: gl.constexpr
@@ -41,7 +41,6 @@ class Config:
     EXPERTS_PER_TOKEN: gl.constexpr
     CHOICE: gl.constexpr  # experts of which each kernel chooses itself (hopper_choice.py); 0: they are chosen
     CONSUMERS: gl.constexpr  # warpgroups of a program that multiply
-    STACK: gl.constexpr  # unit rows of each
     LIMIT: gl.constexpr  # of SwiGLU, a float
     H_FACTOR: gl.constexpr  # of h as PLANES: no |h| saturates
     STEPS: gl.constexpr  # stages along k
@@ -165,14 +164,9 @@ def is_narrow(cfg, tile):
 
 
 @gluon.jit
-def narrow_boxes(cfg, tile):
-    """How many boxes of fewer tokens are loaded for the tile; 0: one of N."""
-    if cfg.QUARTERS:
-        quarters = (tile.rows + cfg.N // 4 - 1) // (cfg.N // 4)
-        boxes = gl.where(quarters < 4, quarters, 0)
-    else:
-        boxes = is_narrow(cfg, tile).to(gl.int32)
-    return boxes
+def quarters(cfg, tile):
+    """How many quarters of N the tile's tokens are, 1 to 4."""
+    return (tile.rows + cfg.N // 4 - 1) // (cfg.N // 4)
 
 
 @gluon.jit

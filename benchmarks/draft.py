@@ -380,7 +380,7 @@ class Always:
     def decide(self, running: Collection[Request]) -> None:
         pass
 
-    def note_drafts(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
         pass
 
     def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:

@@ -60,8 +60,10 @@ class Engine:
     accepted: Accepted
     matched: float = 1.0  # of sequences that may have drafts, how many do
     overhead_ms: float = 0.0  # of a step that may have drafts
+    switch_ms: float = 0.0  # of a step without drafts after one with drafts
     noise: float = 0.03
     draw: random.Random = field(default_factory=lambda: random.Random(1))
+    had_drafts: bool = False
     ms: float = 0.0
     tokens: int = 0
 
@@ -94,7 +96,8 @@ class Engine:
     def commit(self, most: list[int], drafted: list[int]) -> None:
         accepted = [self.accept(n) for n in drafted]
         rows = self.batch + sum(drafted)
-        ms = self.times(rows) + (self.overhead_ms if any(most) else 0)
+        ms = self.times(rows) + (self.overhead_ms if any(most) else self.switch_ms if self.had_drafts else 0)
+        self.had_drafts = any(most)
         ms *= self.draw.lognormvariate(0, self.noise)
         noise = self.draw.random()
         ms_measured = ms * 20 if noise < 0.002 else ms  # the machine does something else
@@ -147,6 +150,15 @@ def test_drafts_that_never_pay_cost_a_percent_of_500_steps(batch: int) -> None:
         assert gain_on_h200(500, batch, accepted, seed=1) > 0.989
 
 
+def test_what_a_change_of_steps_costs_is_paid_for() -> None:
+    """Drafts bring as much as they cost, but the plain step after them waits for the host."""
+    times, drafter_ms = MEASURED[8]
+    for seed in range(3):
+        engine = Engine(SpeculationController(3), 8, times, CHAT, overhead_ms=drafter_ms, noise=0.01, switch_ms=1.5)
+        engine.draw = random.Random(seed)
+        assert engine.run(1500) * times(8) / 8 > 0.985
+
+
 @pytest.mark.parametrize("batch", [32, 256])
 def test_many_sequences_find_soon_that_drafts_pay(batch: int) -> None:
     for seed in range(3):
@@ -173,8 +185,9 @@ def test_drafts_that_rarely_exist_cost_little(matched: float, overhead_ms: float
 def test_a_drafter_that_proposes_few_is_allowed_many() -> None:
     """Most proposals are of one draft and fail, the others are long and right. A limit costs only rows that exist."""
 
-    def run(fixed: int | None) -> float:
-        engine = Engine(SpeculationController(8), 1, table({1: 1.0, 9: 5.8}), [])
+    def run(fixed: int | None, seed: int) -> float:
+        draw = random.Random(seed)
+        engine = Engine(SpeculationController(8), 1, table({1: 1.0, 9: 5.8}), [], draw=draw)
         are_right: deque[bool] = deque()
 
         def drafts(most: int) -> int:
@@ -189,7 +202,8 @@ def test_a_drafter_that_proposes_few_is_allowed_many() -> None:
         engine.run(1000, fixed)
         return engine.run(2000, fixed)
 
-    assert run(None) > 0.95 * run(8) > 1.1
+    mean = sum(run(None, seed) for seed in range(6)) / 6
+    assert mean > 0.9 * run(8, 0) > 1.05
 
 
 def test_sequences_whose_drafts_fail_have_none_beside_others() -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from oscine.ops.linear import bf12
-from oscine.ops.linear.bf12 import Bf12Matrix, bf12_bytes, pack
+from oscine.ops.linear.bf12 import Bf12Matrix, pack
+from oscine.ops.linear.bf12_size import bf12_bytes
 
 
 def unpacked(matrix: Bf12Matrix) -> torch.Tensor:

@@ -227,7 +227,11 @@ class SpeculationController:
         if plan.new or not batch or plan.sequences[-1].num_tokens > 1:  # sequences with one token come first
             return
         if not num_asked and not num_drafted:
-            self._steps_since_plain = 0
+            follows_drafts, self._steps_since_plain = self._steps_since_plain > 0, 0
+            typical = self._plain.of(batch)
+            if follows_drafts and typical is not None:  # what the change costs is a cost of drafts
+                self._save(typical - min(seconds, 2 * typical), typical)
+                return
             typical = self._plain.note(batch, seconds)
             assert typical is not None
             self._save(ALLOWANCE * typical, typical)
@@ -254,7 +258,7 @@ class SpeculationController:
             request.num_drafts = 0
         plain = self._plain.of(batch)
         if plain is None or self._saved is None or self._steps_since_plain >= _PLAIN_EVERY:
-            self._steps_left, self._steps_since_plain = 1, 0
+            self._steps_left = 2  # the first follows drafts
             self._drafting.forget_old()
             self._set(running, [0] * (_LEVELS + 1))
             return

@@ -22,7 +22,7 @@ from math import ceil
 from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.kv_group import FP8, KVGroup
 from oscine.model.config import ModelConfig
-from oscine.ops.linear.bf12 import bf12_bytes
+from oscine.ops.linear.bf12_size import bf12_bytes
 
 _GIB = 1 << 30
 _MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WORDS = 3  # of a thread and atom
-ROWS, COLUMNS = 64, 16  # of an atom
+from oscine.ops.linear.bf12_size import COLUMNS, ROWS, WORDS, bf12_bytes
+
 LANES = 32
 SHIFT = 112  # the words' exponents are so much smaller
 MASK = 0x87FF87FF
@@ -62,11 +62,6 @@ class Bf12Matrix:
 
 def dense_of(weight: Tensor | Bf12Matrix) -> Tensor:
     return weight.dense if isinstance(weight, Bf12Matrix) else weight
-
-
-def bf12_bytes(rows: int, columns: int) -> int:
-    """Of words and scales; 0 for a matrix that stays as it is."""
-    return 0 if rows % ROWS or columns % COLUMNS else rows * columns * WORDS // 2 + 4 * rows
 
 
 def pack(dense_FK: Tensor) -> Bf12Matrix | Tensor:

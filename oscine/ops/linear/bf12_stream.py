@@ -10,7 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.linear.bf12 import MASK, SHIFT, TURNS, WORDS, Bf12Matrix, spare_bits
+from oscine.ops.linear.bf12 import MASK, SHIFT, TURNS, Bf12Matrix, spare_bits
+from oscine.ops.linear.bf12_size import WORDS
 from oscine.ops.linear.stream import CHUNK, descriptor
 from oscine.ops.record import record
 

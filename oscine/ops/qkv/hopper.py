@@ -13,8 +13,8 @@ rows of the tensor cores' operand are these 2 R dimensions once for each part; w
     rows x lower         wanted          not used
     rows x upper        not used          wanted
 
-Weights may be in 12 bits (bf12.py). Their groups of 16 rows are eight such pairs, so a program then has 32 / parts / 8
-groups for each part, and its rows are first put in the order above.
+Up to 32 tokens weights may be in 12 bits (bf12.py). Their groups of 16 rows are eight such pairs, so a program then has
+32 / parts / 8 groups for each part, and its rows are first put in the order above.
 
 Shape suffixes: R pairs of dimensions of a program, T tokens of a program, S sums of squares of a token.
 """
@@ -26,8 +26,8 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.interface import QkvProjection, Shapes, Use, unmet
 from oscine.ops.kv import fp8
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
-from oscine.ops.linear import bf12
 from oscine.ops.linear.bf12 import Bf12Matrix, dense_of
+from oscine.ops.linear.bf12_size import COLUMNS as ATOM
 from oscine.ops.linear.bf12_stream import start_words, word_descriptor
 from oscine.ops.linear.stream import (
     CHUNK,
@@ -63,7 +63,6 @@ BF12_TILES = (
     Tile(max_tokens=16, stages=5),
     Tile(max_tokens=32, parts=2, stages=3),
     Tile(max_tokens=32, stages=4, early=2),
-    Tile(max_tokens=64, stages=4, early=3),
 )
 # The same where tensor parallelism leaves so few heads that most SMs would have none.
 FEW_HEADS = 40  # of queries, keys and values together
@@ -243,7 +242,7 @@ def norm_qkv_use(shapes: Shapes) -> Use:
 
 
 def choose_tile(num_tokens: int, weight_FH: Tensor | Bf12Matrix, kv_pages: Tensor) -> Tile | None:
-    """None: cuBLAS, since there are more tokens than tiles take, or other heads, or TMA cannot read.
+    """None: there are more tokens than tiles of these weights take, or other heads, or TMA cannot read.
 
     In FP8 the scale of a key needs all of its dimensions, so heads have one program.
     """
@@ -253,9 +252,9 @@ def choose_tile(num_tokens: int, weight_FH: Tensor | Bf12Matrix, kv_pages: Tenso
     narrow = isinstance(weight_FH, Bf12Matrix)
     tiles = BF12_TILES if narrow else TILES
     if rows <= FEW_HEADS * HEAD:
-        tiles = (*FEW_HEADS_TILES, *tiles)
+        tiles = (*(tile for tile in FEW_HEADS_TILES if tile.max_tokens <= tiles[-1].max_tokens), *tiles)
     most_parts = 1 if is_fp8(kv_pages) else hidden
-    multiple = bf12.COLUMNS if narrow else 8  # of the columns of a part
+    multiple = ATOM if narrow else 8  # of the columns of a part
     return tile_for(
         num_tokens, (tile for tile in tiles if hidden % (multiple * tile.parts) == 0 and tile.parts <= most_parts)
     )
@@ -266,8 +265,10 @@ def norm_qkv(
 ) -> tuple[Tensor, Tensor]:
     """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used."""
     tile = choose_tile(len(x), projection.weight_FH, projection.kv_pages)
+    if tile is None and isinstance(projection.weight_FH, Bf12Matrix):
+        projection = projection._replace(weight_FH=projection.weight_FH.dense)
+        tile = choose_tile(len(x), projection.weight_FH, projection.kv_pages)
     if tile is None:
-        projection = projection._replace(weight_FH=dense_of(projection.weight_FH))
         return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection)
     x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)
     return stream(x_TH, squares_TS, eps, projection, tile), total_TH

@@ -426,7 +426,7 @@ class ForcedAcceptance:
 
 
 def kv_cache_bytes(job: Job, options: EngineOptions) -> int:
-    """Of an engine that holds all sequences of the largest point, and the head's layer; a tenth is spare."""
+    """Bytes for all sequences of the largest point, and the head's layer; a tenth is spare."""
     config, length = open_model(options.model).config, job.isl + job.osl + MOST_DRAFTS
     full, sliding = config.kv_groups(PAGE, "bfloat16" if job.device != "cpu" else "float32")
     sequences, chunk = max(job.concurrency), -(-options.scheduler.max_num_batched_tokens // PAGE)

@@ -46,7 +46,7 @@ class Compilers:
     def compile_together(self) -> Iterator[None]:
         """Within it, no kernel is launched; at the end the workers have compiled those that were not.
 
-        A kernel that was compiled before, for another engine of this process, would read what others have not written.
+        A kernel that was compiled before, for another engine of this process, would read memory that is not written.
         The kernels' outputs are zeros, which torch may use as indices.
         """
         with ThreadPoolExecutor(max(1, len(self._all))) as threads, _Rehearsal(threads, self), _Zeros():

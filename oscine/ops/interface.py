@@ -86,7 +86,7 @@ class Routing(NamedTuple):
     counts_E: Tensor | None = None  # int32; tokens of each expert
     ranks_TK: Tensor | None = None  # int32; 0 .. counts - 1 among the tokens of the same expert, in any order
     prepared: Any = None  # what the moe of this backend asked the norm to make of the tokens
-    # float32, of one token, where the moe of this backend chooses: then ids and weights are empty until it has run
+    # float32; only for one token, if the moe of this backend chooses. Ids and weights are unset until it has run.
     logits_TE: Tensor | None = None
 
 

@@ -7,7 +7,7 @@ drafter costs is part of the seconds of steps with drafts.
 
 No estimate is trusted without limit. Each step with drafts is compared with the time that plain steps would have taken
 for its tokens. The difference goes to an account, and plain steps add half a percent of their time. Drafts that lose
-time, also those that only explore, are paid from the account. While it is empty, all steps are plain.
+time are paid from the account, exploration included. While it is empty, all steps are plain.
 """
 
 from bisect import bisect_left
@@ -210,7 +210,7 @@ class SpeculationController:
         self._steps_left = min(self._steps_left, 1 + self._batch // 64)
 
     def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
-        """A sequence that could have up to `most` >= 1 drafts in a step had so many, and so many were accepted."""
+        """One step of a sequence: its limit `most` >= 1 of drafts, how many it had, and how many were accepted."""
         self._num_asked += 1
         self._num_accepted += num_accepted
         num_tried = self._rates.note(most, num_drafted, num_accepted)

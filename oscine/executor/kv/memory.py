@@ -144,8 +144,8 @@ def second_form_bytes(
 ) -> int:
     """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
 
-    0 if they would take a notable part of the cache. All ranks decide alike. weights: bytes of the others on the
-    device. shapes: of all tensors, by name.
+    0 if they would take a notable part of the cache. All ranks decide alike. weights: bytes of all other weights on
+    the device. shapes: shapes of all tensors, by name.
     """
     wanted = sum(bf12_bytes(*shape) for name, shape in shapes.items() if name.endswith(_PROJECTIONS))
     left = int(options.cache.gpu_memory_utilization * gpu.total) - weights

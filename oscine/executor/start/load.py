@@ -134,7 +134,7 @@ class Start:
 
     @property
     def projection_bytes(self) -> int:
-        """Of the projections' second form; 0 where there is none."""
+        """Bytes of the projections' second form (12 bits); 0 where there is none."""
         if self.choice["out_proj"] != "hopper":
             return 0
         gpu, specs = device_memory(self.opened.device, self.options), self.shard.specs(self.opened.config)

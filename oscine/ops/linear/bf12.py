@@ -9,7 +9,8 @@ of the original weights, but a quarter of the bytes need not be read.
 
 An atom is 16 columns of 64 rows, for the register operand of wgmma: each thread has eight values. As bfloat16 times
 2^-112 they would be four words R[row 3][k 3] of two values each, with bits 15 and 10..0 used of each half. Three words
-hold them: A, B and C are R0, R1 and R2, turned, and the free bits of these three are those of R3, turned as well:
+hold them. A, B and C are R0, R1 and R2, rotated; their free bits are those of R3, also rotated. turn(x, n) rotates x
+to the left by n bits:
 
     R0 = A & MASK     R1 = turn(B, 28) & MASK     R2 = turn(C, 8) & MASK     R3 = turn(their free bits, 4) & MASK
 
@@ -53,7 +54,7 @@ class Bf12Matrix:
 
     @property
     def nbytes(self) -> int:
-        """Of what a product with few tokens reads."""
+        """Bytes that a product with few tokens reads."""
         return self.words.nbytes + self.scale_F.nbytes
 
     def numel(self) -> int:

@@ -5,5 +5,5 @@ ROWS, COLUMNS = 64, 16  # of an atom
 
 
 def bf12_bytes(rows: int, columns: int) -> int:
-    """Of words and scales; 0 for a matrix that stays as it is."""
+    """Bytes of words and scales; 0 for a matrix that has no form in 12 bits."""
     return 0 if rows % ROWS or columns % COLUMNS else rows * columns * WORDS // 2 + 4 * rows

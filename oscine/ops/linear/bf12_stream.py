@@ -209,7 +209,7 @@ def start_words(
 
 
 def word_descriptor(matrix: Bf12Matrix, parts: int, chunks: int) -> TensorDescriptor:
-    """Of one plane of words: boxes of the chunks of a stage of four groups, which are in so many parts of the columns.
+    """Boxes of one plane of words: `chunks` chunks of every part of the columns, 4 / parts groups in each part.
 
     TMA takes at most 256 of a dimension, so chunks <= 2.
     """

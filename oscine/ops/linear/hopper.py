@@ -120,7 +120,7 @@ def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Ti
 
 
 def prepare_projection(weight: Tensor, dtype: torch.dtype) -> Tensor | Bf12Matrix:
-    """With words of 12 bits beside it where the kernels take them."""
+    """The matrix in `dtype`. In bfloat16 it has a copy in 12 bits beside it, if its shape and values allow (pack)."""
     return pack(weight.to(dtype)) if dtype == torch.bfloat16 else weight.to(dtype)
 
 

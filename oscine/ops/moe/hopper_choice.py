@@ -1,7 +1,7 @@
 """The experts of a single token, chosen from the router's logits by every warp that wants to know them.
 
-So the router's programs need not wait for the last of them, which would choose, and the next kernel not for it. Of
-equal logits the lower expert goes first; a NaN logit counts as -inf.
+So the router's last program does not choose, and the next kernel does not wait for a choice. Of equal logits the lower
+expert goes first; a NaN logit counts as -inf.
 """
 
 from triton.experimental import gluon
@@ -69,7 +69,7 @@ def choose_experts(logits_ptr, EXPERTS: gl.constexpr, EXPERTS_PER_TOKEN: gl.cons
 
 @gluon.jit
 def store_choice(chosen, logits_ptr, ids_ptr, weights_ptr, EXPERTS_PER_TOKEN: gl.constexpr, WARPS: gl.constexpr):
-    """The chosen experts and their weights, a softmax over their logits, for whoever reads them later."""
+    """The chosen experts and their weights, a softmax over their logits, for kernels that run later."""
     place = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0]))
     valid = place < EXPERTS_PER_TOKEN
     id = (chosen >> gl.where(valid, 8 * place, 0)) & 255

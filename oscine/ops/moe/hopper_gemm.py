@@ -448,7 +448,7 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
 
 @gluon.constexpr_function
 def widths(columns):
-    """Of the products that make up a tile; those of tensors are powers of two."""
+    """Columns of each product of a tile. Tensors need powers of two, so 3 N / 4 is two products."""
     return (columns,) if columns & (columns - 1) == 0 else (2 * columns // 3, columns // 3)
 
 
@@ -599,7 +599,7 @@ def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, p
 
 @gluon.jit
 def _columns(cfg, tile, pointers):
-    """Of N columns: what their results are multiplied by, and the rows of the output that they are, or -1."""
+    """For each of N columns: the factor of its result, and its row of the output, or -1."""
     column = gl.arange(0, cfg.N, gl.BlockedLayout([1], [32], [4], [0]))
     if cfg.GATED:
         row, wanted = rows_of(cfg, tile, column)

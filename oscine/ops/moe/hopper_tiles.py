@@ -39,7 +39,7 @@ class Config:
     SINGLE: gl.constexpr  # one token: the table is its experts, or with CHOICE the router's logits
     DIRECT: gl.constexpr  # a few tokens: the table is the experts of each
     EXPERTS_PER_TOKEN: gl.constexpr
-    CHOICE: gl.constexpr  # experts of which each kernel chooses itself (hopper_choice.py); 0: they are chosen
+    CHOICE: gl.constexpr  # experts that each kernel chooses from by itself (hopper_choice.py); 0: the router has chosen
     CONSUMERS: gl.constexpr  # warpgroups of a program that multiply
     LIMIT: gl.constexpr  # of SwiGLU, a float
     H_FACTOR: gl.constexpr  # of h as PLANES: no |h| saturates

@@ -116,7 +116,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # slot -> those of this step's prompt tokens
     errors: dict[int, str] | None = None  # slot -> why this one sequence cannot continue; safe to show
     num_drafted: list[int] | None = None  # per sequence: drafts that were verified; None: no drafts
-    seconds: float | None = None  # that the step took; None: until it was collected
+    seconds: float | None = None  # the executor's own time of the step; None: the engine takes the time between commits
 
 
 class RankLostError(RuntimeError):

@@ -11,7 +11,7 @@ import argparse
 import gc
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -335,11 +335,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure only the skills whose names contain this")
     parser.add_argument("--device", default="cpu", help="device that the model runs on (default: %(default)s)")
     parser.add_argument("--cpu-weights", choices=_WEIGHTS.choices, default=_WEIGHTS.default, help=_WEIGHTS.help_text)
-    for name, what in ("kv-cache", "keys and values"), ("activation", "the activations of experts"):
-        parser.add_argument(f"--{name}-dtype", type=types, default=["auto"], help=f"{what}: auto, fp8 or auto,fp8")
-    parser.add_argument("--long", type=int, help=f"cases of {LONG}, if compared (default: as --cases)")
-    parser.add_argument("--verbose", action="store_true", help="print the wrong answers")
+    for name in ("kv-cache-dtype", "activation-dtype"):
+        known = OPTIONS[name]
+        told = f"{known.help}; several with commas between them are compared (default: {known.default})"
+        parser.add_argument(f"--{name}", type=several(known.choices), default=[known.default], help=told)
+    parser.add_argument("--long", type=int, help=f"cases of {LONG} in a comparison (default: as --cases)")
+    parser.add_argument("--verbose", action="store_true", help="print the wrong answers of a single engine")
     options = parser.parse_args()
+    skills = [skill for skill in SKILLS if options.only in skill.name]
+    if not skills:
+        parser.error(f"--only: no skill has {options.only!r} in its name")
     encoder = Encoder(options.model)
     model = ModelOptions(str(options.model), device=options.device, cpu_weights=options.cpu_weights)
     pairs = [*product(options.activation_dtype, options.kv_cache_dtype)]
@@ -351,14 +356,22 @@ def main() -> None:
         loop = build_engine(engines[0]).loop
         evaluate(engine_generator(loop, encoder), encoder, options.cases, options.verbose, options.only)
         return
-    skills = [skill for skill in SKILLS if options.only in skill.name]
-    asked = [Asked.of(skill, (skill.name == LONG and options.long) or options.cases) for skill in skills]
+    many = options.cases if options.long is None else options.long
+    asked = [Asked.of(skill, many if skill.name == LONG else options.cases) for skill in skills]
     names = [f"activations {activation}, keys {kv}" for activation, kv in pairs]
     compare(encoder, asked, dict(zip(names, engines, strict=True)))
 
 
-def types(text: str) -> list[str]:
-    return text.split(",")
+def several(choices: Collection[str]) -> Callable[[str], list[str]]:
+    """The type of an option that takes some of these, with commas between them."""
+
+    def parse(text: str) -> list[str]:
+        found = text.split(",")
+        if not set(found) <= set(choices):
+            raise argparse.ArgumentTypeError(f"some of {','.join(choices)}, not {text}")
+        return found
+
+    return parse
 
 
 def compare(encoder: Encoder, asked: Sequence[Asked], engines: dict[str, EngineOptions]) -> None:
@@ -374,6 +387,11 @@ def compare(encoder: Encoder, asked: Sequence[Asked], engines: dict[str, EngineO
         print(f"{name}: ready after {ready_s - began_s:.1f} s, answers {perf_counter() - ready_s:.1f} s", flush=True)
         del built
         gc.collect()
+    print_tables(asked, found)
+
+
+def print_tables(asked: Sequence[Asked], found: Mapping[str, list[list[str]]]) -> None:
+    """found: the answers of each engine, by skill."""
     first, *_ = found.values()
     print("\n| precision | right | share | other texts than the first |\n|---|---|---|---|")
     for name, texts in found.items():

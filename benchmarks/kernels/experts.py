@@ -137,7 +137,7 @@ def main() -> None:
         published = random_experts(options.experts, HIDDEN, columns, DEVICE, torch.bfloat16, scales=(118, 122))
         prepared = hopper.prepare_experts(target, published)
         cases = [Case.of(target, tokens, options.experts, columns) for tokens in options.tokens]
-        with compilers.compile_together():  # all at once: an already compiled kernel would run on undefined inputs
+        with compilers.compile_together():
             for case in cases:
                 for tiling in case.tried:
                     case.run(prepared, tiling)

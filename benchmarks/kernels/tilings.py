@@ -13,6 +13,7 @@ The weights are those of one layer, 30 times as large as the L2. Each call of a 
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -125,21 +126,25 @@ class Layer:
             for tiling in case.tried:
                 case.run(self.prepared, tiling)
 
-    def check(self, published: MxExperts) -> None:
-        oracle = reference.prepare_experts(self.target, published)
+    def check(self, published: MxExperts) -> bool:
+        oracle, good = reference.prepare_experts(self.target, published), True
         for case in self.cases:
-            check(case, self.prepared, reference.moe(case.x_TH.float(), case.routings[0], oracle, 7.0))
+            good &= check(case, self.prepared, reference.moe(case.x_TH.float(), case.routings[0], oracle, 7.0))
+        return good
 
 
-def check(case: Case, prepared: hopper.HopperExperts, expected: torch.Tensor) -> None:
-    """Prints the error of each tiling; one that never ends is the last that is named."""
+def check(case: Case, prepared: hopper.HopperExperts, expected: torch.Tensor) -> bool:
+    """Prints the error of each tiling; one that never ends is the last that is named. Returns whether all are right."""
+    good = True
     for tiling in case.tried:
         print(f"  {len(case.x_TH):5} tokens  {name_of(tiling):<50}", end="  ", flush=True)
         first = case.run(prepared, tiling)
         same = all(torch.equal(case.run(prepared, tiling), first) for _ in range(AGAIN))
         error = float((first.float().sum(1) - expected).norm() / expected.norm())
         right = error < (MOST_FP8_ERROR if prepared.fp8 else MOST_ERROR)
+        good &= right and same
         print(f"{error:.3%}{'' if right else '  WRONG'}{'' if same else '  NOT THE SAME AGAIN'}", flush=True)
+    return good
 
 
 def report(case: Case, prepared: hopper.HopperExperts, rounds: int, seconds: float) -> None:
@@ -180,12 +185,13 @@ def main() -> None:
             for dtype in options.activation_dtype
         ]
         say("weights")
-        with compilers.compile_together():  # all at once: an already compiled kernel would run on undefined inputs
+        with compilers.compile_together():
             for layer in layers:
                 layer.compile()
         say("compiled")
-        for layer in layers:
-            layer.check(published)
+        good = [layer.check(published) for layer in layers]
+        if not all(good):
+            sys.exit("wrong tilings are not timed")
         say("checked")
         for layer in layers:
             for case in layer.cases:

@@ -159,7 +159,8 @@ def add_kernels(table: Table, config: ModelConfig, source: TensorSource, target:
         for activations, names in KERNELS.items():
             gc.collect()
             torch.cuda.empty_cache()
-            ops = resolve(replace(target, activation_dtype=activations), choose(platform(target)))
+            chip = replace(target, activation_dtype=activations)
+            ops = resolve(chip, choose(platform(target)), leave_choice=False)  # the choice is compared
             model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
             for fp8_keys, name in enumerate(names):
                 with compilers.compile_together():

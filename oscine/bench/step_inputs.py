@@ -20,6 +20,7 @@ from oscine.model.gpt_oss import rope_table
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.interface import Batch, Ops, PageGroup, QkvProjection, Routing, SamplingBatch
+from oscine.ops.linear.bf12 import Bf12Matrix, read_by
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
 KV_BYTES = 256 << 20  # at least this much KV memory for one op to cycle through, in several layers ...
@@ -193,7 +194,8 @@ class _Step:
         return self.weights.layers[i % len(self.weights.layers)]
 
     def _linear(self, name: str, per_step: int, call: Call, weight: Tensor, x: Tensor, *others: Tensor) -> OpCall:
-        return OpCall(name, name, per_step, call, _bytes(weight, x, *others), 2.0 * x.shape[0] * weight.numel())
+        read = _bytes(read_by(weight, x.shape[0]), x, *others)
+        return OpCall(name, name, per_step, call, read, 2.0 * x.shape[0] * weight.numel())
 
     def _attention(self, ops: Ops, place: int, q_TQD: Tensor) -> OpCall:
         """Of one page group. The keys and values of each sequence are read once: a window, and those of the chunk."""
@@ -256,5 +258,5 @@ def make_batch(config: ModelConfig, load: StepLoad, device: torch.device) -> Bat
     )
 
 
-def _bytes(*tensors: Tensor) -> float:
+def _bytes(*tensors: Tensor | Bf12Matrix) -> float:
     return float(sum(tensor.nbytes for tensor in tensors))

@@ -41,7 +41,7 @@ class DeviceState:
         tables, last_ids, lens, drafts = (torch.zeros(s, dtype=torch.int32, device=device) for s in sizes)
         self._ops = ops
         self._state = BatchState(tables, last_ids, lens, drafts, page_size)
-        self._drafts_on_host = drafts.numpy() if device.type == "cpu" else np.empty((0, 0), np.int32)
+        self._drafts_on_host = drafts.numpy() if device.type == "cpu" else None
         lens.fill_(1)  # the padding slot always stands at position 0
 
     def point_padding_at(self, pages: Sequence[int]) -> None:
@@ -77,8 +77,8 @@ class DeviceState:
 
     def put_drafts(self, drafts: Sequence[tuple[int, list[int]]]) -> None:
         """Slots, and what may follow the token that each sampled last: 1 to max_drafts tokens."""
-        if self.device.type == "cpu":
-            table = self._drafts_on_host
+        table = self._drafts_on_host
+        if table is not None:
             for slot, ids in drafts:  # an index array would take longer, and give other threads Python's lock
                 table[slot, : len(ids)] = ids
             return

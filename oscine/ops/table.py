@@ -135,10 +135,10 @@ def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[st
     return choice
 
 
-def resolve(target: Target, choice: Mapping[str, str], *, experts_on_host: bool = False) -> Ops:
+def resolve(target: Target, choice: Mapping[str, str], *, leave_choice: bool = True) -> Ops:
     """The chosen backends (see choose), bound to the target. Raises ValueError where one cannot be imported.
 
-    experts_on_host: other code than the moe op also reads which experts were chosen.
+    leave_choice: the moe op may choose the experts of a single token. False where other code reads their ids first.
     """
     functions: dict[str, Any] = {}
     for op, backend in choice.items():
@@ -148,7 +148,7 @@ def resolve(target: Target, choice: Mapping[str, str], *, experts_on_host: bool 
             raise ValueError(f"backend {backend!r} of op {op!r} cannot be loaded: {error}") from error
         for name in (op, *BESIDE.get(op, ())):
             functions[name] = _bound(getattr(module, name), target)
-    if choice["norm_route"] == choice["moe"] == "hopper" and target.exchange is None and not experts_on_host:
+    if leave_choice and choice["norm_route"] == choice["moe"] == "hopper" and target.exchange is None:
         functions["norm_route"] = partial(functions["norm_route"], leave_choice=True)
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:

@@ -1,7 +1,9 @@
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from oscine.executor.start import threaded
 from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.types import StepPlan, StepResult
 from tests.immediate import Immediate
@@ -22,6 +24,16 @@ class Gate(Immediate):
         if plan.step == 2:
             raise RuntimeError("out of memory")
         return StepResult(plan.step, [])
+
+
+def test_a_step_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10.0, 10.25))
+    monkeypatch.setattr(threaded, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    gate = Gate()
+    gate.go.set()
+    executor = ThreadedExecutor(gate)
+    executor.launch(StepPlan(0, [], []))
+    assert executor.collect().seconds == 0.25
 
 
 def test_launch_does_not_wait_and_an_error_belongs_to_its_step() -> None:

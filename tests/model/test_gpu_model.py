@@ -98,7 +98,8 @@ def errors(
     truth = run(build(config, torch.float32, reference_ops()), steps)
     plain = run(build(config, torch.bfloat16, reference_ops()), steps)
     shard = shard or Shard.of_everything(ranks.rank, ranks.num_ranks)
-    fast = run(build(config, torch.bfloat16, resolve(target, choose(platform(target))), shard, host), steps, begin)
+    ops = resolve(target, choose(platform(target)), leave_choice=host is None)
+    fast = run(build(config, torch.bfloat16, ops, shard, host), steps, begin)
     return [
         Error(
             of_kernels=relative_error(logits, exact),

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from oscine.ops.linear import bf12
-from oscine.ops.linear.bf12 import Bf12Matrix, pack
+from oscine.ops.linear.bf12 import Bf12Matrix, dense_of, pack, read_by
 from oscine.ops.linear.bf12_size import bf12_bytes
+from oscine.ops.linear.hopper import OUT_PROJ_BF12_TILES
+from oscine.ops.qkv.hopper import BF12_TILES
 
 
 def unpacked(matrix: Bf12Matrix) -> torch.Tensor:
@@ -48,6 +50,13 @@ def test_a_packed_matrix_has_the_values_of_the_dense_one() -> None:
     assert torch.equal(found[near], exact[near])
     assert ((found - exact).abs() <= largest[:, None] * 2**-22).all()
     assert not near.all()
+
+
+def test_a_product_reads_the_words_up_to_the_largest_tile_for_them() -> None:
+    packed = pack(random_matrix(64, 32))
+    assert BF12_TILES[-1].max_tokens == OUT_PROJ_BF12_TILES[-1].max_tokens == bf12.MOST_TOKENS
+    assert read_by(packed, bf12.MOST_TOKENS) is packed
+    assert read_by(packed, bf12.MOST_TOKENS + 1) is dense_of(packed)
 
 
 def test_planned_bytes_are_those_of_the_words() -> None:

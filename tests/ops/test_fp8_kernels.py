@@ -7,6 +7,7 @@ reference in float32 over the same bytes.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ from tests.ops.test_attention_gpu import (
     with_and_without_decodes,
 )
 from tests.ops.test_fp8 import with_outliers
-from tests.ops.test_linear_gpu import Projection, compile_qkv, projection, relative_error
+from tests.ops.test_linear_gpu import Projection, as_it_is, compile_qkv, packed, projection, relative_error
 
 BYTE = 0xA5  # of pages before anything is written
 
@@ -141,18 +142,20 @@ def test_heads_have_one_program_on_hopper() -> None:
             compile_qkv(tile, "*u8")
 
 
-def check_norm_qkv(op: Callable[..., tuple[Tensor, Tensor]], case: Projection) -> None:
+def check_norm_qkv(
+    op: Callable[..., tuple[Tensor, Tensor]], case: Projection, prepare: Callable[[Tensor], Any] = as_it_is
+) -> None:
     """Against keys and values computed in float32, at most a twentieth worse than those rounded to FP8."""
     *sizes, page, head_dim = case.pool.shape[1:]
     shape = KVGroup(None, (0, 1, 2), sizes[-1], page, head_dim, FP8).page_shape
     stored = []
-    for run_op, dtype in ((op, torch.bfloat16), (qkv_reference.norm_qkv, torch.float32)):
+    for run_op, dtype, made in ((op, torch.bfloat16, prepare), (qkv_reference.norm_qkv, torch.float32, as_it_is)):
         pool = torch.full((len(case.pool), *shape), BYTE, dtype=torch.uint8, device=case.pool.device)
         norm, residual, weight, bias = (
             t.to(dtype) for t in (case.norm_H, case.residual_TH, case.weight_FH, case.bias_F)
         )
         place = case.cos_sin, case.positions_T, pool[:, 1], case.slots_T
-        run_op(case.x_TJH, norm, 1e-5, residual, QkvProjection(weight, bias, *place))
+        run_op(case.x_TJH, norm, 1e-5, residual, QkvProjection(made(weight), bias, *place))
         assert (pool[:, ::2] == BYTE).all()
         assert int((pool != BYTE).sum()) <= len(case.slots_T) * 2 * sizes[-1] * (head_dim + 1)
         pages = load(pool[:, 1], torch.arange(len(pool), device=pool.device))
@@ -167,6 +170,15 @@ def interpret_projections() -> None:
     for num_tokens in (1, 9, 33):
         case = projection(num_tokens, "cpu", hidden=576, query_heads=2, kv_heads=1, page=16)
         check_norm_qkv(bound(qkv_hopper.norm_qkv), case)
+    for num_tokens in (3, 9, 17):  # weights in 12 bits, with one program of a head
+        case = projection(num_tokens, "cpu", hidden=192, query_heads=2, kv_heads=1, page=16)
+        check_norm_qkv(bound(qkv_hopper.norm_qkv), case, packed)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("num_tokens", [1, 3, 9, 17, 33])
+def test_norm_qkv_of_12_bits_on_gpu(num_tokens: int) -> None:
+    check_norm_qkv(bound(qkv_hopper.norm_qkv), projection(num_tokens, "cuda"), packed)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_ops_are_bound_to_their_target() -> None:
     assert ops.chooser.choose is not reference_ops().chooser.choose
 
 
+def test_the_choice_of_one_token_is_left_unless_others_read_it() -> None:
+    for leave in (True, False):
+        norm_route = resolve(gpu(90), choose("hopper"), leave_choice=leave).norm_route
+        assert norm_route.keywords == ({"leave_choice": True} if leave else {})  # type: ignore[attr-defined]
+    beside = resolve(gpu(90), choose("hopper", {"moe": "triton"})).norm_route
+    assert beside.keywords == {}, "that moe cannot choose"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_device_of_another_kind_is_not_taken_for_a_cpu(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="'mps' is not supported"):

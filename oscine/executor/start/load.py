@@ -42,7 +42,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.packed import PackedFiles
 from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.draft.table import resolve_draft
-from oscine.ops.interface import Shapes
+from oscine.ops.interface import Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
@@ -102,8 +102,7 @@ class Start:
         self.head = find_draft_head(options, self.opened, alone=alone)
         self.choice = choose(backend)  # op -> backend
         self.ops = resolve(self.target, self.choice)
-        if not self.projection_bytes:
-            self.ops = replace(self.ops, prepare_projection=self.ops.prepare_dense)
+        self.ops = self._with_projections(self.ops)
         self.on_host: HostLayers | None = None
 
     @property
@@ -181,9 +180,12 @@ class Start:
         config, threads = self.config, self.options.num_threads
         layers = range(config.num_hidden_layers - num_layers, config.num_hidden_layers)
         self.on_host = HostLayers(self.target, layers, config.hidden_size, config.num_experts_per_tok, threads)
-        ops = resolve(self.target, self.choice, experts_on_host=True)
-        prepare = ops.prepare_projection if self.projection_bytes else ops.prepare_dense
-        self.ops = replace(ops, moe=self.on_host.beside(ops.moe), prepare_projection=prepare)
+        ops = self._with_projections(resolve(self.target, self.choice, leave_choice=False))
+        self.ops = replace(ops, moe=self.on_host.beside(ops.moe))
+
+    def _with_projections(self, ops: Ops) -> Ops:
+        """Without a second form of the projections, where there is no room for it."""
+        return ops if self.projection_bytes else replace(ops, prepare_projection=ops.prepare_dense)
 
 
 def load_executor(
@@ -235,7 +237,8 @@ def plan(start: Start) -> MemoryPlan:
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
         report(
-            "projections have no second form of 12 bits, which makes decodes faster: it would take much of the cache"
+            "attention projections stay in bfloat16: a copy of 12 bits per weight makes decode steps faster, but would "
+            "take too much of the KV cache"
         )
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")

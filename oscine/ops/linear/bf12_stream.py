@@ -185,6 +185,8 @@ def start_words(
     EARLY: gl.constexpr,
 ):
     """Lets the next kernel begin, and issues the weights of the first STAGES steps; EARLY <= STAGES <= STEPS."""
+    gl.static_assert(CHUNKS <= 2, "TMA takes at most 256 words of a group")
+    gl.static_assert(EARLY <= STAGES and STAGES <= STEPS, "stages have weights, and those that are early have a stage")
     gdc_launch_dependents()
     # few tokens need no ring
     all_tokens: gl.constexpr = STEPS * CHUNKS * tokens.block_type.nbytes

@@ -19,15 +19,7 @@ from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.bf12 import Bf12Matrix, pack
 from oscine.ops.linear.bf12_stream import start_words, word_descriptor
-from oscine.ops.linear.stream import (
-    CHUNK,
-    Tile,
-    descriptor,
-    start_ring,
-    streamable,
-    tile_for,
-    unstreamable,
-)
+from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
 prepare_dense = reference.prepare_dense
 
@@ -121,7 +113,8 @@ def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Ti
 
 def prepare_projection(weight: Tensor, dtype: torch.dtype) -> Tensor | Bf12Matrix:
     """The matrix in `dtype`. In bfloat16 it has a copy in 12 bits beside it, if its shape and values allow (pack)."""
-    return pack(weight.to(dtype)) if dtype == torch.bfloat16 else weight.to(dtype)
+    dense = reference.prepare_dense(weight, dtype)
+    return pack(dense) if dtype == torch.bfloat16 else dense
 
 
 def choose_tile(tiles: tuple[Tile, ...], x: Tensor, weight: Tensor) -> Tile | None:

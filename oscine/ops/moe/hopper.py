@@ -296,7 +296,7 @@ def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorD
     if lone:
         return tokens, descriptor(rows, [1, FEWEST_COLUMNS, UNIT])
     narrow = most // 4 if tiling.quarters else most // 2
-    assert narrow >= FEWEST_COLUMNS or not tiling.halves
+    assert narrow >= FEWEST_COLUMNS or not (tiling.halves or tiling.quarters)
     return tokens, descriptor(columns, [max(narrow, FEWEST_COLUMNS), UNIT])
 
 

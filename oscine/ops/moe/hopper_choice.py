@@ -1,4 +1,4 @@
-"""The experts of a single token, chosen from the router's logits by every warp that wants to know them.
+"""The experts of a single token, chosen from the router's logits by each warp that needs them.
 
 So the router's last program does not choose, and the next kernel does not wait for a choice. Of equal logits the lower
 expert goes first; a NaN logit counts as -inf.
@@ -72,8 +72,8 @@ def store_choice(chosen, logits_ptr, ids_ptr, weights_ptr, EXPERTS_PER_TOKEN: gl
     """The chosen experts and their weights, a softmax over their logits, for kernels that run later."""
     place = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0]))
     valid = place < EXPERTS_PER_TOKEN
-    id = (chosen >> gl.where(valid, 8 * place, 0)) & 255
-    logit = gl.load(logits_ptr + id, valid, other=float("-inf"))
+    expert = (chosen >> gl.where(valid, 8 * place, 0)) & 255
+    logit = gl.load(logits_ptr + expert, valid, other=float("-inf"))
     power = gl.where(valid, gl.exp(logit - gl.max(logit, 0)), 0.0)
-    gl.store(ids_ptr + place, id, valid)
+    gl.store(ids_ptr + place, expert, valid)
     gl.store(weights_ptr + place, power / gl.sum(power, 0), valid)

@@ -29,15 +29,7 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.bf12 import Bf12Matrix, dense_of
 from oscine.ops.linear.bf12_size import COLUMNS as ATOM
 from oscine.ops.linear.bf12_stream import start_words, word_descriptor
-from oscine.ops.linear.stream import (
-    CHUNK,
-    Tile,
-    descriptor,
-    start_ring,
-    streamable,
-    tile_for,
-    unstreamable,
-)
+from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target

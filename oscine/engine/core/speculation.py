@@ -6,8 +6,9 @@ position is accepted, over all sequences and per sequence; and how often there i
 drafter costs is part of the seconds of steps with drafts.
 
 No estimate is trusted without limit. Each step with drafts is compared with the time that plain steps would have taken
-for its tokens. The difference goes to an account, and plain steps add half a percent of their time. Drafts that lose
-time are paid from the account, exploration included. While it is empty, all steps are plain.
+for its tokens. The difference goes to an account, and plain steps add half a percent of their time, those of a lone
+sequence a percent: its few tokens leave less time to find out. Drafts that lose time are paid from the account,
+exploration included. While it is empty, all steps are plain.
 """
 
 from bisect import bisect_left
@@ -20,9 +21,9 @@ from typing import Protocol
 
 from oscine.types import StepPlan
 
-ALLOWANCE = 0.005  # of the time of plain steps, for exploration
+ALLOWANCE, ALLOWANCE_ALONE = 0.005, 0.01  # of the time of plain steps, for exploration; of a lone sequence
 _MOST_SAVED, _MOST_OWED = 10.0, 3.0  # plain steps that the account holds at most
-_SAVED_AT_START = 2.0
+_SAVED_AT_START, _SAVED_ALONE = 2.0, 4.0
 _LATEST = 15  # steps of one size whose times count
 _LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
 _PERIOD = 8  # steps between two decisions, and one more for each 64 sequences
@@ -234,7 +235,7 @@ class SpeculationController:
                 return
             typical = self._plain.note(batch, seconds)
             assert typical is not None
-            self._save(ALLOWANCE * typical, typical)
+            self._save((ALLOWANCE_ALONE if batch == 1 else ALLOWANCE) * typical, typical)
             return
         self._steps_since_plain += 1
         typical = self._drafting.of(batch + num_drafted)  # without this step, which may be far off
@@ -275,7 +276,8 @@ class SpeculationController:
             self._explore_more(running)
 
     def _save(self, seconds: float, plain: float) -> None:
-        saved = _SAVED_AT_START * plain if self._saved is None else self._saved
+        at_start = _SAVED_ALONE if self._batch == 1 else _SAVED_AT_START
+        saved = at_start * plain if self._saved is None else self._saved
         self._saved = max(-_MOST_OWED * plain, min(_MOST_SAVED * plain, saved + seconds))
 
     def _set(self, running: Collection[Drafting], by_level: list[int]) -> None:

@@ -102,6 +102,7 @@ class Start:
         self.head = find_draft_head(options, self.opened, alone=alone)
         self.choice = choose(backend)  # op -> backend
         self.ops = resolve(self.target, self.choice)
+        self.projection_bytes = self._projection_bytes()
         self.ops = self._with_projections(self.ops)
         self.on_host: HostLayers | None = None
 
@@ -131,8 +132,7 @@ class Start:
         """The most bytes that the chooser needs in addition to this rank's head."""
         return self.ops.chooser.prepared_bytes(*self.shard.specs(self.opened.config)["lm_head.weight"].shape)
 
-    @property
-    def projection_bytes(self) -> int:
+    def _projection_bytes(self) -> int:
         """Bytes of the projections' second form (12 bits); 0 where there is none."""
         if self.choice["out_proj"] != "hopper":
             return 0

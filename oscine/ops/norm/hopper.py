@@ -1,5 +1,7 @@
 """The norm with the router for Hopper: triton.py's, which also writes the FP8 planes that few tokens want."""
 
+from typing import Any
+
 from torch import Tensor
 
 from oscine.ops.interface import Routing
@@ -8,18 +10,9 @@ from oscine.ops.norm import triton
 from oscine.ops.target import Target
 
 
-def norm_route(
-    target: Target,
-    x: Tensor,
-    weight_H: Tensor,
-    eps: float,
-    residual_TH: Tensor,
-    router_weight_EH: Tensor,
-    router_bias_E: Tensor,
-    experts_per_token: int,
-    leave_choice: bool = False,
-) -> tuple[Tensor, Tensor, Routing]:
-    """leave_choice: the experts of a single token may be left to the moe of this backend (hopper_choice.py)."""
-    router = router_weight_EH, router_bias_E, experts_per_token
-    leaves = leave_choice and len(x) == 1 and can_choose(len(router_bias_E), experts_per_token)
-    return triton.norm_route(target, x, weight_H, eps, residual_TH, *router, fp8=True, leave_choice=leaves)
+def norm_route(target: Target, *arguments: Any, leave_choice: bool = False) -> tuple[Tensor, Tensor, Routing]:
+    """Arguments as in triton.py. leave_choice: the experts of a single token may be left to the moe of this backend
+    (hopper_choice.py)."""
+    x, *_, bias_E, experts_per_token = arguments
+    leaves = leave_choice and len(x) == 1 and can_choose(len(bias_E), experts_per_token)
+    return triton.norm_route(target, *arguments, fp8=True, leave_choice=leaves)

@@ -64,6 +64,7 @@ def norm_route(
     router_weight_EH: Tensor,
     router_bias_E: Tensor,
     experts_per_token: int,
+    *,
     fp8: bool = False,
     leave_choice: bool = False,
 ) -> tuple[Tensor, Tensor, Routing]:

@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -182,6 +182,7 @@ class _Live:
     stop_token_ids: tuple[int, ...]  # not sampled before min_end, unless no other token is allowed
     min_end: int  # position
     debt_s: float = 0.0  # CPU time of its tokens beyond _STEP_S per token
+    forced: list[int] = field(default_factory=list)  # the next tokens, as far as they were asked for
     sampled: Callable[[], list[int]] | None = None  # the tokens that were sampled since, once they are known
 
 
@@ -238,6 +239,21 @@ class Constraints:
         if not self._live:
             return []
         slots = slots_N.tolist()
+        self._catch_up(slots)
+        return [row for row, slot in enumerate(slots) if slot in self._live]
+
+    def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+        """The next tokens of each slot, up to the first that is not the only one allowed, and no more than `most`.
+
+        Waits for what these slots sampled last.
+        """
+        if not self._live:
+            return [[] for _ in slots]
+        self._catch_up(slots)
+        return [self._forced(slot)[:count] for slot, count in zip(slots, most, strict=True)]
+
+    def _catch_up(self, slots: Iterable[int]) -> None:
+        """Takes in what these slots sampled last."""
         for slot in slots:
             live = self._live.get(slot)
             if live is not None and live.sampled is not None:
@@ -246,7 +262,17 @@ class Constraints:
                     del self._live[slot]
                 else:
                     self._consume(slot, token_ids)
-        return [row for row, slot in enumerate(slots) if slot in self._live]
+
+    def _forced(self, slot: int) -> list[int]:
+        """A long text is found once, not again with each of its tokens."""
+        live = self._live.get(slot)
+        if live is None:
+            return []
+        if not live.forced:
+            began_s = time.thread_time()
+            live.forced = live.matcher.compute_ff_tokens()
+            live.debt_s += time.thread_time() - began_s
+        return live.forced
 
     def fill(self, rows: Rows, rows_K: list[int], masks_KW: ColumnArray) -> None:
         """Fills the masks of the rows that `advance` returned."""
@@ -317,6 +343,7 @@ class Constraints:
     def _consume(self, slot: int, token_ids: list[int]) -> None:
         live = self._live[slot]
         began_s = time.thread_time()
+        del live.forced[: len(token_ids)]
         num_consumed = live.matcher.try_consume_tokens(token_ids)
         if not live.matcher.is_stopped():
             live.matcher.consume_tokens(token_ids[num_consumed:])  # says what is wrong with the rest

@@ -41,6 +41,13 @@ class Rules(Protocol):
         """
         ...
 
+    def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+        """The next tokens of each slot, as far as its grammar leaves no choice, and no more than `most` of it.
+
+        Waits for the tokens of the step before this one.
+        """
+        ...
+
     def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
         """A step samples a token in each of these rows. `token_ids` waits for them; REJECTED is none.
 
@@ -83,6 +90,9 @@ class GrammarRules:
         if few is not None or not (rows_K or headers):
             return few
         return self._masks(rows, rows_K, headers)
+
+    def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+        return self._constraints.forced(slots, most)
 
     def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
         self._constraints.sampled(rows.slots_N, token_ids)

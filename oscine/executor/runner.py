@@ -31,7 +31,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import Batch, KVCache, Sampled
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.ops.target import Alone, Communicator
-from oscine.types import SamplingParams, StepPlan, StepResult
+from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult
 
 
 class Outcome(NamedTuple):
@@ -189,11 +189,14 @@ class TorchExecutor:
         if drafter is None or not any(sequence.num_drafts for sequence in plan.sequences):
             return None
         self._read(plan.step)
-        found = [drafter.propose(s.slot, s.num_drafts) if s.num_drafts else [] for s in plan.sequences]
-        if not any(found):
+        drafting = [sequence for sequence in plan.sequences if sequence.num_drafts]
+        forced = self._rules.forced([s.slot for s in drafting], [s.num_drafts for s in drafting])
+        found = {s.slot: drafter.propose(s.slot, s.num_drafts, ids) for s, ids in zip(drafting, forced, strict=True)}
+        if not any(found.values()):
             return None
-        self.state.put_drafts([(s.slot, ids) for s, ids in zip(plan.sequences, found, strict=True) if ids])
-        return Drafts([*map(len, found)], cache(lambda: np.array([id for ids in found for id in (0, *ids)], np.int64)))
+        self.state.put_drafts([(slot, ids) for slot, ids in found.items() if ids])
+        drafts = [found.get(sequence.slot, []) for sequence in plan.sequences]
+        return Drafts([*map(len, drafts)], cache(lambda: np.array([id for ids in drafts for id in (0, *ids)], np.int64)))
 
     def _draft(self, plan: StepPlan, drafter: DeviceDrafter) -> Drafts | None:
         """Waits for nothing. Pages are placed."""
@@ -286,8 +289,19 @@ class TorchExecutor:
         failed = None if self.lockstep is None else self.lockstep.exchange.failed
         return None if failed is None else download(failed)
 
+    def _finish_texts(self, new: list[NewSequence]) -> None:
+        """Tells the drafter all tokens of the sequences that had these slots. Waits for steps that still compute some.
+
+        Ranks collect their steps at different times, but must have the same drafts.
+        """
+        slots = {sequence.slot for sequence in new}
+        ends = [step.number + 1 for step in self._unread if not slots.isdisjoint(step.rows.slots_N.tolist())]
+        self._read(max(ends, default=0))
+
     def _place(self, plan: StepPlan) -> None:
         entries: PageEntries = [[] for _ in range(2 + len(self._kv))]
+        if self._drafter is not None:
+            self._finish_texts(plan.new)
         for new in plan.new:
             self._slots.assign(new, entries)
             self._sampler.assign(new)

@@ -23,6 +23,11 @@ def grammar(fewest: int, most: int) -> str:
     return f"{any_spelling}\nstart: /({'|'.join(WORDS)}){{{fewest},{most}}}/ <|return|>"
 
 
+def forced_grammar(between: str, most: int) -> str:
+    """Words around a text without a choice, which has one spelling here."""
+    return f'start: /{"|".join(WORDS)}/ "{between}" /({"|".join(WORDS)}){{1,{most}}}/ "cabab" <|return|>'
+
+
 def tokenizer_file(folder: Path, specials: Mapping[str, int] = MappingProxyType({})) -> Path:
     """`specials` stand in the place of the last words."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

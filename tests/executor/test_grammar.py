@@ -1,6 +1,7 @@
 """Sequences with grammars: their tokens are those of a full recomputation with a mask by plain Python."""
 
 import json
+import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,7 +25,7 @@ from tests.hostile_schemas import quartic_schema
 from tests.immediate import Immediate
 
 from . import grammars as tiny_grammars
-from .grammars import STOP, TOKENS, allowed, grammar, text_of, tokenizer_file
+from .grammars import STOP, TOKENS, allowed, forced_grammar, grammar, text_of, tokenizer_file
 from .tiny import (
     CONFIG,
     all_logits,
@@ -164,6 +165,40 @@ def test_tokens_are_those_of_a_loop_with_masks(grammars: GrammarCache, overlap: 
             assert tokens == expected(one, fewest, most)
         elif not one.sampling.temperature:
             assert tokens == naive_greedy(tuple(one.prompt_token_ids), 48)
+
+
+def only_choices(constraints: Constraints, rule: str, generated: list[int]) -> list[int]:
+    """The tokens from here on that have no alternative, mask by mask."""
+    found: list[int] = []
+    while True:
+        constraints.assign(placed(3, rule, [*generated, *found]))
+        if not constraints.any(np.array([3])):  # at its end
+            return found
+        (mask,) = mask_of(constraints, [3])
+        if len(mask) > 1:
+            return found
+        found += mask
+
+
+@pytest.mark.parametrize("between", ["cacabcab", "a" * 40, ""])
+def test_forced_tokens_have_no_alternative(grammars: GrammarCache, between: str) -> None:
+    """At each token of a text that a random choice among all allowed tokens makes."""
+    rule, constraints, draw = forced_grammar(between, 4), Constraints(grammars), random.Random(len(between))
+    num_forced = 0
+    for _ in range(3):
+        generated: list[int] = []
+        constraints.assign(placed(0, rule))
+        while constraints.any(np.array([0])):
+            expected = only_choices(constraints, rule, generated)
+            num_forced += len(expected)
+            for most in (1, 3, 99):
+                assert constraints.forced([1, 0], [most, most]) == [[], expected[:most]]
+            (mask,) = mask_of(constraints, [0])
+            next_ids = expected[: draw.randint(1, 3)] or [draw.choice(sorted(mask))]
+            constraints.sampled(np.zeros(len(next_ids), np.int64), lambda next_ids=next_ids: np.array(next_ids))
+            constraints.advance(np.array([0]))
+            generated += next_ids
+    assert num_forced > 3 * len(between)
 
 
 def test_logprobs_are_the_models_own_though_the_token_was_forced(grammars: GrammarCache) -> None:

@@ -23,7 +23,7 @@ class Oracle:
         self.new: list[list[int]] = []
         self.pool_tokens = pool_tokens
         self.rates: dict[tuple[int, bool], list[float]] = {}  # by length, and whether the text is the sequence's own
-        self.found: dict[int, tuple[list[float], list[int]]] = {}
+        self.found: dict[int, tuple[int, list[float], list[int]]] = {}
 
     def assign(self, slot: int, text: list[int], num_prompt_tokens: int, shares: bool) -> None:
         if self.shares[slot] and self.was_looked_up[slot]:
@@ -37,27 +37,29 @@ class Oracle:
 
     def append(self, slot: int, tokens: list[int]) -> None:
         self.texts[slot] += tokens
-        rates, drafts = self.found.pop(slot, ([], []))
+        start, rates, drafts = self.found.pop(slot, (0, [], []))
+        tokens = tokens[start:]
         for i in range(len(drafts)):
             if drafts[:i] == tokens[:i] and i < len(tokens):
                 place = min(i, len(rates) - 1)
                 rates[place] += 0.1 * ((drafts[i] == tokens[i]) - rates[place])
 
-    def propose(self, slot: int, most: int) -> list[int]:
+    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
         self.was_looked_up[slot] = True
-        text = self.texts[slot]
+        known = len(self.texts[slot])
+        text, most = [*self.texts[slot], *certain], most - len(certain)
         answers = [*reversed(self.new), *reversed(self.old)] if self.shares[slot] else []
-        for n in reversed([n for n in self.lengths if n <= len(text)]):
+        for n in reversed([n for n in self.lengths if n <= len(text) and most > 0]):
             for source in (text, *answers):
-                for end in range(len(source) - 1, n - 1, -1):
+                for end in range((known if source is text else len(source)) - 1, n - 1, -1):
                     if source[end - n : end] == text[-n:]:
                         period = source[end:]
                         drafts = (period * most if source is text else period)[:most]
                         rates = self.rates.setdefault((n, source is text), [0.7] * 4)
-                        self.found[slot] = rates, drafts
+                        self.found[slot] = len(certain), rates, drafts
                         chances = accumulate((rates[min(i, 3)] for i in range(len(drafts))), mul)
-                        return drafts[: sum(chance >= LEAST_CHANCE for chance in chances)]
-        return []
+                        return certain + drafts[: sum(chance >= LEAST_CHANCE for chance in chances)]
+        return certain[: len(certain) + min(0, most)]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -67,7 +69,7 @@ def test_drafts_are_those_of_a_slow_search(seed: int) -> None:
     settings = num_slots, draw.choice([(2, 4, 8), (1,), (3, 6)]), pool_tokens
     lookup, oracle = PromptLookup(*settings), Oracle(*settings)
     common = [draw.randrange(vocabulary) for _ in range(40)]  # what texts of a large vocabulary have in common
-    num_drafts = 0
+    num_drafts = num_behind = 0
     for i in range(400):
         slot = i if i < num_slots else draw.randrange(num_slots)
         start = draw.randrange(40)
@@ -82,10 +84,13 @@ def test_drafts_are_those_of_a_slow_search(seed: int) -> None:
             oracle.append(slot, tokens)
         most = draw.choice([1, 4, 8])
         if draw.random() < 0.7:
-            drafts = lookup.propose(slot, most)
-            assert drafts == oracle.propose(slot, most)
+            certain = common[start : start + draw.randint(0, 9)] if draw.random() < 0.3 else []
+            drafts = lookup.propose(slot, most, certain)
+            assert drafts == oracle.propose(slot, most, certain)
             num_drafts += len(drafts)
+            num_behind += len(drafts) > len(certain) > 0
     assert num_drafts
+    assert num_behind
 
 
 def test_a_sequence_that_does_not_share_neither_gives_nor_takes() -> None:
@@ -93,15 +98,15 @@ def test_a_sequence_that_does_not_share_neither_gives_nor_takes() -> None:
     lookup = PromptLookup(1)
     lookup.assign(0, np.array([1, 2, 3], np.int32), 3, False)
     lookup.append(0, answer)
-    lookup.propose(0, 4)
+    lookup.propose(0, 4, [])
     for shares in (True, False):  # the first gives the answer, which the second may not see
         lookup.assign(0, np.array([7, 8, 9], np.int32), 3, shares)
         lookup.append(0, answer[:10])
-        assert lookup.propose(0, 4) == []
+        assert lookup.propose(0, 4, []) == []
         lookup.append(0, answer[10:])
     lookup.assign(0, np.array([7, 8, 9], np.int32), 3)
     lookup.append(0, answer[:10])
-    assert lookup.propose(0, 4) == answer[10:13]
+    assert lookup.propose(0, 4, []) == answer[10:13]
 
 
 def test_drafts_are_as_many_as_were_right_before() -> None:
@@ -111,7 +116,7 @@ def test_drafts_are_as_many_as_were_right_before() -> None:
         for _ in range(40):
             lookup.assign(0, np.array([*range(1, 11), draw.randrange(20, 10_000), 1], np.int32), 12, False)
             lookup.append(0, [2])
-            num_drafts.append(len(lookup.propose(0, 8)))
+            num_drafts.append(len(lookup.propose(0, 8, [])))
             lookup.append(0, [*range(3, 11)][: num_drafts[-1] + 1] if is_right else [11])
     assert num_drafts[0] == 3
     assert num_drafts[39] == num_drafts[119] == 8
@@ -123,22 +128,22 @@ def test_the_pool_is_bounded_and_forgets_the_oldest_answers() -> None:
     for first in range(0, 10_000, 50):
         lookup.assign(0, np.array([3], np.int32), 1)
         lookup.append(0, list(range(first, first + 50)))
-        lookup.propose(0, 1)
+        lookup.propose(0, 1, [])
     lookup.assign(0, np.array([0, 1, 2], np.int32), 3)
-    assert lookup.propose(0, 2) == []
+    assert lookup.propose(0, 2, []) == []
     lookup.assign(0, np.array([9_900, 9_901, 9_902], np.int32), 3)
-    assert lookup.propose(0, 2) == [9_903, 9_904]
+    assert lookup.propose(0, 2, []) == [9_903, 9_904]
 
 
 def test_texts_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscine.executor.drafts.lookup._MASK", 0)  # all runs have one hash
     lookup = PromptLookup(1)
     lookup.assign(0, np.array([1, 2, 3, 4, 5, 6, 7], np.int32), 7)
-    assert lookup.propose(0, 3) == []
+    assert lookup.propose(0, 3, []) == []
     lookup.append(0, [9, 5, 6, 7])
-    assert lookup.propose(0, 3) == []  # the latest run with the hash is another
+    assert lookup.propose(0, 3, []) == []  # the latest run with the hash is another
     lookup.append(0, [7, 7, 7, 7])
-    assert lookup.propose(0, 3) == [7, 7, 7]
+    assert lookup.propose(0, 3, []) == [7, 7, 7]
 
 
 def test_each_length_is_twice_the_one_before() -> None:

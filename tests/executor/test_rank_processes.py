@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.core.offline import generate
 from oscine.model.weights import tensor_specs
@@ -55,7 +55,10 @@ def logprobs(outputs: list[GenerationOutput]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """By plain torch: sums of ranks then differ in their last bits only. Kernels in C round activations to 8 bits."""
+    """By plain torch: sums of ranks then differ in their last bits only. Kernels in C round activations to 8 bits.
+
+    Two ranks verify drafts, which must be the same on both, and change no answer.
+    """
     folder, source = tmp_path_factory.mktemp("model"), LivelyTensors(RANKED, 3, CPU)
     tensors = {name: source.get(name) for name in tensor_specs(RANKED)}
     save(folder, RANKED, {name: one if one.dtype == torch.uint8 else one.bfloat16() for name, one in tensors.items()})
@@ -72,7 +75,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             patch.setattr(f"oscine.ops.{module}.unavailable", lambda: "a test wants none")
         patch.setenv("PATH", "/nonexistent")  # where other ranks look for a compiler
         one = build_engine(options)
-        two = build_engine(replace(options, model=replace(options.model, tensor_parallel_size=2)))
+        ranked = replace(options, speculation=SpeculationOptions("ngram"))
+        two = build_engine(replace(ranked, model=replace(options.model, tensor_parallel_size=2)))
     assert one.ranks is None
     assert two.ranks is not None
     yield Pair(one, two)
@@ -124,7 +128,7 @@ def test_cancellations_in_the_middle(pair: Pair) -> None:
     while loop.has_work:
         for output in loop.step():
             outputs[output.request_id].append(output)
-        if len(tokens(outputs["1"])) == 5:
+        if 5 <= len(tokens(outputs["1"])) < 30:
             loop.cancel("1")
     assert outputs["1"][-1].finish_reason == "cancelled"
     for name in ("0", "2", "3"):

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from oscine.executor.headers import Few
-from oscine.executor.parallel.messages import decode_plan, decode_rules, encode_plan, encode_rules
+from oscine.executor.parallel.messages import (
+    decode_forced,
+    decode_plan,
+    decode_rules,
+    encode_forced,
+    encode_plan,
+    encode_rules,
+)
 from oscine.executor.rules import Masks
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
@@ -44,6 +51,11 @@ def test_few(num_rows: int, most: int) -> None:
     assert (found.ids_KA == ids_KA).all()
     assert (found.rows_K == given.rows_K).all()
     assert found.ids_KA.shape == ids_KA.shape
+
+
+@pytest.mark.parametrize("forced", [[], [[]], [[201_087], [], [5, 0]]])
+def test_forced_tokens(forced: list[list[int]]) -> None:
+    assert decode_forced(bytearray(encode_forced(forced))) == forced
 
 
 def test_a_plan_with_everything_in_it() -> None:

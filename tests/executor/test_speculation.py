@@ -1,18 +1,21 @@
 """Answers with drafts are those without: token by token, with their log-probabilities, whatever is asked for."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
 from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.request import Request
 from oscine.executor.drafts.drafter import HostDrafter
 from oscine.executor.drafts.lookup import PromptLookup
 from oscine.executor.masks import GrammarCache
+from oscine.executor.parallel.messages import decode_plan, encode_plan
 from oscine.executor.slots import ColumnArray
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.engine.harness import SomeDrafts
 
-from .grammars import grammar, tokenizer_file
+from .grammars import forced_grammar, grammar, tokenizer_file
 from .test_headers import CHANNEL, END, MESSAGE, ROLE, RULE, SPECIALS, START
 from .tiny import CONFIG, executor, loop, model, options, prompt, request, run
 
@@ -25,7 +28,7 @@ class Remembered:
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self._answers = answers  # by prompt and number of the sequence
         self._texts: dict[int, tuple[list[int], list[int]]] = {}  # by slot: tokens, and how they go on
-        self.num_drafts = self.num_right = 0
+        self.num_drafts = self.num_certain = 0
 
     def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool) -> None:
         tokens = token_ids.tolist()
@@ -38,8 +41,10 @@ class Remembered:
         tokens += token_ids
         assert whole[: len(tokens)] == tokens[: len(whole)], "an answer differs already"
 
-    def propose(self, slot: int, most: int) -> list[int]:
+    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
         tokens, whole = self._texts[slot]
+        self.num_certain += len(certain)
+        assert whole[len(tokens) :][: len(certain)] == certain[: len(whole) - len(tokens)]
         drafts = whole[len(tokens) : len(tokens) + most]
         draw = hash((slot, *tokens[-3:]))
         if drafts and draw % 3:
@@ -80,6 +85,8 @@ def workload() -> list[GenerationRequest]:
         ([], {**warm, "seed": 5, "grammar": grammar(5, 30), "max_tokens": 60}),
         ([], {"grammar": grammar(2, 4), "min_tokens": 6, "stop_token_ids": (CONFIG.vocab_size - 1,)}),
         ([], {"grammar": grammar(3, 5), "logprobs": 1, "frequency_penalty": 1.0}),  # goes on beyond its end
+        ([], {"grammar": forced_grammar("cabcacab", 3)}),
+        ([], {**warm, "seed": 10, "grammar": forced_grammar("b" * 20, 3), "logprobs": 1}),
         (ROLE, {"headers": RULE}),
         (ROLE, {**warm, "seed": 6, "headers": RULE, "logit_bias": often}),
         (ROLE, {**warm, "seed": 7, "headers": RULE, "logit_bias": often, "logprobs": 1}),
@@ -124,6 +131,7 @@ def test_answers_with_drafts_are_those_without(
     stats = running.stats()
     assert (stats.preemptions > 0) == (pages < 64)
     assert drafter.num_drafts > 200
+    assert drafter.num_certain > 20
     without = engine(grammars, pages, overlap)
     run(without, *requests)
     assert stats.steps < 0.9 * without.stats().steps, "few were accepted"
@@ -143,3 +151,55 @@ def test_answers_of_requests_with_a_salt_are_no_drafts_of_others(
     accepted = running.stats().accepted_tokens
     assert before == 0, "the first answer repeats no three tokens"
     assert accepted > 10 if salts == ("", "") else accepted == 0
+
+
+class Noted(PromptLookup):
+    """Notes what it is told and what it drafts."""
+
+    def __init__(self) -> None:
+        super().__init__(4, lengths=(1, 2))
+        self.notes: list[tuple[object, ...]] = []
+
+    def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool = True) -> None:
+        self.notes.append(("assign", slot, token_ids.tolist()))
+        super().assign(slot, token_ids, num_prompt_tokens, shares)
+
+    def append(self, slot: int, token_ids: list[int]) -> None:
+        self.notes.append(("append", slot, token_ids))
+        super().append(slot, token_ids)
+
+    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
+        drafts = super().propose(slot, most, certain)
+        self.notes.append(("propose", slot, drafts))
+        return drafts
+
+
+class SeldomDrafts(SomeDrafts):
+    """Two of three steps have none, and need not wait for the step before."""
+
+    def decide(self, running: Collection[Request]) -> None:
+        super().decide(running)
+        for request in running:
+            request.num_drafts *= self.num_decisions % 3 == 0
+
+
+def test_drafts_are_the_same_on_ranks_that_collect_later(
+    grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may collect a step before it launches the next one. The other ranks never do."""
+    asked = options(max_num_batched_tokens=48)
+    first, second = Noted(), Noted()
+    runner, late = (executor(model(), asked, 64, 64, grammars, drafter, MOST) for drafter in (first, second))
+    plans: list[bytes] = []
+    launch = runner.launch
+    monkeypatch.setattr(runner, "launch", lambda plan: (plans.append(encode_plan(plan)), launch(plan)))
+    running = loop(runner, asked, runner.memory)
+    running.speculation = SeldomDrafts(MOST)
+    run(running, *workload())
+    late.launch(decode_plan(plans[0]))
+    for plan in plans[1:]:
+        late.launch(decode_plan(plan))
+        late.collect()
+    late.collect()
+    assert second.notes == first.notes
+    assert sum(name == "propose" and drafts != [] for name, _, drafts in first.notes) > 20

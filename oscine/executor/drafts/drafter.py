@@ -23,8 +23,8 @@ class HostDrafter(Protocol):
         """What the sequence has generated since, in order."""
         ...
 
-    def propose(self, slot: int, most: int) -> list[int]:
-        """Up to `most` tokens, >= 1, that may come next; [] without a good guess."""
+    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
+        """Up to `most` tokens, >= 1, that may come next; [] without a good guess. `certain`: those that begin them."""
         ...
 
 

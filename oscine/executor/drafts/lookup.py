@@ -1,7 +1,8 @@
 """Prompt lookup: drafts are what followed the last tokens where they occurred before.
 
 The last n tokens of a sequence are looked up in its own prompt and answer, then in recent answers of other sequences,
-for a few lengths n. The longest n decides, then the own text, then the latest occurrence. There are only as many drafts
+for a few lengths n. Tokens that must come next, as a grammar leaves no choice, are drafts in any case, and the lookup
+begins behind them. The longest n decides, then the own text, then the latest occurrence. There are only as many drafts
 as are likely to be accepted: how often they were right is counted by n, by the kind of text, and by their place. All of
 it is deterministic: every rank of a model makes the same drafts from the same calls.
 
@@ -13,7 +14,7 @@ one. So the cost of a lookup does not depend on the length of the text, and a se
 from array import array
 from bisect import bisect_left
 from itertools import takewhile
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,19 @@ class _Text:
         for token in self.tokens[max(0, self._num_sorted - longest) : self._num_sorted]:
             prefixes.append((prefixes[-1] * _BASE + token) & _MASK)
 
+    def last(self, n: int, certain: list[int]) -> Tokens:
+        """The last n tokens of the text and those that are certain to follow, or all if they are fewer."""
+        return (self.tokens[-n:] + array("i", certain))[-n:] if certain else self.tokens[-n:]
+
+    def last_run(self, level: int, certain: list[int]) -> int:
+        """The hash of the last tokens, as many as the level's length."""
+        if not certain:
+            return self.runs_at_end[level]
+        run, n = 0, self._levels[level][0]
+        for token in self.last(n, certain):
+            run = (run * _BASE + token) & _MASK
+        return run
+
     def last_end(self, level: int, run: int) -> int:
         """Where a run of the level's length ended last; 0: nowhere."""
         end = self._added[level].get(run)
@@ -110,10 +124,10 @@ class _Text:
         key = keys[at - 1] if at else -1
         return key & _END_MASK if key >> _END_BITS == run else 0
 
-    def after(self, end: int, most: int) -> list[int]:
-        """What followed a run. Beyond the last token, the text is assumed to repeat itself."""
+    def after(self, end: int, most: int, certain: list[int]) -> list[int]:
+        """What followed a run. Beyond the last token, `certain` follow, and the text is assumed to repeat itself."""
         drafts = self.tokens[end : end + most].tolist()
-        return drafts if len(drafts) == most else (drafts * most)[:most]
+        return drafts if len(drafts) == most else ((drafts + certain) * most)[:most]
 
 
 class _Answers:
@@ -134,8 +148,16 @@ class _Answers:
     def last_end(self, level: int, run: int) -> int:
         return self._runs[level][1].get(run, 0)
 
-    def after(self, end: int, most: int) -> list[int]:
+    def after(self, end: int, most: int, certain: list[int]) -> list[int]:
         return list(takewhile(_BREAK.__ne__, self.tokens[end : end + most]))
+
+
+class _Expected(NamedTuple):
+    """What may come next, more than is drafted."""
+
+    start: int  # tokens that come before
+    rates: Rates
+    drafts: list[int]
 
 
 def _learn(rates: Rates, drafts: list[int], token_ids: list[int]) -> None:
@@ -170,7 +192,7 @@ class PromptLookup:
         self._rates: list[tuple[Rates, Rates]] = [  # by length: of answers of others, and of the own text
             ([_RATE_AT_START] * _PLACES, [_RATE_AT_START] * _PLACES) for _ in lengths
         ]
-        self._expected: dict[int, tuple[Rates, list[int]]] = {}  # by slot: what may come next, more than is drafted
+        self._expected: dict[int, _Expected] = {}  # by slot
 
     def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool = True) -> None:
         """A sequence takes the slot, with these tokens. The answer that was there goes to the pool."""
@@ -185,31 +207,37 @@ class PromptLookup:
         self._texts[slot].tokens.extend(token_ids)
         expected = self._expected.pop(slot, None)
         if expected is not None:
-            _learn(*expected, token_ids)
+            _learn(expected.rates, expected.drafts, token_ids[expected.start :])
 
-    def propose(self, slot: int, most: int) -> list[int]:
-        """Up to `most` drafts of the tokens that come next; none if the last tokens are new."""
-        text = self._texts[slot]
+    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
+        """Up to `most` drafts of the tokens that come next: those that are certain, then what followed them before."""
+        text, most_likely = self._texts[slot], most - len(certain)
         text.index()
-        found, level = self._find(text, 0), 0
+        found = self._find_longest(text, certain) if most_likely > 0 else None
         if found is None:
-            return []
-        for longer in range(len(self._lengths) - 1, 0, -1):
-            found_longer = self._find(text, longer)
-            if found_longer is not None:
-                found, level = found_longer, longer
-                break
-        source, end = found
-        rates, drafts = self._rates[level][source is text], source.after(end, most)
-        self._expected[slot] = rates, drafts
-        return drafts[: _num_likely(rates, most)]
+            return certain[:most]
+        level, source, end = found
+        rates, drafts = self._rates[level][source is text], source.after(end, most_likely, certain)
+        self._expected[slot] = _Expected(len(certain), rates, drafts)
+        return certain + drafts[: _num_likely(rates, most_likely)]
 
-    def _find(self, text: _Text, level: int) -> tuple[_Text | _Answers, int] | None:
+    def _find_longest(self, text: _Text, certain: list[int]) -> tuple[int, _Text | _Answers, int] | None:
+        """As _find, of the longest run that occurred before, with its level. Without a shorter run there is no longer."""
+        shortest = self._find(text, 0, certain)
+        if shortest is None:
+            return None
+        for level in range(len(self._lengths) - 1, 0, -1):
+            found = self._find(text, level, certain)
+            if found is not None:
+                return level, *found
+        return 0, *shortest
+
+    def _find(self, text: _Text, level: int, certain: list[int]) -> tuple[_Text | _Answers, int] | None:
         """Where the last tokens of a text occurred before: the first source that has them, and where they end there."""
-        run, n = text.runs_at_end[level], self._lengths[level]
+        run, n = text.last_run(level, certain), self._lengths[level]
         for source in (text, self._new, self._old) if text.shares else (text,):
             end = source.last_end(level, run)
-            if end >= n and source.tokens[end - n : end] == text.tokens[-n:]:
+            if end >= n and source.tokens[end - n : end] == text.last(n, certain):
                 return source, end
         return None
 

@@ -1,4 +1,4 @@
-"""What rank 0 says to the other ranks in each step: its plan, and the tokens that may be sampled."""
+"""What rank 0 says to the other ranks in each step: its plan, and the tokens that may or must be sampled."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ from oscine.types import StepPlan
 
 encode_plan = msgpack.Encoder().encode
 decode_plan = msgpack.Decoder(StepPlan).decode
-
+encode_forced = msgpack.Encoder().encode  # of Rules.forced
+decode_forced = msgpack.Decoder(list[list[int]]).decode
 
 _FREE, _FEW, _MASKS = range(3)
 _HEAD = 3  # numbers of 8 bytes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from oscine.executor.headers import Few
-from oscine.executor.parallel.messages import decode_rules, encode_rules
+from oscine.executor.parallel.messages import decode_forced, decode_rules, encode_forced, encode_rules
 from oscine.executor.parallel.ring import RingReader, RingWriter
 from oscine.executor.rules import Masks, Rules
 from oscine.executor.slots import IntArray, Rows
@@ -25,6 +25,11 @@ class SentRules:
         self._ring.send(*encode_rules(allowed))
         return allowed
 
+    def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+        forced = self._rules.forced(slots, most)
+        self._ring.send(encode_forced(forced))
+        return forced
+
 
 class ReceivedRules:
     """The rules of another rank: the answers of rank 0, which also reports the errors of grammars."""
@@ -40,6 +45,9 @@ class ReceivedRules:
 
     def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
         return decode_rules(self._ring.receive(), self._device)
+
+    def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+        return decode_forced(self._ring.receive())
 
     def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
         pass

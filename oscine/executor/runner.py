@@ -196,7 +196,9 @@ class TorchExecutor:
             return None
         self.state.put_drafts([(slot, ids) for slot, ids in found.items() if ids])
         drafts = [found.get(sequence.slot, []) for sequence in plan.sequences]
-        return Drafts([*map(len, drafts)], cache(lambda: np.array([id for ids in drafts for id in (0, *ids)], np.int64)))
+        return Drafts(
+            [*map(len, drafts)], cache(lambda: np.array([id for ids in drafts for id in (0, *ids)], np.int64))
+        )
 
     def _draft(self, plan: StepPlan, drafter: DeviceDrafter) -> Drafts | None:
         """Waits for nothing. Pages are placed."""

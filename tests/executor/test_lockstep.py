@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.lockstep import Agreed
@@ -112,9 +112,14 @@ def alone(options: EngineOptions, *asked: GenerationRequest) -> dict[str, list[i
     return client.tokens
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one after the other"])
-def test_uneven_loads(tmp_path: Path, overlap: bool) -> None:
-    given = options(tmp_path, overlap=overlap)
+@pytest.mark.parametrize(
+    ("overlap", "drafting"),
+    [(True, False), (False, False), (True, True)],
+    ids=["overlap", "one after the other", "drafts"],
+)
+def test_uneven_loads(tmp_path: Path, overlap: bool, drafting: bool) -> None:
+    plain = options(tmp_path, overlap=overlap)
+    given = replace(plain, speculation=SpeculationOptions("ngram", lookup_min=1)) if drafting else plain
     asked = [
         [request("one", prompt(70), max_tokens=20)],
         [request(f"seven {n}", prompt(5 + 9 * n, n), max_tokens=12, temperature=n % 2, seed=n) for n in range(7)],
@@ -122,7 +127,8 @@ def test_uneven_loads(tmp_path: Path, overlap: bool) -> None:
         [request("long", prompt(3), max_tokens=40)],
     ]
     found = in_lockstep(given, *((lambda client, mine=mine: client.run(*mine)) for mine in asked))
-    assert {name: tokens for _, of_rank in found for name, tokens in of_rank.items()} == alone(given, *chain(*asked))
+    assert {name: tokens for _, of_rank in found for name, tokens in of_rank.items()} == alone(plain, *chain(*asked))
+    assert any(stats.accepted_tokens for stats, _ in found) == drafting
 
 
 def test_prompts_that_arrive_while_others_decode_prefixes_and_cancellations(tmp_path: Path) -> None:

@@ -179,8 +179,8 @@ class SeldomDrafts(SomeDrafts):
 
     def decide(self, running: Collection[Request]) -> None:
         super().decide(running)
-        for request in running:
-            request.num_drafts *= self.num_decisions % 3 == 0
+        for one in running:
+            one.num_drafts *= self.num_decisions % 3 == 0
 
 
 def test_drafts_are_the_same_on_ranks_that_collect_later(

@@ -222,7 +222,7 @@ class PromptLookup:
         return certain + drafts[: _num_likely(rates, most_likely)]
 
     def _find_longest(self, text: _Text, certain: list[int]) -> tuple[int, _Text | _Answers, int] | None:
-        """As _find, of the longest run that occurred before, with its level. Without a shorter run there is no longer."""
+        """As _find, for the longest run that occurred before, with its level."""
         shortest = self._find(text, 0, certain)
         if shortest is None:
             return None

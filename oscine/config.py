@@ -137,10 +137,11 @@ class CacheOptions(Options, group="KV cache"):
         "type of the keys and values of full attention; auto: as activations; fp8 takes half the memory, on a GPU only",
         aliases=("kv-cache-config.dtype",),
     )
-    gpu_memory_utilization: float = option(
-        0.92,
+    gpu_memory_utilization: float | None = option(
+        None,
         "share of a GPU's memory that weights, workspace and KV cache may take together",
         "SHARE",
+        shown="all but 5 GiB, and at least 0.92",
         aliases=("mem-fraction-static",),
         above=0,
         at_most=1,

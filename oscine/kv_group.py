@@ -113,9 +113,22 @@ class KVGroup:
         """How many of its `num_pages` pages a sequence holds at most once they are computed."""
         return num_pages if self.window is None else min(num_pages, self.window_pages)
 
+    @property
+    def decode_pages(self) -> int:
+        """The most pages that a sequence holds while it generates without drafts; only of a group with a window.
+
+        A step in flight computes its last token, while the next step takes the page of the token after it.
+        """
+        assert self.window is not None
+        return pages_of_window(self.window + 1, self.page_size)
+
+    def first_read(self, num_tokens: int) -> int:
+        """The first page that the token after `num_tokens` tokens, or any later one, reads."""
+        return 0 if self.window is None else max(0, num_tokens - self.window + 1) // self.page_size
+
     def first_needed(self, num_pages: int) -> int:
         """The first page that the token after `num_pages` pages, or any later one, reads."""
-        return 0 if self.window is None else max(0, num_pages * self.page_size - self.window + 1) // self.page_size
+        return self.first_read(num_pages * self.page_size)
 
 
 def check_compatible(source: KVGroup, target: KVGroup) -> None:

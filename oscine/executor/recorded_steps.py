@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oscine.executor.cuda_graphs import Choose, Computed, Forward
+from oscine.executor.kv.memory import LOGITS_AT_ONCE
 from oscine.executor.slots import ColumnArray, IntArray
 from oscine.executor.step_batch import StepArrays
 from oscine.ops.native.recording import Recording
@@ -38,7 +39,7 @@ class RecordedSteps:
         """Whether the step has one sampled token per sequence, and its recording is within the limit."""
         count = len(step.slots_S)
         return (
-            step.num_tokens == count
+            step.num_tokens == count <= LOGITS_AT_ONCE  # more rows choose in parts, which are put together by torch
             and count * self._bytes_per_sequence <= self._most_bytes
             and bool(step.samples_S.all())
         )

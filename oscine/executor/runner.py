@@ -17,7 +17,7 @@ from oscine.executor.cuda_graphs import Computed, DecodeGraphs, PromptGraphs
 from oscine.executor.device_state import DeviceState
 from oscine.executor.drafts.drafter import DeviceDrafter, HostDrafter
 from oscine.executor.headers import Few
-from oscine.executor.kv.memory import MemoryPlan
+from oscine.executor.kv.memory import LOGITS_AT_ONCE, MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
 from oscine.executor.lockstep import Lockstep
 from oscine.executor.logprobs import of_tokens, on_host
@@ -28,7 +28,7 @@ from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Rows, Slot
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, download, send, upload
 from oscine.model.gpt_oss import GptOss
-from oscine.ops.interface import Batch, KVCache, Sampled
+from oscine.ops.interface import Batch, KVCache, Sampled, SamplingBatch
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.ops.target import Alone, Communicator
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult
@@ -365,10 +365,10 @@ class TorchExecutor:
         if not (can_choose and self._sampler.is_plain(rows.slots_N)):
             assert not isinstance(ruled, Few)
             columns = of_rows(batch.token_ids_T), of_rows(batch.positions_T) + 1
-            sampled = self._sampler.sample(self._model.head(x_NH), rows, *columns, allowed)
+            sampled = self._sampler.sample(lambda part: self._model.head(x_NH[part]), rows, *columns, allowed)
         else:
             plain = self._sampler.plain(rows.slots_N, lambda: of_rows(batch.positions_T) + 1, allowed)
-            sampled = Sampled(self._model.choose(x_NH, plain))
+            sampled = Sampled(self._choose(x_NH, plain))
             if isinstance(ruled, Few):
                 ids_N = self._sampler.narrowed(sampled.token_ids_N, x_NH, self._model.choose_few, rows, ruled)
                 sampled = Sampled(ids_N)
@@ -401,9 +401,16 @@ class TorchExecutor:
     def _choose_greedily(self, computed: Computed) -> Tensor:
         """The second CUDA graph: chooses the most probable tokens and keeps them."""
         packed, batch, x_NH, _ = computed
-        ids_N = self.state.accept(packed, batch, self._model.choose(x_NH, self._sampler.greedy(len(x_NH))))
+        ids_N = self.state.accept(packed, batch, self._choose(x_NH, self._sampler.greedy(len(x_NH))))
         self._follow(computed, ids_N)
         return ids_N
+
+    def _choose(self, x_NH: Tensor, plain: SamplingBatch) -> Tensor:
+        """Token ids [N] of plain rows."""
+        if len(x_NH) <= LOGITS_AT_ONCE:
+            return self._model.choose(x_NH, plain)
+        parts = (slice(start, start + LOGITS_AT_ONCE) for start in range(0, len(x_NH), LOGITS_AT_ONCE))
+        return torch.cat([self._model.choose(x_NH[part], plain.of_rows(part)) for part in parts])
 
     def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The input of the head [N, H], and what a draft head reads [T, H]."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.executor.headers import Few
-from oscine.executor.kv.memory import SAMPLED_AT_ONCE
+from oscine.executor.kv.memory import LOGITS_AT_ONCE, SAMPLED_AT_ONCE
 from oscine.executor.logprobs import joined
 from oscine.executor.slots import ColumnArray, IntArray, Rows
 from oscine.executor.transfer import upload
@@ -134,7 +134,7 @@ class Sampler:
 
     def sample(
         self,
-        logits_NV: Tensor,
+        logits_of: Callable[[slice], Tensor],
         rows: Rows,
         token_ids_N: Tensor,
         positions_N: Tensor,
@@ -142,18 +142,23 @@ class Sampler:
     ) -> Sampled:
         """One token per row; log-probabilities if any row asked for them.
 
-        `token_ids_N`: what the rows computed. `positions_N`: int64, of the tokens to be sampled.
+        `logits_of`: float32 [n, V] of some rows; it is called in order. `token_ids_N`: what the rows computed.
+        `positions_N`: int64, of the tokens to be sampled.
         """
         most_logprobs = int(self._num_logprobs[rows.slots_N].max())
-        parts = []
+        parts, logits_NV = [], None
         for start in range(0, len(rows.slots_N), SAMPLED_AT_ONCE):
-            part = slice(start, start + SAMPLED_AT_ONCE)
+            part, place = slice(start, start + SAMPLED_AT_ONCE), start % LOGITS_AT_ONCE
+            if not place:
+                logits_NV = None  # before there are others
+                logits_NV = logits_of(slice(start, start + LOGITS_AT_ONCE))
             batch = self._batch(rows.slots_N[part], positions_N[part], most_logprobs if most_logprobs >= 0 else None)
             changes = self._bias_fields(rows, part) | self._penalty_fields(rows, part, token_ids_N)
             batch = replace(batch, **changes)  # type: ignore[arg-type]
             if allowed is not None and (allowed.row_N[part] >= 0).any():
                 batch = self._restricted(batch, allowed.masks_KW, allowed.row_N[part])
-            parts.append(self._sample(logits_NV[part], batch))
+            assert logits_NV is not None
+            parts.append(self._sample(logits_NV[place : place + SAMPLED_AT_ONCE], batch))
         return joined(parts)
 
     def count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:

@@ -11,7 +11,7 @@ over J is meant. The norm reads it anyway; so a backend can split work without a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -115,6 +115,12 @@ class SamplingBatch:
     # be known: words W >= V / 32.
     allowed_KW: Tensor | None = None  # int32; bit t % 32 of word t // 32: whether token t may be chosen
     allowed_row_N: Tensor | None = None  # int32; the row's own row of allowed_KW, or -1: not restricted
+
+    def of_rows(self, rows: slice) -> "SamplingBatch":
+        """Some rows of a batch without biases."""
+        assert self.bias_rows is None
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if "_N" in field.name}
+        return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
 
 
 class Sampled(NamedTuple):

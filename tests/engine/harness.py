@@ -177,6 +177,8 @@ class Run:
             assert indexed == set(self.cache.index._digests[group])
             assert indexed >= {*pool._cold, *pool._kept}
             assert indexed.isdisjoint(pool._free)
+            enough = [-1, *(2 + (window - 1) // PAGE for window in self.setting.windows)][group]
+            assert pool.num_steady == sum(len(r.pages[group]) - r.first_held[group] == enough for r in running)
 
     def check_outputs(self, request_id: str) -> None:
         """One stream of outputs is what the naive loop generates, cut as the stream interval says."""

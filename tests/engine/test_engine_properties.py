@@ -31,7 +31,7 @@ def setting(draw: st.DrawFn) -> Setting:
         overlap=draw(st.booleans()),
         lazy=draw(st.booleans()),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
-        windows=draw(st.sampled_from([(PAGE,), (18,), (33,), (34,), (), (33, 18), (34, 17, PAGE)])),
+        windows=draw(st.sampled_from([(PAGE,), (18,), (33,), (34,), (2 * PAGE,), (), (33, 18), (34, 17, PAGE)])),
         num_full_pages=draw(st.integers(10, 16)),
         num_sliding_pages=draw(st.integers(4, 12)),
         max_attended=draw(st.sampled_from([None, None, 50, 1000])),

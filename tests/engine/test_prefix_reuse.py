@@ -37,9 +37,12 @@ def test_the_same_prompt_hits_all_but_its_last_token(overlap: bool) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("length", range(5 * PAGE - 3, 5 * PAGE + 3))
-def test_the_next_turn_hits_the_whole_turn_before_it_wherever_that_ended(overlap: bool, length: int) -> None:
+@pytest.mark.parametrize("window", [24, 2 * PAGE])
+def test_the_next_turn_hits_the_whole_turn_before_it_wherever_that_ended(
+    overlap: bool, length: int, window: int
+) -> None:
     """Even though other requests have used every page that was not kept."""
-    run = Run(Setting(overlap=overlap, num_sliding_pages=10, max_num_batched_tokens=32))
+    run = Run(Setting(windows=(window,), overlap=overlap, num_sliding_pages=10, max_num_batched_tokens=32))
     run.add("turn", TEXT[:length], max_tokens=20)
     run.finish()
     history = TEXT[:length] + run.tokens("turn")

@@ -207,6 +207,75 @@ def test_a_long_chunk_leaves_pages_to_those_who_run() -> None:
     assert run.loop.stats().preemptions == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("staggered", [False, True])
+def test_three_pages_of_a_window_of_two_pages_suffice_for_each_sequence(
+    overlap: bool, prefix_caching: bool, staggered: bool
+) -> None:
+    """The page that falls out of the window is free before the next is taken, also where all sequences need one in
+    the same step. So nothing waits."""
+    run = Run(
+        Setting(
+            max_num_seqs=12,
+            max_num_batched_tokens=400,
+            overlap=overlap,
+            prefix_caching=prefix_caching,
+            windows=(2 * PAGE,),
+            num_full_pages=500,
+            num_sliding_pages=3 * 12,
+        )
+    )
+    for i in range(12):
+        run.add(f"r{i}", text(i, 5 + i if staggered else 5), max_tokens=100)
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+    assert run.executor.num_steps == 100, "the prompts, then a token of each in every step"
+
+
+@pytest.mark.parametrize("window", [PAGE + 1, 2 * PAGE - 7, 2 * PAGE, 2 * PAGE + 1])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_page_is_free_as_soon_as_no_token_reads_it_and_no_end_needs_it(window: int, overlap: bool) -> None:
+    """By listing, for each number of computed tokens, the pages that any later token reads, and those that the next
+    turn would read if the sequence ended with the next token."""
+    run = Run(Setting(windows=(window,), overlap=overlap, num_full_pages=20))
+    run.add("long", text(0, 3), max_tokens=140)
+    while run.loop.has_work:
+        run.step()
+        for request in run.loop._scheduler.running.values():
+            computed = len(request.token_ids) - 1  # the last token is sampled
+            later = range(max(0, computed - window + 1), 200)
+            end = (computed + 1) // PAGE * PAGE  # of the last full page then
+            held = {position // PAGE for position in (*later, *range(max(0, end - window + 1), end))}
+            assert request.first_held == [0, min(held)]
+    run.finish()
+
+
+def test_running_sequences_with_a_whole_window_leave_their_pages_to_newcomers() -> None:
+    """Each has three pages and needs no fourth. The newcomer takes the only three that are left."""
+    run = Run(Setting(windows=(2 * PAGE,), num_sliding_pages=12, prefix_caching=False))
+    for i in range(3):
+        run.add(f"r{i}", text(i, 41), max_tokens=100)
+        run.step()
+    run.add("newcomer", text(3, 40), max_tokens=5)
+    run.step()
+    assert run.loop.stats().num_running == 4
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+
+
+def test_a_newcomer_waits_where_running_sequences_still_lack_pages_of_their_windows() -> None:
+    run = Run(Setting(windows=(2 * PAGE,), num_sliding_pages=11, prefix_caching=False))
+    for i in range(3):
+        run.add(f"r{i}", text(i, 20), max_tokens=60)  # two pages, then three
+    run.step()
+    run.add("newcomer", text(3, 40), max_tokens=5)  # three pages; five are free, three of them spoken for
+    run.step()
+    assert run.loop.stats().num_running == 3
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+
+
 def test_a_newcomer_leaves_pages_to_those_who_run() -> None:
     run = Run(Setting(num_full_pages=10, max_num_batched_tokens=200))
     run.add("large", text(0, 120), max_tokens=20)  # eight pages, then nine

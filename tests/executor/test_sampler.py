@@ -18,7 +18,7 @@ def sample_rows(sampler: Sampler, logits_NV: Tensor, slots_N: NDArray[np.int64])
     """At positions 5, 6, ..., without drafts."""
     nothing, ends_N = np.zeros_like(slots_N), np.arange(len(slots_N)) + 5
     rows = Rows(slots_N, nothing, lambda: ends_N, lambda: nothing)
-    sampler.sample(logits_NV, rows, torch.from_numpy(nothing), torch.from_numpy(ends_N))
+    sampler.sample(logits_NV.__getitem__, rows, torch.from_numpy(nothing), torch.from_numpy(ends_N))
 
 
 def test_parameters_of_any_number_of_rows_are_contiguous_and_aligned() -> None:

@@ -1,12 +1,15 @@
 """Each sampling parameter against an independent computation from the logits of a full recomputation."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from oscine.executor import runner, sampler
 from oscine.executor.logprobs import ROWS_AT_ONCE
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.sample.noise import gumbel
@@ -179,6 +182,38 @@ def test_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest
     found = run(loop, request("a", tokens, max_tokens=1, prompt_logprobs=1))
     assert rows == [ROWS_AT_ONCE, ROWS_AT_ONCE, 4]
     _check(found["a"].prompt_logprobs or [], tokens, 1, 1)
+
+
+@pytest.mark.parametrize("case", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 2}])
+def test_logits_of_many_sequences_are_never_there_all_at_once(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven sequences have parts of 4, 4 and 3 rows, and those of 4 are sampled in two halves, if not greedy."""
+    asked = [request(str(i), prompt(5 + i), max_tokens=6, seed=i, **case) for i in range(11)]
+    sizes = options(max_num_seqs=11, max_num_batched_tokens=200)
+    expected = run(engine(sizes), *asked)
+    rows: list[int] = []
+
+    def counting(name: str, op: Callable[..., Tensor]) -> None:
+        def counted(model: GptOss, x_NH: Tensor, *given: object) -> Tensor:
+            rows.append(len(x_NH))
+            return op(model, x_NH, *given)
+
+        monkeypatch.setattr(GptOss, name, counted)
+
+    counting("head", GptOss.head)
+    counting("choose", GptOss.choose)
+    for module in (runner, sampler):
+        monkeypatch.setattr(module, "LOGITS_AT_ONCE", 4)
+    monkeypatch.setattr(sampler, "SAMPLED_AT_ONCE", 2)
+    found = run(engine(sizes), *asked)
+    assert rows == [4, 4, 3] * 6
+    for name, one in expected.items():
+        assert found[name].token_ids == one.token_ids
+        if one.logprobs:
+            for ours, theirs in zip(found[name].logprobs or [], one.logprobs, strict=True):
+                assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+                assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
 
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:

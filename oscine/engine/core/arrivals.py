@@ -70,7 +70,7 @@ class Arrivals:
         return not self._coming.isdisjoint(arrival.keys(self._cache.holds.lacking(arrival.digests)))
 
     def take_pages(self, arrival: Arrival, fence: int, reserve: int) -> bool:
-        """Takes pages for what is lacking now, of which `reserve` are left over in each group. False: too few."""
+        """Takes pages for what is lacking now, and leaves some for `reserve` sequences to go on. False: too few."""
         holds, digests = self._cache.holds, arrival.digests
         while not holds.has_room(digests, reserve):
             if not holds.reclaim(after=arrival.request.order):

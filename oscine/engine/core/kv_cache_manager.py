@@ -29,6 +29,8 @@ class KVCacheManager:
         self.pools = [PagePool(count, partial(self._forget, place)) for place, count in enumerate(num_pages)]
         self.holds = PageHolds(groups, self.pools, self.index)
         self.groups = groups
+        # Pages of a running sequence, per group, that suffice for as long as it generates; -1: it always needs more.
+        self._steady = [-1 if group.window is None else group.decode_pages for group in groups]
         for group, count in zip(groups[1:], num_pages[1:], strict=True):
             if count < group.window_pages:
                 raise ValueError(f"{count} {group.name} pages cannot hold a window; {group.window_pages} can")
@@ -47,12 +49,15 @@ class KVCacheManager:
         self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
-    def fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
-        """Whether all known tokens of a waiting request find pages, `reserve` pages of each group left alone."""
+    def fits(self, request: Request, hit: PrefixHit, num_running: int, freed: int = 0) -> bool:
+        """Whether all known tokens of a waiting request find pages, if `freed` more are freed in each group.
+
+        Running sequences that may need one more page have one left each.
+        """
         num_pages = self.num_pages(len(request.token_ids))
         for group, pool, pages, first in zip(self.groups, self.pools, hit.pages, hit.first_held, strict=True):
             new = group.most_held(num_pages) - (hit.num_pages - first)
-            if new + pool.num_unheld(pages[first:]) + reserve > pool.num_available:
+            if new + pool.num_unheld(pages[first:]) > pool.num_spare(num_running) + freed:
                 return False
         return True
 
@@ -63,15 +68,20 @@ class KVCacheManager:
                 pool.retain(page)
         request.pages = [list(pages) for pages in hit.pages]
         request.first_held = list(hit.first_held)
+        self._count_steady(request, 1)
         request.num_hit_pages = request.num_registered = hit.num_pages
         request.branch_page = hit.branch_page
         request.num_computed = hit.num_pages * self.page_size
-        request.page_event = request.num_computed + self.page_size
+        request.page_event = request.num_computed + self.page_size - 1
         self.holds.release_of(request)
 
     def num_free_pages(self) -> int:
         """Pages that a sequence can append to each of its tables."""
         return min(pool.num_available for pool in self.pools)
+
+    def num_spare_pages(self, num_running: int) -> int:
+        """The same, with a page left to every running sequence that may need one more; negative if there are fewer."""
+        return min(pool.num_spare(num_running) for pool in self.pools)
 
     def extend(self, request: Request, num_tokens: int) -> list[list[int]]:
         """Appends pages until the first `num_tokens` tokens have their place. Returns the pages per group, if any."""
@@ -79,35 +89,52 @@ class KVCacheManager:
         if count <= 0:
             return []
         added = [pool.allocate(count) for pool in self.pools]
+        self._count_steady(request, -1)
         for pages, new in zip(request.pages, added, strict=True):
             pages += new
+        self._count_steady(request, 1)
         if request.samples:
             request.fast_end = min(request.num_pages * self.page_size, request.num_to_compute)
         return added
 
-    def commit(self, request: Request, num_computed: int) -> None:
+    def commit(self, request: Request, num_computed: int, *, ends: bool = False) -> None:
         """The first num_computed tokens are computed: registers pages now full, frees those that no window reaches.
 
-        Pages are freed at page boundaries, which is one token later than the window allows (127 keys back, pages of
-        64). So a sequence that ends anywhere still has the window of its last full page, and its next turn a hit.
+        A sequence that ends anywhere keeps the window of its last full page, so its next turn has a hit. One that goes
+        on frees pages one token before each page boundary, if the window allows that (127 keys back, pages of 64). The
+        step in flight computes this token, and the next step to be scheduled takes a page: the one just freed.
         """
         num_pages = num_computed // self.page_size
         if self.prefix_caching:
             self._register(request, num_pages)
+        kept = num_pages if ends else (num_computed + 1) // self.page_size
+        self._count_steady(request, -1)
         for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            first = group.first_needed(num_pages)
+            first = min(group.first_needed(kept), group.first_read(num_computed))
             for i in range(request.first_held[place], first):
                 pool.release(request.pages[place][i], cold=not _is_worth_keeping(group, request, i))
             request.first_held[place] = first
-        request.page_event = (num_pages + 1) * self.page_size
+        self._count_steady(request, 1)
+        is_early = kept > num_pages  # then the page of the next token is still to be registered
+        request.page_event = kept * self.page_size if is_early else (num_pages + 1) * self.page_size - 1
 
     def release(self, request: Request) -> None:
         """Takes all pages back. Those in the index stay cached; of a prefix, the end is evicted before the start."""
+        self._count_steady(request, -1)
         for pool, pages, first in zip(self.pools, request.pages, request.first_held, strict=True):
             for page in reversed(pages[first:]):
                 pool.release(page)
         request.pages, request.first_held = [], []
         request.page_event, request.fast_end = NEVER, 0
+
+    def _count_steady(self, request: Request, by: int) -> None:
+        """Adds `by` to the steady sequences of the groups of which the request holds just the pages that suffice.
+
+        With more than these it computes a prompt.
+        """
+        for pool, steady, pages, first in zip(self.pools, self._steady, request.pages, request.first_held, strict=True):
+            if len(pages) - first == steady:
+                pool.num_steady += by
 
     def _forget(self, group: int, page: int) -> None:
         if self.on_evict is not None:

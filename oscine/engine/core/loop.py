@@ -326,7 +326,7 @@ class EngineLoop:
         else:
             reason = None if request.samples or num_computed < request.num_prompt_tokens else "length"
         if num_computed >= request.page_event:
-            self.cache.commit(request, num_computed)
+            self.cache.commit(request, num_computed, ends=reason is not None)
         if reason is not None:
             news.append(self._finish(request, reason))
         elif len(request.token_ids) >= request.emit_at:

@@ -26,10 +26,10 @@ class PageHolds:
         return [[i for i, page in pages.items() if page is None] for pages in self._pages(digests)]
 
     def has_room(self, digests: list[bytes], reserve: int) -> bool:
-        """Whether take() would leave `reserve` pages of each group."""
+        """Whether take() would leave pages for `reserve` sequences to go on."""
         for pool, pages in zip(self._pools, self._pages(digests), strict=True):
             known = [page for page in pages.values() if page is not None]
-            if len(pages) - len(known) + pool.num_unheld(known) + reserve > pool.num_available:
+            if len(pages) - len(known) + pool.num_unheld(known) > pool.num_spare(reserve):
                 return False
         return True
 

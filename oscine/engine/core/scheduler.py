@@ -175,9 +175,9 @@ class Scheduler:
             if victim is request:
                 return 0
             self._preempt(victim)
-        free = self.cache.num_free_pages()
-        # A long chunk leaves a page for each running sequence, so that they need not take back what it got.
-        return room + min(free, max(1, free - len(self.running))) * page_size
+        # A long chunk leaves pages for the running sequences, so that they need not take back what it got.
+        spare = self.cache.num_spare_pages(len(self.running))
+        return room + min(self.cache.num_free_pages(), max(1, spare)) * page_size
 
     def _admit(self, above: float) -> None:
         """Starts waiting requests with priority values below `above`, in order, while there is budget and room."""
@@ -205,19 +205,19 @@ class Scheduler:
         if not lower:
             return None
         hit = hit or self.cache.find(request)
-        reserve = len(self.running) - len(lower)
-        spare = sum(r.num_pages for r in lower)  # preempting them all frees this at most
-        if not self._fits(request, hit, reserve - spare):
+        others = len(self.running) - len(lower)
+        most_freed = sum(r.num_pages for r in lower)  # by preempting them all
+        if not self._fits(request, hit, others, most_freed):
             return None
-        while not (self._free_slots and self._fits(request, hit, reserve)):
+        while not (self._free_slots and self._fits(request, hit, others)):
             if not lower:
                 return None
             self._preempt(lower.pop())
         return hit
 
-    def _fits(self, request: Request, hit: PrefixHit, reserve: int) -> bool:
+    def _fits(self, request: Request, hit: PrefixHit, num_running: int, freed: int = 0) -> bool:
         """Whether a waiting request finds pages, after giving up those held for requests that come after it."""
-        while not self.cache.fits(request, hit, reserve):
+        while not self.cache.fits(request, hit, num_running, freed):
             if not self.cache.holds.reclaim(after=request.order):
                 return False
         return True

@@ -1,7 +1,7 @@
 """How many sequences run at once on a GPU and how many tokens a step has, where no option says so.
 
 Both follow from the GPU's memory; decisions/0029 has the reasons. The tokens of a step follow from its size alone, as
-ranks need them before they can meet. The sequences are as many of _TYPICAL_TOKENS as the KV cache holds. The cache is
+ranks need them before they can meet. The sequences are as many of TYPICAL_TOKENS as the KV cache holds. The cache is
 what a plan for that many sequences leaves, so the largest number is searched whose own plan holds them.
 """
 
@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from oscine.config import MOST_SEQS, MOST_STEP_TOKENS, STEP_TOKENS, EngineOptions
-from oscine.executor.kv.memory import MemoryPlan
+from oscine.executor.kv.memory import TYPICAL_TOKENS, MemoryPlan
 
 _GIB = 1 << 30
-_TYPICAL_TOKENS = 2048  # of a sequence at its end: a prompt of 1,024 and an answer of 1,024
 _LEAST_SEQS = 8
 # Tokens of a step on GPUs of up to so many GiB, as they are sold: the activations take some 2 % of the memory.
 _STEPS = {16: STEP_TOKENS, 24: 2048, 48: 4096}
@@ -36,8 +35,8 @@ def with_sequences(options: EngineOptions, plan_of: Callable[[EngineOptions], Me
     """
     if "max_num_seqs" not in options.scheduler.by_memory:
         return options
-    longest = options.model.max_model_len or _TYPICAL_TOKENS
-    tokens, most = min(longest, _TYPICAL_TOKENS), min(MOST_SEQS, options.scheduler.max_num_batched_tokens)
+    longest = options.model.max_model_len or TYPICAL_TOKENS
+    tokens, most = min(longest, TYPICAL_TOKENS), min(MOST_SEQS, options.scheduler.max_num_batched_tokens)
 
     def overflows(count: int) -> bool:
         try:

@@ -3,12 +3,13 @@
 Arithmetic only: nothing is allocated here, and torch is not needed to read the plan.
 
 A page of full attention is held as long as its sequence. A page of a group with a window is soon free again. A running
-sequence needs the pages that its window touches, and the one it grows into. A chunk of a prompt needs its own pages
+sequence needs the pages that its window touches, and with drafts one more. A chunk of a prompt needs its own pages
 until it is computed. A group with a window gets that for every sequence, or for two chunks in flight if that is more.
-It gets the windows once more for cached prefixes. It never gets more pages than the first group, full attention, which
-gets the rest.
+It gets further windows for cached prefixes. It never gets more pages than the first group, full attention, which gets
+the rest.
 
-On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes.
+On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes. By default
+that is all but _LEFT_FREE, but never less than _LEAST_SHARE of the GPU: what others need does not grow with its size.
 
 The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
 the GPU, which counts as workspace.
@@ -19,21 +20,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from oscine.config import CPU_CACHE_BYTES, EngineOptions
+from oscine.config import CPU_CACHE_BYTES, MOST_SEQS, EngineOptions
 from oscine.kv_group import FP8, KVGroup
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 
 _GIB = 1 << 30
-_MOST_CACHED_WINDOWS = 256  # of prefixes; with more sequences than that, memory goes to those that run
+# Windows of cached prefixes. Beyond _USUAL_WINDOWS of prefixes and running sequences together, there are only as many
+# as full attention holds sequences of TYPICAL_TOKENS.
+_MOST_CACHED_WINDOWS, _USUAL_WINDOWS = 256, 768
+TYPICAL_TOKENS = 2048  # of a sequence at its end: a prompt of 1,024 and an answer of 1,024
 # Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
 _GRAPH_TOKENS, _SMALL_GPU_GRAPH_TOKENS = 2048, 256
+LOGITS_AT_ONCE = 512  # rows whose logits exist together; a product of that many rows has the speed of a larger one
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
 # histories gathered for penalties, the logits after them and after a grammar's mask, log-probabilities.
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 # For the CUDA context, compiled kernels, captured graphs and fragmentation. With small steps these take 1.2 GB.
 _GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
+# Beside the reserve, for other processes and for what is wrong with the estimates.
+_LEFT_FREE, _LEAST_SHARE = 5 * _GIB, 0.92
 _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
@@ -69,7 +76,12 @@ class DeviceMemory:
         """Bytes that the engine may use."""
         if self.capped or options.cache.kv_cache_free_gpu_memory_fraction is not None:
             return self.free
-        return min(int(options.cache.gpu_memory_utilization * self.total), self.free)
+        return min(int(self.share(options) * self.total), self.free)
+
+    def share(self, options: EngineOptions) -> float:
+        """--gpu-memory-utilization."""
+        asked = options.cache.gpu_memory_utilization
+        return max(_LEAST_SHARE, round(1 - _LEFT_FREE / self.total, 3)) if asked is None else asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +156,14 @@ def second_form_bytes(
 ) -> int:
     """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
 
-    0 if they would take a notable part of the cache. All ranks decide alike. weights: bytes of all other weights on
-    the device. shapes: shapes of all tensors, by name.
+    0 if they would take a notable part of the cache, and where more sequences are asked for than suit their users: then
+    they would hardly be used. All ranks decide alike. weights: bytes of all other weights on the device. shapes: shapes
+    of all tensors, by name.
     """
+    if options.scheduler.max_num_seqs > MOST_SEQS:
+        return 0
     wanted = sum(bf12_bytes(*shape) for name, shape in shapes.items() if name.endswith(_PROJECTIONS))
-    left = int(options.cache.gpu_memory_utilization * gpu.total) - weights
+    left = int(gpu.share(options) * gpu.total) - weights
     return wanted if wanted <= _SECOND_FORM_SHARE * left else 0
 
 
@@ -239,7 +254,9 @@ def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: Engin
     tokens = options.model.max_model_len or min(config.max_position_embeddings, _USUAL_TOKENS)
     full, *windowed = groups
     num_full = ceil(tokens / full.page_size)
-    return _bytes_of(groups, [num_full, *(min(num_full, _of_window(group, options)[1]) for group in windowed)])
+    return _bytes_of(
+        groups, [num_full, *(min(num_full, _most_of_window(group, options, num_full)) for group in windowed)]
+    )
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
@@ -261,7 +278,7 @@ def workspace_bytes(
 ) -> int:
     """Bytes of the largest step besides weights and cache. An upper bound of:
 
-    logits       [max_num_seqs, V] float32, once in a graph's memory and once outside
+    logits       [max_num_seqs, V] float32, at most LOGITS_AT_ONCE rows, once in a graph's memory and once outside
     sampling     of at most SAMPLED_AT_ONCE rows of them; log-probabilities of prompts take less, in pieces
     activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, on a GPU sorted
                  input (H), h (I) and output (H), else input, gate_up (2 I), h and the output in float32 (2 H); of the
@@ -272,7 +289,7 @@ def workspace_bytes(
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     copy = (2, 1) if gpu else (3, 3)  # H, I
     routed = config.num_experts_per_tok * (copy[0] * config.hidden_size + copy[1] * config.intermediate_size)
-    logits = 2 * 4 * rows * config.vocab_size
+    logits = 2 * 4 * min(rows, LOGITS_AT_ONCE) * config.vocab_size
     sampling = (_SAMPLING_BYTES_ON_GPU if gpu else _SAMPLING_BYTES) * min(rows, SAMPLED_AT_ONCE) * config.vocab_size
     of_graphs = min(tokens, gpu.graph_tokens) if gpu and options.cuda_graphs else 0
     activations = (tokens + of_graphs) * (4 * config.hidden_size + 2 * heads + routed) * activation_bytes
@@ -288,10 +305,13 @@ def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) 
     """
     full, *windowed = groups
     needed = ceil((options.model.max_model_len or 1) / full.page_size)
-    of_windows = [_of_window(group, options) for group in windowed]
 
     def pages(count: int) -> list[int]:
-        return [max(needed, count), *(min(most, max(least, count)) for least, most in of_windows)]
+        """The fewest pages that a group with a window can do with hold a window and the page after it."""
+        of_windows = (
+            min(_most_of_window(group, options, count), max(group.window_pages + 1, count)) for group in windowed
+        )
+        return [max(needed, count), *of_windows]
 
     counts = range(cache_bytes // full.page_bytes + 1)
     fitting = bisect_right(counts, cache_bytes, key=lambda count: _bytes_of(groups, pages(count)))
@@ -302,14 +322,17 @@ def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) 
     return [num_full + spare // full.page_bytes, *others]
 
 
-def _of_window(group: KVGroup, options: EngineOptions) -> tuple[int, int]:
-    """The fewest pages that a group with a window can do with, and the most that are of use."""
-    scheduler, least = options.scheduler, group.window_pages + 1
-    chunk = ceil(scheduler.max_num_batched_tokens / group.page_size)
+def _most_of_window(group: KVGroup, options: EngineOptions, num_full: int) -> int:
+    """The most pages of a group with a window that are of use, if full attention has `num_full` pages."""
+    num_seqs = options.scheduler.max_num_seqs
+    chunk = ceil(options.scheduler.max_num_batched_tokens / group.page_size)
+    drafts = options.speculation.method != "none"  # which may reach into the next page while the last is still read
+    each = group.window_pages + 1 if drafts else group.decode_pages
     # A second chunk of the same prompt may be launched before the pages of the first are free.
-    running = max(scheduler.max_num_seqs * least + chunk, least + 2 * chunk)
-    cached = min(scheduler.max_num_seqs, _MOST_CACHED_WINDOWS) if options.cache.prefix_caching else 0
-    return least, running + cached * group.window_pages
+    running = max(num_seqs * each + chunk, each + 2 * chunk)
+    others = max(_USUAL_WINDOWS, num_full * group.page_size // TYPICAL_TOKENS) - num_seqs
+    cached = max(0, min(num_seqs, _MOST_CACHED_WINDOWS, others)) if options.cache.prefix_caching else 0
+    return running + cached * group.window_pages
 
 
 def _bytes_of(groups: Sequence[KVGroup], num_pages: Sequence[int]) -> int:
@@ -317,7 +340,7 @@ def _bytes_of(groups: Sequence[KVGroup], num_pages: Sequence[int]) -> int:
 
 
 def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gpu: DeviceMemory) -> str:
-    asked, share = options.cache.kv_cache_bytes, options.cache.gpu_memory_utilization
+    asked, share = options.cache.kv_cache_bytes, gpu.share(options)
     cache = "any KV cache" if asked is None else f"a KV cache of {asked} bytes"
     limit = f"of {gpu.total} bytes, {gpu.free} are free"
     if gpu.capped:

@@ -74,7 +74,7 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 	$(BIN)/python -m benchmarks.cluster.rollout
 
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt

@@ -182,7 +182,7 @@ class _Live:
     stop_token_ids: tuple[int, ...]  # not sampled before min_end, unless no other token is allowed
     min_end: int  # position
     debt_s: float = 0.0  # CPU time of its tokens beyond _STEP_S per token
-    forced: list[int] = field(default_factory=list)  # the next tokens, as far as they were asked for
+    forced: list[int] = field(default_factory=list)  # tokens that come next, found by an earlier call
     sampled: Callable[[], list[int]] | None = None  # the tokens that were sampled since, once they are known
 
 
@@ -243,7 +243,7 @@ class Constraints:
         return [row for row, slot in enumerate(slots) if slot in self._live]
 
     def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
-        """The next tokens of each slot, up to the first that is not the only one allowed, and no more than `most`.
+        """The forced next tokens of each slot: those without an alternative, up to `most` per slot.
 
         Waits for what these slots sampled last.
         """
@@ -264,7 +264,7 @@ class Constraints:
                     self._consume(slot, token_ids)
 
     def _forced(self, slot: int) -> list[int]:
-        """A long text is found once, not again with each of its tokens."""
+        """The forced next tokens of a slot. They are kept, so a long run is computed once and not per token."""
         live = self._live.get(slot)
         if live is None:
             return []

@@ -39,7 +39,9 @@ class RecordedSteps:
         """Whether the step has one sampled token per sequence, and its recording is within the limit."""
         count = len(step.slots_S)
         return (
-            step.num_tokens == count <= LOGITS_AT_ONCE  # more rows choose in parts, which are put together by torch
+            step.num_tokens
+            == count
+            <= LOGITS_AT_ONCE  # more rows are chosen in parts, which torch joins outside a recording
             and count * self._bytes_per_sequence <= self._most_bytes
             and bool(step.samples_S.all())
         )

@@ -42,7 +42,7 @@ class Rules(Protocol):
         ...
 
     def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
-        """The next tokens of each slot, as far as its grammar leaves no choice, and no more than `most` of it.
+        """The forced next tokens of each slot: those without an alternative, up to `most` per slot.
 
         Waits for the tokens of the step before this one.
         """

@@ -292,7 +292,7 @@ class TorchExecutor:
         return None if failed is None else download(failed)
 
     def _finish_texts(self, new: list[NewSequence]) -> None:
-        """Tells the drafter all tokens of the sequences that had these slots. Waits for steps that still compute some.
+        """Gives the drafter the last tokens of the sequences that had these slots. Waits for steps that compute them.
 
         Ranks collect their steps at different times, but must have the same drafts.
         """

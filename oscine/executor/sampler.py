@@ -150,7 +150,7 @@ class Sampler:
         for start in range(0, len(rows.slots_N), SAMPLED_AT_ONCE):
             part, place = slice(start, start + SAMPLED_AT_ONCE), start % LOGITS_AT_ONCE
             if not place:
-                logits_NV = None  # before there are others
+                logits_NV = None  # frees the last part before the next is computed
                 logits_NV = logits_of(slice(start, start + LOGITS_AT_ONCE))
             batch = self._batch(rows.slots_N[part], positions_N[part], most_logprobs if most_logprobs >= 0 else None)
             changes = self._bias_fields(rows, part) | self._penalty_fields(rows, part, token_ids_N)

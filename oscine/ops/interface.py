@@ -117,7 +117,7 @@ class SamplingBatch:
     allowed_row_N: Tensor | None = None  # int32; the row's own row of allowed_KW, or -1: not restricted
 
     def of_rows(self, rows: slice) -> "SamplingBatch":
-        """Some rows of a batch without biases."""
+        """The batch of these rows only. The batch must have no biases."""
         assert self.bias_rows is None
         columns = {field.name: getattr(self, field.name) for field in fields(self) if "_N" in field.name}
         return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})

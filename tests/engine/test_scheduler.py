@@ -210,11 +210,11 @@ def test_a_long_chunk_leaves_pages_to_those_who_run() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("staggered", [False, True])
-def test_three_pages_of_a_window_of_two_pages_suffice_for_each_sequence(
+def test_decode_needs_three_pages_per_sequence_for_a_window_of_two_pages(
     overlap: bool, prefix_caching: bool, staggered: bool
 ) -> None:
     """The page that falls out of the window is free before the next is taken, also where all sequences need one in
-    the same step. So nothing waits."""
+    the same step. So no sequence waits or is preempted."""
     run = Run(
         Setting(
             max_num_seqs=12,
@@ -235,9 +235,9 @@ def test_three_pages_of_a_window_of_two_pages_suffice_for_each_sequence(
 
 @pytest.mark.parametrize("window", [PAGE + 1, 2 * PAGE - 7, 2 * PAGE, 2 * PAGE + 1])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_page_is_free_as_soon_as_no_token_reads_it_and_no_end_needs_it(window: int, overlap: bool) -> None:
-    """By listing, for each number of computed tokens, the pages that any later token reads, and those that the next
-    turn would read if the sequence ended with the next token."""
+def test_a_page_is_freed_once_no_later_token_and_no_next_turn_reads_it(window: int, overlap: bool) -> None:
+    """Checked against a list of pages, per number of computed tokens: those that later tokens read, and those that the
+    next turn would read if the sequence ended with the next token."""
     run = Run(Setting(windows=(window,), overlap=overlap, num_full_pages=20))
     run.add("long", text(0, 3), max_tokens=140)
     while run.loop.has_work:
@@ -251,8 +251,8 @@ def test_a_page_is_free_as_soon_as_no_token_reads_it_and_no_end_needs_it(window:
     run.finish()
 
 
-def test_running_sequences_with_a_whole_window_leave_their_pages_to_newcomers() -> None:
-    """Each has three pages and needs no fourth. The newcomer takes the only three that are left."""
+def test_a_waiting_request_may_take_pages_that_sequences_with_a_full_window_do_not_need() -> None:
+    """Each has three pages and needs no fourth. The request that waits takes the only three that are left."""
     run = Run(Setting(windows=(2 * PAGE,), num_sliding_pages=12, prefix_caching=False))
     for i in range(3):
         run.add(f"r{i}", text(i, 41), max_tokens=100)
@@ -264,12 +264,12 @@ def test_running_sequences_with_a_whole_window_leave_their_pages_to_newcomers() 
     assert run.loop.stats().preemptions == 0
 
 
-def test_a_newcomer_waits_where_running_sequences_still_lack_pages_of_their_windows() -> None:
+def test_a_waiting_request_leaves_pages_for_windows_that_are_not_full_yet() -> None:
     run = Run(Setting(windows=(2 * PAGE,), num_sliding_pages=11, prefix_caching=False))
     for i in range(3):
         run.add(f"r{i}", text(i, 20), max_tokens=60)  # two pages, then three
     run.step()
-    run.add("newcomer", text(3, 40), max_tokens=5)  # three pages; five are free, three of them spoken for
+    run.add("newcomer", text(3, 40), max_tokens=5)  # needs three pages; five are free, three of them reserved
     run.step()
     assert run.loop.stats().num_running == 3
     run.finish()

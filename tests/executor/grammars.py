@@ -24,7 +24,7 @@ def grammar(fewest: int, most: int) -> str:
 
 
 def forced_grammar(between: str, most: int) -> str:
-    """Words around a text without a choice, which has one spelling here."""
+    """Words around a forced text, which has one spelling here."""
     return f'start: /{"|".join(WORDS)}/ "{between}" /({"|".join(WORDS)}){{1,{most}}}/ "cabab" <|return|>'
 
 

@@ -1,4 +1,4 @@
-"""Answers of the embedded model with drafts, of its head or of prompt lookup, are those without, token by token."""
+"""Drafts of the embedded model's head, or of prompt lookup, do not change its answers: token by token."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -100,7 +100,7 @@ def plain_answers(count: int) -> dict[str, Told]:
 
 
 def check_equal(count: int, method: str) -> None:
-    """Also of sequences that are preempted, and next to others that are cancelled."""
+    """With preempted sequences too, and with others that are cancelled."""
     plain, loop = plain_answers(count), build(method, kv_cache_bytes=9 << 20)
     found = answers(loop, workload(count), lambda number: number % 7 == 3)
     assert loop.stats().preemptions > 0

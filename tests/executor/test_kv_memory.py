@@ -69,7 +69,7 @@ def test_with_drafts_a_sequence_may_hold_one_more_page_of_a_window() -> None:
     ("max_num_seqs", "gib", "cached"),
     [(512, 30, 256), (640, 30, 128), (640, 60, 256), (1024, 30, 0), (1024, 50, 0), (1024, 90, 256)],
 )
-def test_beyond_768_windows_there_are_as_many_as_sequences_that_fit(max_num_seqs: int, gib: int, cached: int) -> None:
+def test_above_768_windows_the_plan_has_as_many_as_sequences_fit(max_num_seqs: int, gib: int, cached: int) -> None:
     """gpt-oss-20b: a sequence of 2,048 tokens has 32 pages of full attention."""
     plan = plan_memory(GPT_20B, options(gib << 30, None, max_num_seqs, 8192), weights=1, activation_bytes=2)
     assert plan.num_pages[1] == 3 * max_num_seqs + 128 + 3 * cached

@@ -57,7 +57,7 @@ def logprobs(outputs: list[GenerationOutput]) -> list[float]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """By plain torch: sums of ranks then differ in their last bits only. Kernels in C round activations to 8 bits.
 
-    Two ranks verify drafts, which must be the same on both, and change no answer.
+    The two ranks use drafts. These must be the same on both ranks, and must not change an answer.
     """
     folder, source = tmp_path_factory.mktemp("model"), LivelyTensors(RANKED, 3, CPU)
     tensors = {name: source.get(name) for name in tensor_specs(RANKED)}

@@ -185,10 +185,8 @@ def test_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("case", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 2}])
-def test_logits_of_many_sequences_are_never_there_all_at_once(
-    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eleven sequences have parts of 4, 4 and 3 rows, and those of 4 are sampled in two halves, if not greedy."""
+def test_logits_of_many_sequences_are_computed_in_parts(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven sequences: parts of 4, 4 and 3 rows. Unless greedy, rows are sampled two at a time."""
     asked = [request(str(i), prompt(5 + i), max_tokens=6, seed=i, **case) for i in range(11)]
     sizes = options(max_num_seqs=11, max_num_batched_tokens=200)
     expected = run(engine(sizes), *asked)

@@ -175,7 +175,7 @@ class Noted(PromptLookup):
 
 
 class SeldomDrafts(SomeDrafts):
-    """Two of three steps have none, and need not wait for the step before."""
+    """Only every third step has drafts. The others need not wait for the step before."""
 
     def decide(self, running: Collection[Request]) -> None:
         super().decide(running)

@@ -52,7 +52,7 @@ class KVCacheManager:
     def fits(self, request: Request, hit: PrefixHit, num_running: int, freed: int = 0) -> bool:
         """Whether all known tokens of a waiting request find pages, if `freed` more are freed in each group.
 
-        Running sequences that may need one more page have one left each.
+        One page is left for each running sequence that may need one more.
         """
         num_pages = self.num_pages(len(request.token_ids))
         for group, pool, pages, first in zip(self.groups, self.pools, hit.pages, hit.first_held, strict=True):
@@ -80,7 +80,7 @@ class KVCacheManager:
         return min(pool.num_available for pool in self.pools)
 
     def num_spare_pages(self, num_running: int) -> int:
-        """The same, with a page left to every running sequence that may need one more; negative if there are fewer."""
+        """Pages that a sequence can append if one stays free per running sequence that may need it; may be negative."""
         return min(pool.num_spare(num_running) for pool in self.pools)
 
     def extend(self, request: Request, num_tokens: int) -> list[list[int]]:
@@ -100,9 +100,9 @@ class KVCacheManager:
     def commit(self, request: Request, num_computed: int, *, ends: bool = False) -> None:
         """The first num_computed tokens are computed: registers pages now full, frees those that no window reaches.
 
-        A sequence that ends anywhere keeps the window of its last full page, so its next turn has a hit. One that goes
-        on frees pages one token before each page boundary, if the window allows that (127 keys back, pages of 64). The
-        step in flight computes this token, and the next step to be scheduled takes a page: the one just freed.
+        A sequence that ends keeps the window of its last full page, so its next turn has a hit. A sequence that goes on
+        frees a page one token before each page boundary, if no later token reads it (window 128, pages of 64). The step
+        in flight computes that last token, and the next step can take the freed page.
         """
         num_pages = num_computed // self.page_size
         if self.prefix_caching:
@@ -128,9 +128,9 @@ class KVCacheManager:
         request.page_event, request.fast_end = NEVER, 0
 
     def _count_steady(self, request: Request, by: int) -> None:
-        """Adds `by` to the steady sequences of the groups of which the request holds just the pages that suffice.
+        """Adds `by` to num_steady of each group in which the request holds exactly the pages that decode needs.
 
-        With more than these it computes a prompt.
+        A request that holds more is computing a prompt.
         """
         for pool, steady, pages, first in zip(self.pools, self._steady, request.pages, request.first_held, strict=True):
             if len(pages) - first == steady:

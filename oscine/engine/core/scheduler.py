@@ -175,7 +175,7 @@ class Scheduler:
             if victim is request:
                 return 0
             self._preempt(victim)
-        # A long chunk leaves pages for the running sequences, so that they need not take back what it got.
+        # A long chunk leaves pages for running sequences. Otherwise they would preempt it to get them back.
         spare = self.cache.num_spare_pages(len(self.running))
         return room + min(self.cache.num_free_pages(), max(1, spare)) * page_size
 
@@ -195,8 +195,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> PrefixHit | None:
         """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
 
-        Running sequences that would not be preempted for it keep one page each to go on with. An incomplete prompt
-        also needs only one: it takes its missing pages from sequences that come after it.
+        Running sequences that would not be preempted for it keep one page each, if they may need one more. An incomplete
+        prompt also needs only one: it takes its missing pages from sequences that come after it.
         """
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit, len(self.running)):

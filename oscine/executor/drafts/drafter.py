@@ -24,7 +24,7 @@ class HostDrafter(Protocol):
         ...
 
     def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
-        """Up to `most` tokens, >= 1, that may come next; [] without a good guess. `certain`: those that begin them."""
+        """Up to `most` tokens, >= 1, that may come next, `certain` first; [] without a good guess."""
         ...
 
 

@@ -1,8 +1,7 @@
 """Prompt lookup: drafts are what followed the last tokens where they occurred before.
 
 The last n tokens of a sequence are looked up in its own prompt and answer, then in recent answers of other sequences,
-for a few lengths n. Tokens that must come next, as a grammar leaves no choice, are drafts in any case, and the lookup
-begins behind them. The longest n decides, then the own text, then the latest occurrence. There are only as many drafts
+for a few lengths n. Tokens that a grammar forces are always drafts, and the lookup continues after them. The longest n decides, then the own text, then the latest occurrence. There are only as many drafts
 as are likely to be accepted: how often they were right is counted by n, by the kind of text, and by their place. All of
 it is deterministic: every rank of a model makes the same drafts from the same calls.
 
@@ -100,7 +99,7 @@ class _Text:
             prefixes.append((prefixes[-1] * _BASE + token) & _MASK)
 
     def last(self, n: int, certain: list[int]) -> Tokens:
-        """The last n tokens of the text and those that are certain to follow, or all if they are fewer."""
+        """The last n tokens of the text followed by `certain`; all of them if there are fewer."""
         return (self.tokens[-n:] + array("i", certain))[-n:] if certain else self.tokens[-n:]
 
     def last_run(self, level: int, certain: list[int]) -> int:
@@ -125,7 +124,7 @@ class _Text:
         return key & _END_MASK if key >> _END_BITS == run else 0
 
     def after(self, end: int, most: int, certain: list[int]) -> list[int]:
-        """What followed a run. Beyond the last token, `certain` follow, and the text is assumed to repeat itself."""
+        """What followed a run. Past the end of the text come `certain`; then the text is assumed to repeat itself."""
         drafts = self.tokens[end : end + most].tolist()
         return drafts if len(drafts) == most else ((drafts + certain) * most)[:most]
 
@@ -153,9 +152,9 @@ class _Answers:
 
 
 class _Expected(NamedTuple):
-    """What may come next, more than is drafted."""
+    """Tokens that lookup found after the certain ones, also those too unlikely to be drafted."""
 
-    start: int  # tokens that come before
+    start: int  # certain tokens before them
     rates: Rates
     drafts: list[int]
 

@@ -9,7 +9,7 @@ It gets further windows for cached prefixes. It never gets more pages than the f
 the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes. By default
-that is all but _LEFT_FREE, but never less than _LEAST_SHARE of the GPU: what others need does not grow with its size.
+the engine leaves _LEFT_FREE, or less on a small GPU: what other processes need does not grow with the GPU.
 
 The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
 the GPU, which counts as workspace.
@@ -26,8 +26,8 @@ from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 
 _GIB = 1 << 30
-# Windows of cached prefixes. Beyond _USUAL_WINDOWS of prefixes and running sequences together, there are only as many
-# as full attention holds sequences of TYPICAL_TOKENS.
+# Most windows of cached prefixes. Above _USUAL_WINDOWS in all, of sequences and prefixes, the plan has only as many
+# windows as full attention holds sequences of TYPICAL_TOKENS.
 _MOST_CACHED_WINDOWS, _USUAL_WINDOWS = 256, 768
 TYPICAL_TOKENS = 2048  # of a sequence at its end: a prompt of 1,024 and an answer of 1,024
 # Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
@@ -79,7 +79,7 @@ class DeviceMemory:
         return min(int(self.share(options) * self.total), self.free)
 
     def share(self, options: EngineOptions) -> float:
-        """--gpu-memory-utilization."""
+        """Share of the GPU that the engine may use: --gpu-memory-utilization or its default."""
         asked = options.cache.gpu_memory_utilization
         return max(_LEAST_SHARE, round(1 - _LEFT_FREE / self.total, 3)) if asked is None else asked
 
@@ -156,9 +156,9 @@ def second_form_bytes(
 ) -> int:
     """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
 
-    0 if they would take a notable part of the cache, and where more sequences are asked for than suit their users: then
-    they would hardly be used. All ranks decide alike. weights: bytes of all other weights on the device. shapes: shapes
-    of all tensors, by name.
+    0 if they would take a notable part of the cache, or if more than MOST_SEQS sequences are asked for: steps are then
+    seldom small enough to use them. All ranks decide alike. weights: bytes of all other weights on the device. shapes:
+    shapes of all tensors, by name.
     """
     if options.scheduler.max_num_seqs > MOST_SEQS:
         return 0
@@ -307,7 +307,7 @@ def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) 
     needed = ceil((options.model.max_model_len or 1) / full.page_size)
 
     def pages(count: int) -> list[int]:
-        """The fewest pages that a group with a window can do with hold a window and the page after it."""
+        """Per group, if full attention has `count`. A group with a window has at least a window and one page."""
         of_windows = (
             min(_most_of_window(group, options, count), max(group.window_pages + 1, count)) for group in windowed
         )
@@ -326,7 +326,8 @@ def _most_of_window(group: KVGroup, options: EngineOptions, num_full: int) -> in
     """The most pages of a group with a window that are of use, if full attention has `num_full` pages."""
     num_seqs = options.scheduler.max_num_seqs
     chunk = ceil(options.scheduler.max_num_batched_tokens / group.page_size)
-    drafts = options.speculation.method != "none"  # which may reach into the next page while the last is still read
+    # Drafts may need the next page while the first page of the window is still read.
+    drafts = options.speculation.method != "none"
     each = group.window_pages + 1 if drafts else group.decode_pages
     # A second chunk of the same prompt may be launched before the pages of the first are free.
     running = max(num_seqs * each + chunk, each + 2 * chunk)

@@ -1,4 +1,4 @@
-"""What rank 0 says to the other ranks in each step: its plan, and the tokens that may or must be sampled."""
+"""What rank 0 sends to the other ranks in each step: its plan, the allowed tokens and the forced tokens."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oscine.checkpoint.opened import open_model
-from oscine.config import EngineOptions
+from oscine.config import MOST_SEQS, EngineOptions
 from oscine.environment import Environment
 from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
@@ -237,8 +237,8 @@ def plan(start: Start) -> MemoryPlan:
     report(f"{memory}\n{describe(start.choice, shapes)}")
     if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
         report(
-            "attention projections stay in bfloat16: a copy of 12 bits per weight makes decode steps faster, but would "
-            "take too much of the KV cache"
+            "attention projections stay in bfloat16: a 12-bit copy speeds up small decode steps, but is not made with "
+            f"more than {MOST_SEQS} sequences, or where it would take too much of the KV cache"
         )
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")

@@ -195,8 +195,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> PrefixHit | None:
         """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
 
-        Running sequences that would not be preempted for it keep one page each, if they may need one more. An incomplete
-        prompt also needs only one: it takes its missing pages from sequences that come after it.
+        Running sequences that would not be preempted for it keep one page each, if they may need one more. An
+        incomplete prompt also needs only one: it takes its missing pages from sequences that come after it.
         """
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit, len(self.running)):

@@ -1,9 +1,10 @@
 """Prompt lookup: drafts are what followed the last tokens where they occurred before.
 
 The last n tokens of a sequence are looked up in its own prompt and answer, then in recent answers of other sequences,
-for a few lengths n. Tokens that a grammar forces are always drafts, and the lookup continues after them. The longest n decides, then the own text, then the latest occurrence. There are only as many drafts
-as are likely to be accepted: how often they were right is counted by n, by the kind of text, and by their place. All of
-it is deterministic: every rank of a model makes the same drafts from the same calls.
+for a few lengths n. Tokens that a grammar forces are always drafts, and the lookup continues after them. The longest n
+decides, then the own text, then the latest occurrence. There are only as many drafts as are likely to be accepted: how
+often they were right is counted by n, by the kind of text, and by their place. All of it is deterministic: every rank
+of a model makes the same drafts from the same calls.
 
 A run of n tokens is found by its hash, and compared before it is used. The tokens that are known at the first lookup
 are indexed at once, as sorted keys (hash, end): 8 bytes per token and length. Later tokens are added to a dict, one by

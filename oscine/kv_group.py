@@ -113,14 +113,14 @@ class KVGroup:
         """How many of its `num_pages` pages a sequence holds at most once they are computed."""
         return num_pages if self.window is None else min(num_pages, self.window_pages)
 
-    @property
-    def decode_pages(self) -> int:
-        """The most pages that a sequence holds while it generates without drafts; only of a group with a window.
+    def decode_pages(self, drafts: bool) -> int:
+        """The most pages that a sequence holds while it generates; only of a group with a window.
 
-        A step in flight computes its last token, while the next step takes the page of the token after it.
+        A step in flight computes its last token, while the next step takes the page of the token after it. `drafts`
+        may need the next page while the first page of the window is still read.
         """
         assert self.window is not None
-        return pages_of_window(self.window + 1, self.page_size)
+        return self.window_pages + 1 if drafts else pages_of_window(self.window + 1, self.page_size)
 
     def first_read(self, num_tokens: int) -> int:
         """The first page that the token after `num_tokens` tokens, or any later one, reads."""

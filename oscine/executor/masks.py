@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,7 +80,7 @@ class GrammarCache:
 
     def __init__(self, tokenizer_file: Path | None, vocab_size: int, judges: GrammarJudges | None = None) -> None:
         """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
-        self._file, self._vocab_size = tokenizer_file, vocab_size
+        self._file, self.vocab_size = tokenizer_file, vocab_size
         self._judges = judges or shared_judges()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._markers = Markers(-1, -1, -1, -1)  # before they are read in another thread
@@ -157,7 +158,7 @@ class GrammarCache:
             from llguidance import LLTokenizer
 
             vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
-            num_tokens = max(1 + max(vocabulary.get_vocab().values()), self._vocab_size)
+            num_tokens = max(1 + max(vocabulary.get_vocab().values()), self.vocab_size)
             end = vocabulary.token_to_id(_END)
             ids = (vocabulary.token_to_id(f"<|{name}|>") for name in Markers._fields)
             self._markers = Markers(*(-1 if token is None else token for token in ids))
@@ -264,13 +265,17 @@ class Constraints:
                     self._consume(slot, token_ids)
 
     def _forced(self, slot: int) -> list[int]:
-        """The forced next tokens of a slot. They are kept, so a long run is computed once and not per token."""
+        """The forced next tokens of a slot. They are kept, so a long run is computed once and not per token.
+
+        A vocabulary may have tokens that the model lacks.
+        """
         live = self._live.get(slot)
         if live is None:
             return []
         if not live.forced:
             began_s = time.thread_time()
-            live.forced = live.matcher.compute_ff_tokens()
+            forced, vocab_size = live.matcher.compute_ff_tokens(), self.grammars.vocab_size
+            live.forced = [*takewhile(vocab_size.__gt__, forced)]
             live.debt_s += time.thread_time() - began_s
         return live.forced
 

@@ -291,19 +291,19 @@ class TorchExecutor:
         failed = None if self.lockstep is None else self.lockstep.exchange.failed
         return None if failed is None else download(failed)
 
-    def _finish_texts(self, new: list[NewSequence]) -> None:
+    def _finish_texts(self, drafter: HostDrafter, new: list[NewSequence]) -> None:
         """Gives the drafter the last tokens of the sequences that had these slots. Waits for steps that compute them.
 
         Ranks collect their steps at different times, but must have the same drafts.
         """
-        slots = {sequence.slot for sequence in new}
+        slots = {sequence.slot for sequence in new if drafter.keeps(sequence.slot)}
         ends = [step.number + 1 for step in self._unread if not slots.isdisjoint(step.rows.slots_N.tolist())]
         self._read(max(ends, default=0))
 
     def _place(self, plan: StepPlan) -> None:
         entries: PageEntries = [[] for _ in range(2 + len(self._kv))]
         if self._drafter is not None:
-            self._finish_texts(plan.new)
+            self._finish_texts(self._drafter, plan.new)
         for new in plan.new:
             self._slots.assign(new, entries)
             self._sampler.assign(new)

@@ -100,7 +100,7 @@ class Sampler:
         return wanted
 
     def greedy(self, num_rows: int) -> SamplingBatch:
-        """Works on any rows, so also in a graph."""
+        """Works on any rows, so also in a graph. Its columns are not read, and may have fewer rows."""
         floats, integers = self._no_floats[:num_rows], self._no_integers[:num_rows]
         return SamplingBatch(floats, integers, floats, floats, integers, integers, greedy=True, truncated=False)
 
@@ -146,19 +146,24 @@ class Sampler:
         `positions_N`: int64, of the tokens to be sampled.
         """
         most_logprobs = int(self._num_logprobs[rows.slots_N].max())
-        parts, logits_NV = [], None
-        for start in range(0, len(rows.slots_N), SAMPLED_AT_ONCE):
-            part, place = slice(start, start + SAMPLED_AT_ONCE), start % LOGITS_AT_ONCE
-            if not place:
-                logits_NV = None  # frees the last part before the next is computed
-                logits_NV = logits_of(slice(start, start + LOGITS_AT_ONCE))
-            batch = self._batch(rows.slots_N[part], positions_N[part], most_logprobs if most_logprobs >= 0 else None)
+        num_logprobs = most_logprobs if most_logprobs >= 0 else None
+
+        def batch_of(part: slice) -> SamplingBatch:
+            batch = self._batch(rows.slots_N[part], positions_N[part], num_logprobs)
             changes = self._bias_fields(rows, part) | self._penalty_fields(rows, part, token_ids_N)
             batch = replace(batch, **changes)  # type: ignore[arg-type]
             if allowed is not None and (allowed.row_N[part] >= 0).any():
                 batch = self._restricted(batch, allowed.masks_KW, allowed.row_N[part])
-            assert logits_NV is not None
-            parts.append(self._sample(logits_NV[place : place + SAMPLED_AT_ONCE], batch))
+            return batch
+
+        parts, count = [], len(rows.slots_N)
+        for first in range(0, count, LOGITS_AT_ONCE):
+            end = min(first + LOGITS_AT_ONCE, count)
+            logits_NV = logits_of(slice(first, end))
+            for start in range(first, end, SAMPLED_AT_ONCE):
+                part = slice(start, min(start + SAMPLED_AT_ONCE, end))
+                parts.append(self._sample(logits_NV[start - first : part.stop - first], batch_of(part)))
+            del logits_NV  # before there are others
         return joined(parts)
 
     def count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:

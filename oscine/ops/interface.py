@@ -11,7 +11,7 @@ over J is meant. The norm reads it anyway; so a backend can split work without a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -119,8 +119,14 @@ class SamplingBatch:
     def of_rows(self, rows: slice) -> "SamplingBatch":
         """The batch of these rows only. The batch must have no biases."""
         assert self.bias_rows is None
-        columns = {field.name: getattr(self, field.name) for field in fields(self) if "_N" in field.name}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
         return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
+
+
+_COLUMNS = (  # of SamplingBatch: have an element, or a row, for each row of the batch
+    *("temperature_N", "top_k_N", "top_p_N", "min_p_N", "seed_N", "position_N"),
+    *("presence_N", "frequency_N", "repetition_N", "output_counts_NV", "prompt_mask_NV", "allowed_row_N"),
+)
 
 
 class Sampled(NamedTuple):

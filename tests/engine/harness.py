@@ -178,7 +178,11 @@ class Run:
             assert indexed >= {*pool._cold, *pool._kept}
             assert indexed.isdisjoint(pool._free)
             enough = [-1, *(2 + (window - 1) // PAGE for window in self.setting.windows)][group]
-            assert pool.num_steady == sum(len(r.pages[group]) - r.first_held[group] == enough for r in running)
+            steady = [
+                r.first_held[group] >= r.num_hit_pages and len(r.pages[group]) - r.first_held[group] == enough
+                for r in running
+            ]
+            assert pool.num_growing == steady.count(False)
 
     def check_outputs(self, request_id: str) -> None:
         """One stream of outputs is what the naive loop generates, cut as the stream interval says."""

@@ -308,6 +308,32 @@ def test_a_newcomer_takes_from_lower_priorities_what_it_leaves_to_the_others(len
     assert run.loop.stats().preemptions == preemptions
 
 
+def test_pages_for_urgent_sequences_are_not_given_to_others_as_lower_priorities_need_none() -> None:
+    run = Run(Setting(max_num_seqs=8, windows=(2 * PAGE,), num_sliding_pages=18, prefix_caching=False))
+    for i in range(3):
+        run.add(f"low{i}", text(i, 41), max_tokens=60, priority=2)  # three pages of the window, and never more
+        run.step()
+    for i in range(3):
+        run.add(f"urgent{i}", text(10 + i, 20), max_tokens=60)  # two pages, then three
+    run.step()
+    assert run.loop.stats().num_running == 6
+    run.add("between", text(20, 20), max_tokens=60, priority=1)  # two pages; the three left are for the urgent ones
+    run.step()
+    assert run.loop.stats().preemptions == 1
+    run.finish()
+
+
+def test_a_sequence_whose_window_is_shared_may_need_more_pages() -> None:
+    """They free nothing while another sequence holds the same page."""
+    run = Run(Setting(max_num_seqs=16, windows=(2 * PAGE,), num_sliding_pages=24))
+    run.add("first", text(0, 4 * PAGE), max_tokens=1)
+    run.finish()
+    for i in range(16):
+        run.add(f"r{i}", text(0, 4 * PAGE) + text(1 + i, 3), max_tokens=60)
+    run.finish()
+    assert run.loop.stats().preemptions <= 3
+
+
 def test_a_preempted_request_does_not_start_again_while_a_step_of_it_is_in_flight() -> None:
     """A chunk in flight holds more sliding pages than it takes to start: it could start at once."""
     run = Run(Setting(num_sliding_pages=10, max_num_batched_tokens=200, overlap=True))

@@ -201,6 +201,14 @@ def test_forced_tokens_have_no_alternative(grammars: GrammarCache, between: str)
     assert num_forced > 3 * len(between)
 
 
+def test_a_forced_token_that_the_model_lacks_is_no_draft(tmp_path: Path) -> None:
+    """A tokenizer may have more tokens than the model's embedding."""
+    beyond = GrammarCache(tokenizer_file(tmp_path, {"<|beyond|>": CONFIG.vocab_size + 20}), CONFIG.vocab_size)
+    constraints = Constraints(beyond)
+    constraints.assign(placed(0, 'start: "abc" <|beyond|> "abc"'))
+    assert constraints.forced([0], [9]) == [[0, 1, 2]]
+
+
 def test_logprobs_are_the_models_own_though_the_token_was_forced(grammars: GrammarCache) -> None:
     one = request("a", prompt(20), max_tokens=6, logprobs=1, grammar=grammar(9, 9))
     found = run(constrained_engine(grammars), one)["a"]

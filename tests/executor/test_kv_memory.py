@@ -65,6 +65,12 @@ def test_with_drafts_a_sequence_may_hold_one_more_page_of_a_window() -> None:
     assert plan_memory(GPT_20B, asked, weights=1, activation_bytes=2).num_pages[1] == 64 * 4 + 16 + 64 * 3
 
 
+def test_memory_that_gpu_and_cpu_share_keeps_more_free() -> None:
+    """It holds the system, this process and all others."""
+    gpus = [memory.DeviceMemory(120 << 30, 115 << 30, unified=unified) for unified in (False, True)]
+    assert [gpu.share(options(None)) for gpu in gpus] == [0.958, 0.92]
+
+
 @pytest.mark.parametrize(
     ("max_num_seqs", "gib", "cached"),
     [(512, 30, 256), (640, 30, 128), (640, 60, 256), (1024, 30, 0), (1024, 50, 0), (1024, 90, 256)],

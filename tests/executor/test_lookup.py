@@ -44,10 +44,10 @@ class Oracle:
                 place = min(i, len(rates) - 1)
                 rates[place] += 0.1 * ((drafts[i] == tokens[i]) - rates[place])
 
-    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
+    def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:
         self.was_looked_up[slot] = True
         known = len(self.texts[slot])
-        text, most = [*self.texts[slot], *certain], most - len(certain)
+        text, most = [*self.texts[slot], *forced], most - len(forced)
         answers = [*reversed(self.new), *reversed(self.old)] if self.shares[slot] else []
         for n in reversed([n for n in self.lengths if n <= len(text) and most > 0]):
             for source in (text, *answers):
@@ -56,10 +56,10 @@ class Oracle:
                         period = source[end:]
                         drafts = (period * most if source is text else period)[:most]
                         rates = self.rates.setdefault((n, source is text), [0.7] * 4)
-                        self.found[slot] = len(certain), rates, drafts
+                        self.found[slot] = len(forced), rates, drafts
                         chances = accumulate((rates[min(i, 3)] for i in range(len(drafts))), mul)
-                        return certain + drafts[: sum(chance >= LEAST_CHANCE for chance in chances)]
-        return certain[: len(certain) + min(0, most)]
+                        return forced + drafts[: sum(chance >= LEAST_CHANCE for chance in chances)]
+        return forced[: len(forced) + min(0, most)]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -84,11 +84,11 @@ def test_drafts_are_those_of_a_slow_search(seed: int) -> None:
             oracle.append(slot, tokens)
         most = draw.choice([1, 4, 8])
         if draw.random() < 0.7:
-            certain = common[start : start + draw.randint(0, 9)] if draw.random() < 0.3 else []
-            drafts = lookup.propose(slot, most, certain)
-            assert drafts == oracle.propose(slot, most, certain)
+            forced = common[start : start + draw.randint(0, 9)] if draw.random() < 0.3 else []
+            drafts = lookup.propose(slot, most, forced)
+            assert drafts == oracle.propose(slot, most, forced)
             num_drafts += len(drafts)
-            num_behind += len(drafts) > len(certain) > 0
+            num_behind += len(drafts) > len(forced) > 0
     assert num_drafts
     assert num_behind
 

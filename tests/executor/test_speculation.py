@@ -28,7 +28,7 @@ class Remembered:
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self._answers = answers  # by prompt and number of the sequence
         self._texts: dict[int, tuple[list[int], list[int]]] = {}  # by slot: tokens, and how they go on
-        self.num_drafts = self.num_certain = 0
+        self.num_drafts = self.num_forced = 0
 
     def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool) -> None:
         tokens = token_ids.tolist()
@@ -36,15 +36,18 @@ class Remembered:
         assert whole[: len(tokens)] == tokens
         self._texts[slot] = tokens, whole
 
+    def keeps(self, slot: int) -> bool:
+        return True
+
     def append(self, slot: int, token_ids: list[int]) -> None:
         tokens, whole = self._texts[slot]
         tokens += token_ids
         assert whole[: len(tokens)] == tokens[: len(whole)], "an answer differs already"
 
-    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
+    def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:
         tokens, whole = self._texts[slot]
-        self.num_certain += len(certain)
-        assert whole[len(tokens) :][: len(certain)] == certain[: len(whole) - len(tokens)]
+        self.num_forced += len(forced)
+        assert whole[len(tokens) :][: len(forced)] == forced[: len(whole) - len(tokens)]
         drafts = whole[len(tokens) : len(tokens) + most]
         draw = hash((slot, *tokens[-3:]))
         if drafts and draw % 3:
@@ -131,7 +134,7 @@ def test_answers_with_drafts_are_those_without(
     stats = running.stats()
     assert (stats.preemptions > 0) == (pages < 64)
     assert drafter.num_drafts > 200
-    assert drafter.num_certain > 20
+    assert drafter.num_forced > 20
     without = engine(grammars, pages, overlap)
     run(without, *requests)
     assert stats.steps < 0.9 * without.stats().steps, "few were accepted"
@@ -154,23 +157,15 @@ def test_answers_of_requests_with_a_salt_are_no_drafts_of_others(
 
 
 class Noted(PromptLookup):
-    """Notes what it is told and what it drafts."""
+    """Notes what it drafts."""
 
     def __init__(self) -> None:
         super().__init__(4, lengths=(1, 2))
-        self.notes: list[tuple[object, ...]] = []
+        self.proposed: list[tuple[int, list[int]]] = []
 
-    def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool = True) -> None:
-        self.notes.append(("assign", slot, token_ids.tolist()))
-        super().assign(slot, token_ids, num_prompt_tokens, shares)
-
-    def append(self, slot: int, token_ids: list[int]) -> None:
-        self.notes.append(("append", slot, token_ids))
-        super().append(slot, token_ids)
-
-    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
-        drafts = super().propose(slot, most, certain)
-        self.notes.append(("propose", slot, drafts))
+    def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:
+        drafts = super().propose(slot, most, forced)
+        self.proposed.append((slot, drafts))
         return drafts
 
 
@@ -201,5 +196,5 @@ def test_drafts_are_the_same_on_ranks_that_collect_later(
         late.launch(decode_plan(plan))
         late.collect()
     late.collect()
-    assert second.notes == first.notes
-    assert sum(name == "propose" and drafts != [] for name, _, drafts in first.notes) > 20
+    assert second.proposed == first.proposed
+    assert sum(drafts != [] for _, drafts in first.proposed) > 20

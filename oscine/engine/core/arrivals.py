@@ -69,10 +69,10 @@ class Arrivals:
             return False
         return not self._coming.isdisjoint(arrival.keys(self._cache.holds.lacking(arrival.digests)))
 
-    def take_pages(self, arrival: Arrival, fence: int, reserve: int) -> bool:
-        """Takes pages for what is lacking now, and leaves some for `reserve` sequences to go on. False: too few."""
+    def take_pages(self, arrival: Arrival, fence: int) -> bool:
+        """Takes pages for what is lacking now, if there is room. False: there is none."""
         holds, digests = self._cache.holds, arrival.digests
-        while not holds.has_room(digests, reserve):
+        while not holds.has_room(digests):
             if not holds.reclaim(after=arrival.request.order):
                 return False
         arrival.lacking = holds.lacking(digests)

@@ -19,9 +19,15 @@ class KVCacheManager:
     """The pages of all groups. Every page index of a sequence has an entry in each of its tables, one per group."""
 
     def __init__(
-        self, groups: Sequence[KVGroup], num_pages: Sequence[int], *, prefix_caching: bool, prefix_seed: str
+        self,
+        groups: Sequence[KVGroup],
+        num_pages: Sequence[int],
+        *,
+        prefix_caching: bool,
+        prefix_seed: str,
+        drafts: bool = False,
     ) -> None:
-        """`num_pages`: per group. Raises ValueError if they cannot hold one window."""
+        """`num_pages`: per group. `drafts`: sequences may have some. Raises ValueError if no window fits its pages."""
         self.page_size = groups[0].page_size
         self.prefix_caching = prefix_caching
         self.index = PrefixIndex(groups, root_of(prefix_seed))
@@ -29,8 +35,8 @@ class KVCacheManager:
         self.pools = [PagePool(count, partial(self._forget, place)) for place, count in enumerate(num_pages)]
         self.holds = PageHolds(groups, self.pools, self.index)
         self.groups = groups
-        # Pages of a running sequence, per group, that suffice for as long as it generates; -1: it always needs more.
-        self._steady = [-1 if group.window is None else group.decode_pages for group in groups]
+        # Pages per group that a sequence in decode holds at most; -1: full attention, which always grows.
+        self._steady = [-1 if group.window is None else group.decode_pages(drafts) for group in groups]
         for group, count in zip(groups[1:], num_pages[1:], strict=True):
             if count < group.window_pages:
                 raise ValueError(f"{count} {group.name} pages cannot hold a window; {group.window_pages} can")
@@ -49,15 +55,16 @@ class KVCacheManager:
         self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
-    def fits(self, request: Request, hit: PrefixHit, num_running: int, freed: int = 0) -> bool:
+    def fits(self, request: Request, hit: PrefixHit, others: Sequence[Request] = (), freed: int = 0) -> bool:
         """Whether all known tokens of a waiting request find pages, if `freed` more are freed in each group.
 
-        One page is left for each running sequence that may need one more.
+        One page is left for each running sequence that may need one more, except for the `others`.
         """
         num_pages = self.num_pages(len(request.token_ids))
-        for group, pool, pages, first in zip(self.groups, self.pools, hit.pages, hit.first_held, strict=True):
-            new = group.most_held(num_pages) - (hit.num_pages - first)
-            if new + pool.num_unheld(pages[first:]) > pool.num_spare(num_running) + freed:
+        for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, hit.pages, strict=True)):
+            first = hit.first_held[place]
+            new = group.most_held(num_pages) - (hit.num_pages - first) + pool.num_unheld(pages[first:])
+            if new > pool.num_spare + sum(self._grows(other, place) for other in others) + freed:
                 return False
         return True
 
@@ -68,8 +75,8 @@ class KVCacheManager:
                 pool.retain(page)
         request.pages = [list(pages) for pages in hit.pages]
         request.first_held = list(hit.first_held)
-        self._count_steady(request, 1)
         request.num_hit_pages = request.num_registered = hit.num_pages
+        self._count_growing(request, 1)
         request.branch_page = hit.branch_page
         request.num_computed = hit.num_pages * self.page_size
         request.page_event = request.num_computed + self.page_size - 1
@@ -79,9 +86,9 @@ class KVCacheManager:
         """Pages that a sequence can append to each of its tables."""
         return min(pool.num_available for pool in self.pools)
 
-    def num_spare_pages(self, num_running: int) -> int:
+    def num_spare_pages(self) -> int:
         """Pages that a sequence can append if one stays free per running sequence that may need it; may be negative."""
-        return min(pool.num_spare(num_running) for pool in self.pools)
+        return min(pool.num_spare for pool in self.pools)
 
     def extend(self, request: Request, num_tokens: int) -> list[list[int]]:
         """Appends pages until the first `num_tokens` tokens have their place. Returns the pages per group, if any."""
@@ -89,10 +96,10 @@ class KVCacheManager:
         if count <= 0:
             return []
         added = [pool.allocate(count) for pool in self.pools]
-        self._count_steady(request, -1)
+        self._count_growing(request, -1)
         for pages, new in zip(request.pages, added, strict=True):
             pages += new
-        self._count_steady(request, 1)
+        self._count_growing(request, 1)
         if request.samples:
             request.fast_end = min(request.num_pages * self.page_size, request.num_to_compute)
         return added
@@ -107,34 +114,41 @@ class KVCacheManager:
         num_pages = num_computed // self.page_size
         if self.prefix_caching:
             self._register(request, num_pages)
-        kept = num_pages if ends else (num_computed + 1) // self.page_size
-        self._count_steady(request, -1)
+        is_early = not ends and (num_computed + 1) % self.page_size == 0
+        end = num_computed if is_early else num_pages * self.page_size
+        self._count_growing(request, -1)
         for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            first = min(group.first_needed(kept), group.first_read(num_computed))
+            first = group.first_read(end)
             for i in range(request.first_held[place], first):
                 pool.release(request.pages[place][i], cold=not _is_worth_keeping(group, request, i))
             request.first_held[place] = first
-        self._count_steady(request, 1)
-        is_early = kept > num_pages  # then the page of the next token is still to be registered
-        request.page_event = kept * self.page_size if is_early else (num_pages + 1) * self.page_size - 1
+        self._count_growing(request, 1)
+        # An early page is still to be registered.
+        request.page_event = num_computed + 1 if is_early else (num_pages + 1) * self.page_size - 1
 
     def release(self, request: Request) -> None:
         """Takes all pages back. Those in the index stay cached; of a prefix, the end is evicted before the start."""
-        self._count_steady(request, -1)
+        self._count_growing(request, -1)
         for pool, pages, first in zip(self.pools, request.pages, request.first_held, strict=True):
             for page in reversed(pages[first:]):
                 pool.release(page)
         request.pages, request.first_held = [], []
         request.page_event, request.fast_end = NEVER, 0
 
-    def _count_steady(self, request: Request, by: int) -> None:
-        """Adds `by` to num_steady of each group in which the request holds exactly the pages that decode needs.
+    def _count_growing(self, request: Request, by: int) -> None:
+        """Adds `by` to num_growing of each group in which the running request grows."""
+        for place, pool in enumerate(self.pools):
+            if self._grows(request, place):
+                pool.num_growing += by
 
-        A request that holds more is computing a prompt.
+    def _grows(self, request: Request, place: int) -> bool:
+        """Whether a running request may need one more page of a group.
+
+        With exactly the pages that decode needs, all of them its own, it frees a page before it takes the next. Most
+        requests that compute a prompt have another number of pages.
         """
-        for pool, steady, pages, first in zip(self.pools, self._steady, request.pages, request.first_held, strict=True):
-            if len(pages) - first == steady:
-                pool.num_steady += by
+        first = request.first_held[place]
+        return len(request.pages[place]) - first != self._steady[place] or first < request.num_hit_pages
 
     def _forget(self, group: int, page: int) -> None:
         if self.on_evict is not None:

@@ -41,7 +41,7 @@ class Fetches(Protocol):
 
     def abandon(self, request: Request) -> bool: ...
 
-    def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]: ...
+    def poll(self, num_ended: int, num_launched: int) -> list[Request]: ...
 
 
 class Offload(Protocol):
@@ -133,7 +133,11 @@ class EngineLoop:
         self._clock = clock
         self.counters = EngineStats()  # everything that only grows, except what live requests have not finished
         self.cache = KVCacheManager(
-            groups, num_pages, prefix_caching=options.cache.prefix_caching, prefix_seed=options.peers.prefix_seed
+            groups,
+            num_pages,
+            prefix_caching=options.cache.prefix_caching,
+            prefix_seed=options.peers.prefix_seed,
+            drafts=options.speculation.method != "none",
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.remote_prefills: Fetches | None = None  # where pages may come from other engines
@@ -214,9 +218,9 @@ class EngineLoop:
 
     def _receive(self) -> None:
         """Queues the requests whose pages, or grammars, are here now."""
-        scheduler, progress = self._scheduler, (self.counters.steps, len(self._launched), len(self._scheduler.running))
+        scheduler, progress = self._scheduler, (self.counters.steps, len(self._launched))
         if self.offload is not None:
-            for request in self.offload.poll(*progress, len(scheduler.waiting)):
+            for request in self.offload.poll(*progress, len(scheduler.running), len(scheduler.waiting)):
                 self._begin(request)
         if self.remote_prefills is not None:
             for request in self.remote_prefills.poll(*progress):

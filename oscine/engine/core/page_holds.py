@@ -25,11 +25,11 @@ class PageHolds:
         """What a request with this prefix of whole pages would have to compute, or fetch."""
         return [[i for i, page in pages.items() if page is None] for pages in self._pages(digests)]
 
-    def has_room(self, digests: list[bytes], reserve: int) -> bool:
-        """Whether take() would leave pages for `reserve` sequences to go on."""
+    def has_room(self, digests: list[bytes]) -> bool:
+        """Whether take() would leave pages for running sequences to go on, and one for a sequence to start."""
         for pool, pages in zip(self._pools, self._pages(digests), strict=True):
             known = [page for page in pages.values() if page is not None]
-            if len(pages) - len(known) + pool.num_unheld(known) > pool.num_spare(reserve):
+            if len(pages) - len(known) + pool.num_unheld(known) >= pool.num_spare:
                 return False
         return True
 

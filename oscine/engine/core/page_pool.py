@@ -17,7 +17,7 @@ class PagePool:
 
     def __init__(self, num_pages: int, forget: Callable[[int], None]) -> None:
         self.num_pages = num_pages
-        self.num_steady = 0  # running sequences that free a page of a window before they take the next
+        self.num_growing = 0  # running sequences that may need one page more than they hold
         self._forget = forget
         self._holders = [0] * num_pages
         self._indexed = bytearray(num_pages)  # whether the prefix index knows the page
@@ -35,9 +35,10 @@ class PagePool:
         """Pages held."""
         return self.num_pages - self.num_available
 
-    def num_spare(self, num_running: int) -> int:
+    @property
+    def num_spare(self) -> int:
         """Pages available beyond one for each running sequence that may need one more; negative if there are fewer."""
-        return self.num_available - max(0, num_running - self.num_steady)
+        return self.num_available - self.num_growing
 
     def num_unheld(self, pages: list[int]) -> int:
         """How many of these pages are not held: taking them makes so many fewer available."""

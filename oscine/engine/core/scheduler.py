@@ -10,7 +10,7 @@ none to take, stays as it is until pages come free. A slot, or room to start, is
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isqrt
 from operator import attrgetter
@@ -176,7 +176,7 @@ class Scheduler:
                 return 0
             self._preempt(victim)
         # A long chunk leaves pages for running sequences. Otherwise they would preempt it to get them back.
-        spare = self.cache.num_spare_pages(len(self.running))
+        spare = self.cache.num_spare_pages()
         return room + min(self.cache.num_free_pages(), max(1, spare)) * page_size
 
     def _admit(self, above: float) -> None:
@@ -199,25 +199,27 @@ class Scheduler:
         incomplete prompt also needs only one: it takes its missing pages from sequences that come after it.
         """
         hit = self.cache.find(request) if self._free_slots else None
-        if hit is not None and self._fits(request, hit, len(self.running)):
+        if hit is not None and self._fits(request, hit):
             return hit
         lower = sorted((r for r in self.running.values() if r.given.priority > request.given.priority), key=_order)
         if not lower:
             return None
         hit = hit or self.cache.find(request)
-        others = len(self.running) - len(lower)
         most_freed = sum(r.num_pages for r in lower)  # by preempting them all
-        if not self._fits(request, hit, others, most_freed):
+        if not self._fits(request, hit, lower, most_freed):
             return None
-        while not (self._free_slots and self._fits(request, hit, others)):
+        while not (self._free_slots and self._fits(request, hit, lower)):
             if not lower:
                 return None
             self._preempt(lower.pop())
         return hit
 
-    def _fits(self, request: Request, hit: PrefixHit, num_running: int, freed: int = 0) -> bool:
-        """Whether a waiting request finds pages, after giving up those held for requests that come after it."""
-        while not self.cache.fits(request, hit, num_running, freed):
+    def _fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), freed: int = 0) -> bool:
+        """Whether a waiting request finds pages, after giving up those held for requests that come after it.
+
+        Running requests keep a page to go on with, except for those of `lower` priority.
+        """
+        while not self.cache.fits(request, hit, lower, freed):
             if not self.cache.holds.reclaim(after=request.order):
                 return False
         return True

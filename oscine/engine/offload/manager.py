@@ -236,7 +236,7 @@ class Offload:
         if self._arrivals.is_draining:
             self._arrivals.drain()
         if self._returns:
-            self._bring_back(num_ended, num_ended + num_launched, reserve=num_running + 1)
+            self._bring_back(num_ended, num_ended + num_launched)
         is_idle = not (num_launched or num_running or num_waiting or self._returns)
         self._end_saving()
         self._end_writing()
@@ -273,7 +273,7 @@ class Offload:
 
     # ---- back to the cache ----
 
-    def _bring_back(self, num_ended: int, fence: int, reserve: int) -> None:
+    def _bring_back(self, num_ended: int, fence: int) -> None:
         has_room = True
         for one in sorted(self._returns, key=lambda one: one.request.order):
             arrival = one.arrival
@@ -284,7 +284,7 @@ class Offload:
                 self._fail(one)
                 continue
             if arrival.hold is None and has_room and not self._arrivals.is_coming(arrival):
-                has_room = self._arrivals.take_pages(arrival, fence, reserve)
+                has_room = self._arrivals.take_pages(arrival, fence)
             if arrival.hold is not None and num_ended >= arrival.fence:
                 self._load(one)
 

@@ -127,7 +127,7 @@ class RemotePrefills:
                 return True
         return False
 
-    def poll(self, num_ended: int, num_launched: int, num_running: int) -> list[Request]:
+    def poll(self, num_ended: int, num_launched: int) -> list[Request]:
         """Goes on wherever something can be done. `num_ended` and `num_launched`: steps that have ended, and that are
         under way. Returns requests that can be queued."""
         self._listen()
@@ -140,7 +140,7 @@ class RemotePrefills:
                 self._look(fetch, fetch.transfer)
             elif fetch.answer is not None:
                 if fetch.arrival.hold is None and has_room:
-                    has_room = self._take_pages(fetch, num_ended + num_launched, reserve=num_running + 1)
+                    has_room = self._take_pages(fetch, num_ended + num_launched)
                 if fetch.arrival.num_lacking and num_ended >= fetch.arrival.fence:
                     fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
         ready, self._ready = self._ready, []
@@ -206,12 +206,12 @@ class RemotePrefills:
 
     # ---- pages ----
 
-    def _take_pages(self, fetch: _Fetch, fence: int, reserve: int) -> bool:
+    def _take_pages(self, fetch: _Fetch, fence: int) -> bool:
         """Finds room for what is lacking now. False: there is none. Does nothing while another request fetches it."""
         arrivals, arrival = self._arrivals, fetch.arrival
         if arrivals.is_coming(arrival):
             return True
-        if not arrivals.take_pages(arrival, fence, reserve):
+        if not arrivals.take_pages(arrival, fence):
             return False
         if not arrival.num_lacking:
             self._succeed(fetch, num_bytes=0)

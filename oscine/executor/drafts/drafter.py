@@ -19,12 +19,16 @@ class HostDrafter(Protocol):
         """A sequence takes a slot, with these tokens. `shares`: what it says may become a draft of others."""
         ...
 
+    def keeps(self, slot: int) -> bool:
+        """Whether later drafts depend on what else the sequence of the slot generates, though it may have ended."""
+        ...
+
     def append(self, slot: int, token_ids: list[int]) -> None:
         """What the sequence has generated since, in order."""
         ...
 
-    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
-        """Up to `most` tokens, >= 1, that may come next, `certain` first; [] without a good guess."""
+    def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:
+        """Up to `most` tokens, >= 1, that may come next, `forced` first; [] without a good guess."""
         ...
 
 

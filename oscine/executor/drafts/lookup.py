@@ -99,16 +99,16 @@ class _Text:
         for token in self.tokens[max(0, self._num_sorted - longest) : self._num_sorted]:
             prefixes.append((prefixes[-1] * _BASE + token) & _MASK)
 
-    def last(self, n: int, certain: list[int]) -> Tokens:
-        """The last n tokens of the text followed by `certain`; all of them if there are fewer."""
-        return (self.tokens[-n:] + array("i", certain))[-n:] if certain else self.tokens[-n:]
+    def last(self, n: int, forced: list[int]) -> Tokens:
+        """The last n tokens of the text followed by `forced`; all of them if there are fewer."""
+        return (self.tokens[-n:] + array("i", forced))[-n:] if forced else self.tokens[-n:]
 
-    def last_run(self, level: int, certain: list[int]) -> int:
+    def last_run(self, level: int, forced: list[int]) -> int:
         """The hash of the last tokens, as many as the level's length."""
-        if not certain:
+        if not forced:
             return self.runs_at_end[level]
         run, n = 0, self._levels[level][0]
-        for token in self.last(n, certain):
+        for token in self.last(n, forced):
             run = (run * _BASE + token) & _MASK
         return run
 
@@ -124,10 +124,10 @@ class _Text:
         key = keys[at - 1] if at else -1
         return key & _END_MASK if key >> _END_BITS == run else 0
 
-    def after(self, end: int, most: int, certain: list[int]) -> list[int]:
-        """What followed a run. Past the end of the text come `certain`; then the text is assumed to repeat itself."""
+    def after(self, end: int, most: int, forced: list[int]) -> list[int]:
+        """What followed a run. Past the end of the text come `forced`; then the text is assumed to repeat itself."""
         drafts = self.tokens[end : end + most].tolist()
-        return drafts if len(drafts) == most else ((drafts + certain) * most)[:most]
+        return drafts if len(drafts) == most else ((drafts + forced) * most)[:most]
 
 
 class _Answers:
@@ -148,14 +148,14 @@ class _Answers:
     def last_end(self, level: int, run: int) -> int:
         return self._runs[level][1].get(run, 0)
 
-    def after(self, end: int, most: int, certain: list[int]) -> list[int]:
+    def after(self, end: int, most: int, forced: list[int]) -> list[int]:
         return list(takewhile(_BREAK.__ne__, self.tokens[end : end + most]))
 
 
 class _Expected(NamedTuple):
-    """Tokens that lookup found after the certain ones, also those too unlikely to be drafted."""
+    """Tokens that lookup found after the forced ones, also those too unlikely to be drafted."""
 
-    start: int  # certain tokens before them
+    start: int  # forced tokens before them
     rates: Rates
     drafts: list[int]
 
@@ -202,6 +202,11 @@ class PromptLookup:
         self._texts[slot] = _Text(token_ids, num_prompt_tokens, shares, self._lengths)
         self._expected.pop(slot, None)
 
+    def keeps(self, slot: int) -> bool:
+        """Whether the answer in the slot goes to the pool, or may still show how good drafts are."""
+        text = self._texts[slot]
+        return slot in self._expected or (text.shares and text.was_looked_up)
+
     def append(self, slot: int, token_ids: list[int]) -> None:
         """The sequence has got these tokens."""
         self._texts[slot].tokens.extend(token_ids)
@@ -209,35 +214,35 @@ class PromptLookup:
         if expected is not None:
             _learn(expected.rates, expected.drafts, token_ids[expected.start :])
 
-    def propose(self, slot: int, most: int, certain: list[int]) -> list[int]:
-        """Up to `most` drafts of the tokens that come next: those that are certain, then what followed them before."""
-        text, most_likely = self._texts[slot], most - len(certain)
+    def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:
+        """Up to `most` drafts of the tokens that come next: those that are forced, then what followed them before."""
+        text, most_likely = self._texts[slot], most - len(forced)
         text.index()
-        found = self._find_longest(text, certain) if most_likely > 0 else None
+        found = self._find_longest(text, forced) if most_likely > 0 else None
         if found is None:
-            return certain[:most]
+            return forced[:most]
         level, source, end = found
-        rates, drafts = self._rates[level][source is text], source.after(end, most_likely, certain)
-        self._expected[slot] = _Expected(len(certain), rates, drafts)
-        return certain + drafts[: _num_likely(rates, most_likely)]
+        rates, drafts = self._rates[level][source is text], source.after(end, most_likely, forced)
+        self._expected[slot] = _Expected(len(forced), rates, drafts)
+        return forced + drafts[: _num_likely(rates, most_likely)]
 
-    def _find_longest(self, text: _Text, certain: list[int]) -> tuple[int, _Text | _Answers, int] | None:
+    def _find_longest(self, text: _Text, forced: list[int]) -> tuple[int, _Text | _Answers, int] | None:
         """As _find, for the longest run that occurred before, with its level."""
-        shortest = self._find(text, 0, certain)
+        shortest = self._find(text, 0, forced)
         if shortest is None:
             return None
         for level in range(len(self._lengths) - 1, 0, -1):
-            found = self._find(text, level, certain)
+            found = self._find(text, level, forced)
             if found is not None:
                 return level, *found
         return 0, *shortest
 
-    def _find(self, text: _Text, level: int, certain: list[int]) -> tuple[_Text | _Answers, int] | None:
+    def _find(self, text: _Text, level: int, forced: list[int]) -> tuple[_Text | _Answers, int] | None:
         """Where the last tokens of a text occurred before: the first source that has them, and where they end there."""
-        run, n = text.last_run(level, certain), self._lengths[level]
+        run, n = text.last_run(level, forced), self._lengths[level]
         for source in (text, self._new, self._old) if text.shares else (text,):
             end = source.last_end(level, run)
-            if end >= n and source.tokens[end - n : end] == text.last(n, certain):
+            if end >= n and source.tokens[end - n : end] == text.last(n, forced):
                 return source, end
         return None
 

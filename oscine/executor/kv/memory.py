@@ -9,7 +9,8 @@ It gets further windows for cached prefixes. It never gets more pages than the f
 the rest.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes. By default
-the engine leaves _LEFT_FREE, or less on a small GPU: what other processes need does not grow with the GPU.
+the engine leaves _LEFT_FREE, or less on a small GPU: what other processes need does not grow with the GPU. Memory that
+GPU and CPU share has the least share, as it holds everything else too.
 
 The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
 the GPU, which counts as workspace.
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from oscine.config import CPU_CACHE_BYTES, MOST_SEQS, EngineOptions
+from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.kv_group import FP8, KVGroup
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
@@ -32,6 +33,8 @@ _MOST_CACHED_WINDOWS, _USUAL_WINDOWS = 256, 768
 TYPICAL_TOKENS = 2048  # of a sequence at its end: a prompt of 1,024 and an answer of 1,024
 # Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
 _GRAPH_TOKENS, _SMALL_GPU_GRAPH_TOKENS = 2048, 256
+_DRAFTS = 8  # of a sequence in a step, by default
+_DRAFTS_OF_GRAPHS = 5  # the same of an EAGLE-3 head on a GPU, where each number of drafts has CUDA graphs
 LOGITS_AT_ONCE = 512  # rows whose logits exist together; a product of that many rows has the speed of a larger one
 SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 # Per row and token of the vocabulary while a row is sampled. In plain torch: sorted logits, noise, masks; by kernels:
@@ -44,6 +47,7 @@ _LEFT_FREE, _LEAST_SHARE = 5 * _GIB, 0.92
 _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
+SECOND_FORM_SEQS = 512  # with more, the projections have no second form
 _SECOND_FORM_SHARE = 0.03  # of what the weights leave, at most for the projections' second form
 # With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
 _SMALL_GPU = 24 * _GIB
@@ -81,7 +85,9 @@ class DeviceMemory:
     def share(self, options: EngineOptions) -> float:
         """Share of the GPU that the engine may use: --gpu-memory-utilization or its default."""
         asked = options.cache.gpu_memory_utilization
-        return max(_LEAST_SHARE, round(1 - _LEFT_FREE / self.total, 3)) if asked is None else asked
+        if asked is not None:
+            return asked
+        return _LEAST_SHARE if self.unified else max(_LEAST_SHARE, round(1 - _LEFT_FREE / self.total, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +162,11 @@ def second_form_bytes(
 ) -> int:
     """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
 
-    0 if they would take a notable part of the cache, or if more than MOST_SEQS sequences are asked for: steps are then
-    seldom small enough to use them. All ranks decide alike. weights: bytes of all other weights on the device. shapes:
-    shapes of all tensors, by name.
+    0 if they would take a notable part of the cache, or if more than SECOND_FORM_SEQS sequences are asked for: steps
+    are then seldom small enough to use them. All ranks decide alike. weights: bytes of all other weights on the device.
+    shapes: shapes of all tensors, by name.
     """
-    if options.scheduler.max_num_seqs > MOST_SEQS:
+    if options.scheduler.max_num_seqs > SECOND_FORM_SEQS:
         return 0
     wanted = sum(bf12_bytes(*shape) for name, shape in shapes.items() if name.endswith(_PROJECTIONS))
     left = int(gpu.share(options) * gpu.total) - weights
@@ -273,19 +279,30 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
     return left if of_free is None else int(of_free * left)
 
 
+def most_drafts(options: EngineOptions, *, on_gpu: bool) -> int:
+    """Drafts of a sequence in a step, at most."""
+    speculation = options.speculation
+    if speculation.method == "none":
+        return 0
+    has_graphs = speculation.method == "eagle3" and on_gpu
+    return speculation.max_drafts or (_DRAFTS_OF_GRAPHS if has_graphs else _DRAFTS)
+
+
 def workspace_bytes(
     config: ModelConfig, options: EngineOptions, activation_bytes: int, gpu: DeviceMemory | None = None
 ) -> int:
     """Bytes of the largest step besides weights and cache. An upper bound of:
 
-    logits       [max_num_seqs, V] float32, at most LOGITS_AT_ONCE rows, once in a graph's memory and once outside
+    logits       [rows, V] float32, at most LOGITS_AT_ONCE rows, once in a graph's memory and once outside; a row for
+                 each sequence and each of its drafts
     sampling     of at most SAMPLED_AT_ONCE rows of them; log-probabilities of prompts take less, in pieces
     activations  per token: x, normed x, residual and output; q, k, v and heads; per routed copy, on a GPU sorted
                  input (H), h (I) and output (H), else input, gate_up (2 I), h and the output in float32 (2 H); of the
                  largest step, and in the memory of CUDA graphs, of the largest one
     rotary table [max positions, D] float32
     """
-    rows, tokens = options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens
+    tokens = options.scheduler.max_num_batched_tokens
+    rows = min(options.scheduler.max_num_seqs * (1 + most_drafts(options, on_gpu=gpu is not None)), tokens)
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     copy = (2, 1) if gpu else (3, 3)  # H, I
     routed = config.num_experts_per_tok * (copy[0] * config.hidden_size + copy[1] * config.intermediate_size)
@@ -326,9 +343,7 @@ def _most_of_window(group: KVGroup, options: EngineOptions, num_full: int) -> in
     """The most pages of a group with a window that are of use, if full attention has `num_full` pages."""
     num_seqs = options.scheduler.max_num_seqs
     chunk = ceil(options.scheduler.max_num_batched_tokens / group.page_size)
-    # Drafts may need the next page while the first page of the window is still read.
-    drafts = options.speculation.method != "none"
-    each = group.window_pages + 1 if drafts else group.decode_pages
+    each = group.decode_pages(drafts=options.speculation.method != "none")
     # A second chunk of the same prompt may be launched before the pages of the first are free.
     running = max(num_seqs * each + chunk, each + 2 * chunk)
     others = max(_USUAL_WINDOWS, num_full * group.page_size // TYPICAL_TOKENS) - num_seqs

@@ -18,14 +18,23 @@ from typing import TYPE_CHECKING
 import torch
 
 from oscine.checkpoint.opened import open_model
-from oscine.config import MOST_SEQS, EngineOptions
+from oscine.config import EngineOptions
 from oscine.environment import Environment
 from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
-from oscine.executor.kv.memory import MemoryPlan, OnHost, WeightBytes, leave_on_host, plan_memory, second_form_bytes
+from oscine.executor.kv.memory import (
+    SECOND_FORM_SEQS,
+    MemoryPlan,
+    OnHost,
+    WeightBytes,
+    leave_on_host,
+    most_drafts,
+    plan_memory,
+    second_form_bytes,
+)
 from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
@@ -55,8 +64,6 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
-_DRAFTS = 8  # of a sequence in a step, by default
-_DRAFTS_OF_GRAPHS = 5  # the same of an EAGLE-3 head on a GPU, where each number of drafts has CUDA graphs
 _MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
 _MOST_VERIFYING = 256  # rows of the graphs that only drafts need
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
@@ -155,7 +162,7 @@ class Start:
         for values on the host."""
         capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
         scheduler = self.options.scheduler
-        with_drafts = scheduler.max_num_seqs * (1 + _max_drafts(self))
+        with_drafts = scheduler.max_num_seqs * (1 + most_drafts(self.options, on_gpu=self.on_gpu))
         most = max(scheduler.max_num_seqs, min(with_drafts, _MOST_VERIFYING, scheduler.max_num_batched_tokens))
         if self.on_host is not None:
             most = min(most, MOST_TOKENS)
@@ -238,7 +245,7 @@ def plan(start: Start) -> MemoryPlan:
     if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
         report(
             "attention projections stay in bfloat16: a 12-bit copy speeds up small decode steps, but is not made with "
-            f"more than {MOST_SEQS} sequences, or where it would take too much of the KV cache"
+            f"more than {SECOND_FORM_SEQS} sequences, or where it would take too much of the KV cache"
         )
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
@@ -280,7 +287,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     start.watch.lap("weights")
     kv = allocate_kv(memory, opened.device, padding=start.lockstep is not None or bool(start.prompt_sizes))
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
-    others = start.target.communicator, start.lockstep, _drafter(start), _max_drafts(start)
+    others = start.target.communicator, start.lockstep, _drafter(start), most_drafts(start.options, on_gpu=start.on_gpu)
     executor = TorchExecutor(model, memory, kv, most, new_rules, *others)
     if start.head is not None:
         backend = platform(start.target, opened.dtype)
@@ -296,15 +303,6 @@ def _drafter(start: Start) -> PromptLookup | None:
     if options.method in ("none", "eagle3"):
         return None
     return PromptLookup(start.options.scheduler.max_num_seqs, run_lengths(options.lookup_min, options.lookup_max))
-
-
-def _max_drafts(start: Start) -> int:
-    """Drafts of a sequence in a step, at most."""
-    options = start.options.speculation
-    if options.method == "none":
-        return 0
-    has_graphs = options.method == "eagle3" and start.target.device.type == "cuda"
-    return options.max_drafts or (_DRAFTS_OF_GRAPHS if has_graphs else _DRAFTS)
 
 
 def record(start: Start, executor: TorchExecutor) -> None:

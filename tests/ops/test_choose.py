@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.ops.choose import screen_gemm, screened
 from oscine.ops.choose.few import choose_few
+from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import CHUNK_BYTES, Tile
@@ -225,7 +226,7 @@ def test_weights_that_int8_tells_little_of_are_not_screened() -> None:
 def test_planned_bytes_are_prepared_bytes(hidden: int) -> None:
     screen = screened.prepare(torch.randn(10, hidden))
     held = 0 if screen is None else sum(getattr(screen, name).nbytes for name in screen.__slots__)
-    assert screened.prepared_bytes(10, hidden) == held
+    assert screen_bytes(10, hidden) == held
 
 
 @pytest.mark.parametrize("tile", screen_gemm.TILES, ids=str)

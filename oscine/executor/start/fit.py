@@ -17,7 +17,7 @@ from oscine.executor.kv.memory import (
 from oscine.executor.start.load import native_bytes, weight_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.weights import Shard, tensor_specs
-from oscine.ops.choose.screened import prepared_bytes
+from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.table import lacking_for_fp8_experts
 
 
@@ -39,7 +39,7 @@ def plan_on_gpus(
     own = shard.config(config)
     groups = groups_of(config, options.cache, dtype, num_ranks)
     specs = shard.specs(config)
-    head = prepared_bytes(*specs["lm_head.weight"].shape)
+    head = screen_bytes(*specs["lm_head.weight"].shape)
     total = weight_bytes(config, dtype, shard) + head
     if hopper:
         total += second_form_bytes(gpu, options, total, {name: spec.shape for name, spec in specs.items()})

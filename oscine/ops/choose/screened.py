@@ -29,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals, depend
 from oscine.ops.linear.stream import tile_for
@@ -94,18 +95,13 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     return Screen(column_H, codes_VH, scale_V, norm_V, rest_V)
 
 
-def prepared_bytes(vocab: int, hidden: int) -> int:
-    """At most."""
-    return vocab * (hidden + 12) + 4 * hidden if hidden % 16 == 0 else 0
-
-
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
     def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
         if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
             return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N
         return screened(target, x_NH, weight_VH, screen, sampling)
 
-    return Chooser(prepare, prepared_bytes, choose)
+    return Chooser(prepare, screen_bytes, choose)
 
 
 def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: SamplingBatch) -> Tensor:

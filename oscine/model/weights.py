@@ -286,7 +286,7 @@ def load_weights(
     loader = _Loader(config, source, Staging(device), dtype, shard, ops, files)
     on_cpu = replace(loader, staging=Staging(torch.device("cpu")), ops=None, files=None)
     layers = []
-    for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=not progress):
+    for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=None if progress else True):
         prefix = f"model.layers.{index}."
         if on_host is not None and index in on_host.layers:
             experts = on_host.prepare_experts(on_cpu.experts(prefix))

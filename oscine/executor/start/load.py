@@ -241,7 +241,12 @@ def plan(start: Start) -> MemoryPlan:
     memory = _plan(start, weights.total - on_host.total, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
+    if (num_ranks := start.shard.attention.num_ranks) > 1:
+        report(f"{num_ranks} ranks compute the model together; this is the plan of each")
     report(f"{memory}\n{describe(start.choice, shapes)}")
+    if drafts := most_drafts(start.options, on_gpu=start.on_gpu):
+        method = "prompt lookup" if start.head is None else "EAGLE-3"
+        report(f"{method} makes up to {drafts} drafts for a sequence per step")
     if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
         report(
             "attention projections stay in bfloat16: a 12-bit copy speeds up small decode steps, but is not made with "

@@ -141,7 +141,7 @@ class CacheOptions(Options, group="KV cache"):
         None,
         "share of a GPU's memory that weights, workspace and KV cache may take together",
         "SHARE",
-        shown="all but 8 % or 5 GiB of the GPU, whichever is less",
+        shown="0.92; of more than 62 GiB all but 5 GiB",
         aliases=("mem-fraction-static",),
         above=0,
         at_most=1,

@@ -56,6 +56,16 @@ def test_what_a_client_calls_the_model_makes_no_line_of_its_own(caplog: pytest.L
     assert json.loads(JsonFormatter().format(line))["model"].startswith("a\n12")
 
 
+@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("GET", 503), ("GET", 404), ("POST", 200), ("POST", 503)])
+def test_probes_are_lines_of_level_debug(method: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    request = RequestRecord.of(SCOPE | {"method": method})
+    request.status, request.ended_s = status, request.started_s
+    with caplog.at_level(logging.DEBUG, "oscine.requests"):
+        log_request(request)
+    (line,) = caplog.records
+    assert (line.levelno == logging.DEBUG) == (method == "GET" and status in (200, 503))
+
+
 def line_of(status: int) -> logging.LogRecord:
     line = record("POST /x")
     line.oscine_fields = {"status": status}

@@ -73,14 +73,11 @@ static inline float largest8(f8 v) {
 /* The sums of eight vectors, one per lane. */
 static inline f8 sums8(const f8 *v) {
 #define PAIRS(a, b) \
-    (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
-#define QUADS(a, b) \
-    (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
-    const f8 low = QUADS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3])), high = QUADS(PAIRS(v[4], v[5]), PAIRS(v[6], v[7]));
+    (__builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15))
+    const f8 low = PAIRS(PAIRS(v[0], v[1]), PAIRS(v[2], v[3])), high = PAIRS(PAIRS(v[4], v[5]), PAIRS(v[6], v[7]));
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
            __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
 #undef PAIRS
-#undef QUADS
 }
 
 /* e^x, to 2 units in the last place; 0 below -87. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2], times a power of two. */

@@ -36,12 +36,13 @@ class RecordedSteps:
         self._bytes_per_sequence = 0
 
     def fits(self, step: StepArrays) -> bool:
-        """Whether the step has one sampled token per sequence, and its recording is within the limit."""
+        """Whether the step has one sampled token per sequence, and its recording is within the limit.
+
+        More rows than LOGITS_AT_ONCE are chosen in parts, which torch joins outside a recording.
+        """
         count = len(step.slots_S)
         return (
-            step.num_tokens
-            == count
-            <= LOGITS_AT_ONCE  # more rows are chosen in parts, which torch joins outside a recording
+            step.num_tokens == count <= LOGITS_AT_ONCE
             and count * self._bytes_per_sequence <= self._most_bytes
             and bool(step.samples_S.all())
         )

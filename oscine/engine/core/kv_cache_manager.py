@@ -55,16 +55,16 @@ class KVCacheManager:
         self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
-    def fits(self, request: Request, hit: PrefixHit, others: Sequence[Request] = (), freed: int = 0) -> bool:
+    def fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), freed: int = 0) -> bool:
         """Whether all known tokens of a waiting request find pages, if `freed` more are freed in each group.
 
-        One page is left for each running sequence that may need one more, except for the `others`.
+        One page is left for each running sequence that may need one more, except for those of `lower` priority.
         """
         num_pages = self.num_pages(len(request.token_ids))
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, hit.pages, strict=True)):
             first = hit.first_held[place]
             new = group.most_held(num_pages) - (hit.num_pages - first) + pool.num_unheld(pages[first:])
-            if new > pool.num_spare + sum(self._grows(other, place) for other in others) + freed:
+            if new > pool.num_spare + sum(self._grows(other, place) for other in lower) + freed:
                 return False
         return True
 

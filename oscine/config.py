@@ -272,6 +272,11 @@ class SpeculationOptions(Options, group="speculation"):
     lookup_min: int = option(2, "fewest tokens that prompt lookup compares", above=0, at_most=64)
     lookup_max: int = option(8, "most tokens that prompt lookup compares", above=0, at_most=64)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether sequences may have drafts."""
+        return self.method != "none"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lookup_min > self.lookup_max:

@@ -302,7 +302,7 @@ class TorchExecutor:
 
     def _place(self, plan: StepPlan) -> None:
         entries: PageEntries = [[] for _ in range(2 + len(self._kv))]
-        if self._drafter is not None:
+        if plan.new and self._drafter is not None:
             self._finish_texts(self._drafter, plan.new)
         for new in plan.new:
             self._slots.assign(new, entries)

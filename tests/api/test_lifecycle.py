@@ -71,7 +71,8 @@ def test_sigterm_lets_running_requests_finish(model_folder: Path) -> None:
 def test_a_drain_has_an_end(model_folder: Path) -> None:
     with serve(model_folder, "--drain-s", "0.05") as server, RawClient(server) as streaming, RawClient(server) as whole:
         streaming.post(LONG_ANSWER | {"stream": True})
-        streaming.read_until(b'"content":"O"')
+        begun = streaming.read_until(b'"content":"O"')
+        assert begun.split()[1] == b"200"
         whole.post(LONG_ANSWER)
         server.wait_running(2)
         server.terminate()

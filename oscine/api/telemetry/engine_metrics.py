@@ -56,7 +56,7 @@ class EngineCollector(Collector):
             restarts.add_metric([model.names[0]], model.engine.restarts)
         yield from (ready, restarts)
         offloads = any(model.options.cache.kv_offload_bytes for model in models)
-        drafts = any(model.options.speculation.method != "none" for model in models)
+        drafts = any(model.options.speculation.is_on for model in models)
         readers = self._readers | ({"offload"} if offloads else set()) | ({"speculation"} if drafts else set())
         for statistic in (*STATISTICS, _CACHED):
             if readers.intersection(statistic.readers):

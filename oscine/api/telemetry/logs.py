@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ _requests = logging.getLogger("oscine.requests")
 _IN_MESSAGE = ("method", "path", "status")  # fields that the text of a request's line has
 _LONGEST = 200  # characters of a value that the client chose
 _MOST_ERRORS = 1000  # lines per minute about requests that were answered with an error
-_UNAVAILABLE = 503
 _FIELDS = "oscine_fields"  # the attribute of a log record with further fields
 
 
@@ -105,7 +105,7 @@ def start_logging(level: str, kind: str) -> None:
 
 def log_request(record: RequestRecord) -> None:
     """One line when a request is over. A GET that succeeds, or a probe of a server that is not ready, is for debug."""
-    is_usual = record.method != "POST" and (record.status < 400 or record.status == _UNAVAILABLE)
+    is_usual = record.method != "POST" and (record.status < 400 or record.status == HTTPStatus.SERVICE_UNAVAILABLE)
     level = logging.DEBUG if is_usual else logging.INFO
     if _requests.isEnabledFor(level):
         message = f"{record.method} {record.path[:_LONGEST]} {record.status}"

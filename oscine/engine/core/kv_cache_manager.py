@@ -25,7 +25,7 @@ class KVCacheManager:
         *,
         prefix_caching: bool,
         prefix_seed: str,
-        drafts: bool = False,
+        drafts: bool,
     ) -> None:
         """`num_pages`: per group. `drafts`: sequences may have some. Raises ValueError if no window fits its pages."""
         self.page_size = groups[0].page_size
@@ -112,7 +112,7 @@ class KVCacheManager:
         in flight computes that last token, and the next step can take the freed page.
         """
         num_pages = num_computed // self.page_size
-        if self.prefix_caching:
+        if self.prefix_caching and num_pages > request.num_registered:
             self._register(request, num_pages)
         is_early = not ends and (num_computed + 1) % self.page_size == 0
         end = num_computed if is_early else num_pages * self.page_size

@@ -137,7 +137,7 @@ class EngineLoop:
             num_pages,
             prefix_caching=options.cache.prefix_caching,
             prefix_seed=options.peers.prefix_seed,
-            drafts=options.speculation.method != "none",
+            drafts=options.speculation.is_on,
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.remote_prefills: Fetches | None = None  # where pages may come from other engines

@@ -282,7 +282,7 @@ def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: Devi
 def most_drafts(options: EngineOptions, *, on_gpu: bool) -> int:
     """Drafts of a sequence in a step, at most."""
     speculation = options.speculation
-    if speculation.method == "none":
+    if not speculation.is_on:
         return 0
     has_graphs = speculation.method == "eagle3" and on_gpu
     return speculation.max_drafts or (_DRAFTS_OF_GRAPHS if has_graphs else _DRAFTS)
@@ -343,7 +343,7 @@ def _most_of_window(group: KVGroup, options: EngineOptions, num_full: int) -> in
     """The most pages of a group with a window that are of use, if full attention has `num_full` pages."""
     num_seqs = options.scheduler.max_num_seqs
     chunk = ceil(options.scheduler.max_num_batched_tokens / group.page_size)
-    each = group.decode_pages(drafts=options.speculation.method != "none")
+    each = group.decode_pages(options.speculation.is_on)
     # A second chunk of the same prompt may be launched before the pages of the first are free.
     running = max(num_seqs * each + chunk, each + 2 * chunk)
     others = max(_USUAL_WINDOWS, num_full * group.page_size // TYPICAL_TOKENS) - num_seqs

@@ -4,49 +4,20 @@ An option is declared once, as a field: its type, default, bounds, help and name
 OptionError, a ValueError that names the option of the command line.
 """
 
-import datetime
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from oscine.addresses import is_loopback
 from oscine.environment import check_cluster_key
 from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
+from oscine.texts import is_date, is_hex, is_origin, origins
 
 NANO = "oscine-nano"  # the embedded model
 STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies experts to the GPU
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MOST_SEQS, MOST_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
-
-
-def _is_origin(text: str) -> bool:
-    """Whether browsers send such an origin: scheme and host without a path, or null for files. `*` stands for all."""
-    scheme, _, host = text.partition("://")
-    return text in ("*", "null") or (bool(scheme and host) and "/" not in host)
-
-
-def _origins(text: str) -> Iterable[str]:
-    """One origin, or vLLM's JSON list of them."""
-    try:
-        return map(str, json.loads(text)) if text.startswith("[") else (text,)
-    except ValueError:
-        return (text,)
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return datetime.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-def is_hex(text: str) -> bool:
-    try:
-        return bytes.fromhex(text).hex() == text.lower()
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -426,8 +397,8 @@ class ServerOptions(Options, group="server"):
         shown="none",
         aliases=("allowed-origins",),
         nargs="+",
-        rule=("*, origins like https://example.org, or a JSON list of them", _is_origin),
-        split=_origins,
+        rule=("*, origins like https://example.org, or a JSON list of them", is_origin),
+        split=origins,
     )
     root_path: str = option(
         "",
@@ -489,7 +460,7 @@ class ServerOptions(Options, group="server"):
         "current date that the model is told",
         "YYYY-MM-DD",
         shown="the day's own, in UTC",
-        rule=("a date like 2025-08-05", _is_date),
+        rule=("a date like 2025-08-05", is_date),
     )
     responses_db: str | None = option(
         None,

@@ -6,9 +6,10 @@ A bad value raises FileKeyError. oscine.cli.cluster.deployment_file reads the YA
 import re
 from dataclasses import dataclass, field
 
-from oscine.config import EngineOptions, ServerOptions, ToolOptions, is_hex
+from oscine.config import EngineOptions, ServerOptions, ToolOptions
 from oscine.environment import check_cluster_key
 from oscine.option import FileKeyError, Options, option
+from oscine.texts import is_hex
 from oscine.types import Role
 
 APP = "oscine"  # the Serve app with the deployments "router" and "ingress"

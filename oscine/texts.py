@@ -1,0 +1,33 @@
+"""Forms of the texts that options take."""
+
+import datetime
+import json
+from collections.abc import Iterable
+
+
+def is_origin(text: str) -> bool:
+    """Whether browsers send such an origin: scheme and host without a path, or null for files. `*` stands for all."""
+    scheme, _, host = text.partition("://")
+    return text in ("*", "null") or (bool(scheme and host) and "/" not in host)
+
+
+def origins(text: str) -> Iterable[str]:
+    """One origin, or vLLM's JSON list of them."""
+    try:
+        return map(str, json.loads(text)) if text.startswith("[") else (text,)
+    except ValueError:
+        return (text,)
+
+
+def is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def is_hex(text: str) -> bool:
+    try:
+        return bytes.fromhex(text).hex() == text.lower()
+    except ValueError:
+        return False

@@ -3,7 +3,9 @@
 The driver here pretends to have a GPU, and fails if a kernel is launched.
 """
 
+import ctypes
 import pickle
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler.compiler import ASTSource
 from triton.runtime import driver
 
@@ -108,6 +111,41 @@ def test_workers_fill_the_cache_and_survive_a_bad_job(tmp_path: Path) -> None:
         assert in_cache(tmp_path) == 0
         compilers.fill_cache(job("add_one", 32))
     assert in_cache(tmp_path) == 1
+
+
+# What a launcher calls of the CUDA driver.
+CALLS = (
+    "cuCtxGetCurrent cuCtxSetCurrent cuDeviceGet cuDevicePrimaryCtxRetain cuFuncSetAttribute cuGetErrorString "
+    "cuPointerGetAttribute"
+)
+
+
+@pytest.fixture
+def cuda_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library to link with, in this process and its children."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    code = "".join(f"void {call}(void) {{}}\n" for call in CALLS.split())
+    library = folder / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=code, text=True, check=True)
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(folder))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    ctypes.CDLL(str(library))
+
+
+@pytest.mark.usefixtures("no_gpu", "cuda_driver")
+def test_workers_build_what_launches_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Compilers(1)) as compilers, compilers.compile_together():
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=512)
+    key, kernel = list(add_one.device_caches[0][0].items())[-1]
+    assert "512" in key
+
+    def build(*_: object) -> None:
+        raise AssertionError("the launcher is compiled at the first launch")
+
+    monkeypatch.setattr("triton.runtime.build._build", build)
+    CudaLauncher(kernel.src, kernel.metadata)  # as the first launch makes it
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def wait_running() -> None:
         time.sleep(0.2)
 
 
+def wait_ready(port: int) -> None:
+    """As a load balancer does: an ingress listens before it has met the model."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/health/ready", timeout=10).close()
+            return
+        except urllib.error.HTTPError as error:
+            if time.monotonic() > deadline:
+                sys.exit(f"not ready: {error.read().decode()}")
+        time.sleep(0.05)
+
+
 def ask(port: int) -> str:
     body = {"messages": [{"role": "user", "content": "What is 27 + 58?"}], "temperature": 0}
     headers = {"Content-Type": "application/json", "Authorization": "Bearer k"}
@@ -82,6 +96,7 @@ def main() -> None:
             client = serve_start(proxy_location="Disabled")
             client.deploy_apps(applications(file))
             wait_running()
+            wait_ready(port)
             answer, before = ask(port), replicas()
             client.deploy_apps(applications(file))
             time.sleep(2)

@@ -18,6 +18,7 @@ from ray.serve._private.api import serve_start
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from benchmarks.serving.server import free_port
+from tests.server import wait_until
 
 DEADLINE_S = 120.0
 FILE = """
@@ -52,17 +53,13 @@ def wait_running() -> None:
         time.sleep(0.2)
 
 
-def wait_ready(port: int) -> None:
-    """As a load balancer does: an ingress listens before it has met the model."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/health/ready", timeout=10).close()
-            return
-        except urllib.error.HTTPError as error:
-            if time.monotonic() > deadline:
-                sys.exit(f"not ready: {error.read().decode()}")
-        time.sleep(0.05)
+def is_ready(port: int) -> bool:
+    """What a load balancer asks: an ingress listens before it has met the model."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/health/ready", timeout=10) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError:
+        return False
 
 
 def ask(port: int) -> str:
@@ -96,7 +93,7 @@ def main() -> None:
             client = serve_start(proxy_location="Disabled")
             client.deploy_apps(applications(file))
             wait_running()
-            wait_ready(port)
+            wait_until(lambda: is_ready(port), "readiness", DEADLINE_S)
             answer, before = ask(port), replicas()
             client.deploy_apps(applications(file))
             time.sleep(2)

@@ -104,7 +104,7 @@ def check_equal(count: int, method: str) -> None:
     loop = build(method)
     assert answers(loop, requests, lambda number: False) == plain
     if method == "eagle3":
-        assert loop.stats().steps < 0.75 * build_steps(plain), "few drafts were accepted"
+        assert loop.stats().steps < 0.75 * plain_steps(plain), "few drafts were accepted"
     else:
         assert loop.stats().accepted_tokens > 5 * count
     small = build(method, kv_cache_bytes=9 << 20)
@@ -117,7 +117,7 @@ def check_equal(count: int, method: str) -> None:
             assert (tokens, reason, told) == plain[name], name
 
 
-def build_steps(plain: dict[str, Told]) -> float:
+def plain_steps(plain: dict[str, Told]) -> float:
     """Steps of 8 sequences that sample these tokens one by one."""
     return sum(len(tokens) for tokens, _, _ in plain.values()) / 8
 

@@ -11,6 +11,8 @@ CLUSTER := $(VENV)/.cluster
 NOTEBOOK := $(VENV)/.notebook
 DOCS := $(VENV)/.docs
 WORKERS ?= 4
+TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
+NEWEST := $(lastword $(TRITONS))
 IMAGE ?= cpu
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
@@ -35,7 +37,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: demo serve test test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -75,6 +77,20 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Each release of Triton is a folder in front of the packages of the environment, which has the oldest.
+.venv-triton/%/.ready: $(TEST)
+	$(INSTALL) --no-deps --upgrade --target $(@D) triton==$*
+	touch $@
+
+compiles = PYTHONPATH=$(CURDIR)/.venv-triton/$(1) OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) tests/ops $(2)
+
+triton-matrix: $(TRITONS:%=.venv-triton/%/.ready)  ## kernels compiled ahead for all chips with each release of Triton: half an hour
+	$(foreach release,$(TRITONS),$(call compiles,$(release),-m compiles) &&) true
+
+test-newest-triton: .venv-triton/$(NEWEST)/.ready  ## the part of that which CI runs: the newest release for Hopper
+	$(call compiles,$(NEWEST),-m 'compiles and not slow' --ignore tests/ops/test_chips.py)
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt

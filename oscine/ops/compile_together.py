@@ -101,9 +101,10 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
         triton.JITFunction.run = self._run
         super().__exit__(*raised)
 
-    def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> None:
+    def submit(self, key: Any, compile_fn: Callable[[], Any], *ends: Callable[[Any], None]) -> None:
+        """`ends`: what follows a compilation; since Triton 3.9 also what follows one that failed."""
         if self._compilers.has_workers and key not in self.future_kernels:
-            super().submit(key, lambda: self._compile(compile_fn), finalize_fn)
+            super().submit(key, lambda: self._compile(compile_fn), *ends)
 
     def _compile(self, compile_fn: Callable[[], Any]) -> Any:
         job = _job(compile_fn)

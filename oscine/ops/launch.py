@@ -1,7 +1,8 @@
 """What launches of Triton kernels share: dependent launches, and arrival counters.
 
 A kernel that takes `PDL` calls gdc_launch_dependents first, and may then read weights. It calls gdc_wait before it
-touches memory that an earlier kernel of the step writes or reads. Target.launch_options says where it is used.
+touches memory that an earlier kernel of the step writes or reads. Target.launch_options says where it is used. Every
+launch says that products and sums are fused, since the releases of Triton have different defaults.
 """
 
 import functools
@@ -21,6 +22,19 @@ def arrivals(device: torch.device) -> Tensor:
     Shared by all kernels of the device, so these must run on one stream; each leaves zeros behind.
     """
     return torch.zeros(NUM_ARRIVALS, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def after_wait(pointer, PDL: tl.constexpr):
+    """`pointer`, known once the kernel before has ended: what is read through it is read after gdc_wait.
+
+    Only that. A wait with side effects would keep loads that come before it in registers until it is over; after a pure
+    one the compiler copies them into shared memory meanwhile.
+    """
+    if PDL:
+        wait: tl.constexpr = "griddepcontrol.wait; mov.b32 $0, 0;"
+        pointer += tl.inline_asm_elementwise(wait, "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    return pointer
 
 
 @triton.jit

@@ -148,5 +148,6 @@ class Target:
 
     @property
     def launch_options(self) -> dict[str, bool]:
-        """The constant `PDL` of a Triton kernel, and the launch option that goes with it; see launch.py."""
-        return {"PDL": True, "launch_pdl": True} if self.dependent_launch else {"PDL": False}
+        """The constant `PDL` of a Triton kernel, and the launch options that go with it; see launch.py."""
+        dependent = {"PDL": True, "launch_pdl": True} if self.dependent_launch else {"PDL": False}
+        return dependent | {"enable_fp_fusion": True}

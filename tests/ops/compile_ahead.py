@@ -84,7 +84,8 @@ def compile_ahead(
 
 def compile_source(source: Any, arch: int, options: dict[str, Any]) -> Compiled:
     """`source`: what triton.compile takes."""
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    fused = {"enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=fused | options)
     return _described(compiled.asm["ptx"], compiled.asm["cubin"], compiled.metadata.shared, compiled.asm["ttgir"], arch)
 
 

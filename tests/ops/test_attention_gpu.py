@@ -60,6 +60,7 @@ def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int]
     return compile_ahead(kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=warps)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("num_decodes", [1, 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_kernels_share_the_registers(num_decodes: int, window: int | None) -> None:
@@ -69,6 +70,7 @@ def test_decode_kernels_share_the_registers(num_decodes: int, window: int | None
     assert "HMMA" in compiled.sass
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("window", [None, 128])
 def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
     compiled = compile_prefill(kernels.prefill_tiling(CHIPS[90], 8), window or 0)
@@ -76,6 +78,7 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
     assert "HGMMA" in compiled.sass
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("num_decodes", [2, pytest.param(8, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:

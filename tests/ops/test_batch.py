@@ -149,6 +149,7 @@ def test_the_kernels_interpreted() -> None:
     run_interpreted(interpreted)
 
 
+@pytest.mark.compiles
 def test_the_kernels_compile_for_a_gpu() -> None:
     from oscine.ops.step import triton as kernels
 

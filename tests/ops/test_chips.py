@@ -50,6 +50,7 @@ def test_the_list_of_kernels_is_complete(arch: int) -> None:
     assert {launch.name for launch in launched_on(arch)} == {*PRODUCTS, *OTHERS}
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("arch", "relatives", "kernel"), COMPILED)
 def test_every_kernel_fits(arch: int, relatives: tuple[int, ...], kernel: str) -> None:
     """The kernel fits the chip and relatives of its family."""
@@ -66,12 +67,14 @@ def test_chips_of_a_family_launch_the_same_kernels(arch: int, relative: int) -> 
     assert [launch.blocks for launch in launched_on(relative)] == [launch.blocks for launch in launched_on(arch)]
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("arch", [100, 120])
 @pytest.mark.parametrize("kernel", PRODUCTS)
 def test_the_largest_products_fit_chips_of_blackwell(arch: int, kernel: str) -> None:
     largest(arch, kernel).compile(arch)
 
 
+@pytest.mark.compiles
 def test_what_is_too_large_for_a_chip_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norm, "LONG_SPLIT_BYTES", 0)
     [launch] = [one for one in launches(CHIPS[120]) if one.blocks.get("BLOCK_H") == norm.LONG_SPLIT_H]

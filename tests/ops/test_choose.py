@@ -229,6 +229,7 @@ def test_planned_bytes_are_prepared_bytes(hidden: int) -> None:
     assert screen_bytes(10, hidden) == held
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("tile", screen_gemm.TILES, ids=str)
 def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
     def box(*shape: int) -> str:
@@ -256,6 +257,7 @@ def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
     assert 2 * kernel.shared <= 227 * 1024  # two programs an SM
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_deciding_fits_the_registers(noise: bool, num_ranks: int) -> None:

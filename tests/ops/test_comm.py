@@ -78,6 +78,7 @@ def launches(num_ranks: int, rank: int = 1) -> dict[str, Launch]:
     }
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("num_ranks", [4, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 8))])
 def test_kernels_push_and_poll_whole_words(num_ranks: int) -> None:
     """16 bytes at once, and one value with its id; no multicast, and no fence."""

@@ -66,7 +66,7 @@ def test_what_is_launched_within_is_compiled_at_the_end(monkeypatch: pytest.Monk
     assert [job.name for job in jobs] == ["add_one"] * 2, "done by workers"
     assert x.tolist() == [0] * 8
     with pytest.raises(AttributeError):  # a launch, which this driver cannot do
-        add_one[(1,)](x, 7, BLOCK=8)
+        add_one[(1,)](x, 7, BLOCK=8, enable_fp_fusion=True)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -76,7 +76,7 @@ def test_what_is_compiled_already_is_not_launched_within() -> None:
     with closing(Compilers(1)) as compilers:
         for _ in range(2):
             with compilers.compile_together():
-                add_one[(1,)](x, 7, BLOCK=256)  # this driver cannot launch it
+                add_one[(1,)](x, 7, BLOCK=256, enable_fp_fusion=True)  # this driver cannot launch it
     assert x.tolist() == [0] * 8
 
 
@@ -137,7 +137,7 @@ def cuda_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_gpu", "cuda_driver")
 def test_workers_build_what_launches_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Compilers(1)) as compilers, compilers.compile_together():
-        add_one[(1,)](torch.zeros(8), 7, BLOCK=512)
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=512, enable_fp_fusion=True)
     key, kernel = list(add_one.device_caches[0][0].items())[-1]
     assert "512" in key
 
@@ -154,7 +154,7 @@ def test_without_workers_it_is_done_here() -> None:
     compilers.close()
     before = compiled(add_one)
     with compilers.compile_together():
-        add_one[(1,)](torch.zeros(8), 7, BLOCK=64)
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=64, enable_fp_fusion=True)
     assert compiled(add_one) == before + 1
 
 
@@ -162,6 +162,6 @@ def test_without_workers_it_is_done_here() -> None:
 def test_a_rank_without_workers_leaves_it_to_another() -> None:
     before, x = compiled(add_one), torch.zeros(8)
     with closing(Compilers(0)) as compilers, compilers.compile_together():
-        add_one[(1,)](x, 7, BLOCK=128)
+        add_one[(1,)](x, 7, BLOCK=128, enable_fp_fusion=True)
     assert compiled(add_one) == before
     assert x.tolist() == [0] * 8, "nothing was launched"

@@ -255,6 +255,7 @@ def launched(tokens: int, arch: int) -> list[Launch]:
     return found
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("tokens", "arch", "least"),
     [
@@ -277,6 +278,7 @@ def test_compiled_for_the_published_head(tokens: int, arch: int, least: dict[str
             check_instructions(compiled, least)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("tokens", "least"), [(16, {"HMMA": 32}), (64, {"HGMMA": 16})])
 def test_gates_and_values_use_tensor_cores(tokens: int, least: dict[str, int]) -> None:
     [gated] = [launch for launch in launched(tokens, 90) if dict(launch._named).get("GATED")]

@@ -49,6 +49,7 @@ def test_parts_on_a_gpu() -> None:
     check_parts(bound(triton.embed_part), torch.device("cuda"), torch.bfloat16, 2880)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("arch", [80, 90, 120])
 def test_the_kernel_fits(arch: int) -> None:
     pointers = {"token_ids": "*i64", "weight": "*bf16", "x": "*bf16", "first": "i32", "vocab": "i32"}

@@ -90,6 +90,7 @@ def test_interpreted_kernels_write_and_read_what_the_reference_does() -> None:
     run_interpreted(interpret_both)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("num_decodes", "programs"), [pytest.param(1, 3, marks=pytest.mark.slow), (64, 4)])
 def test_decode_kernels_share_the_registers(num_decodes: int, programs: int) -> None:
     tiling = kernels.decode_tiling(num_decodes, 8, 8, None)
@@ -100,6 +101,7 @@ def test_decode_kernels_share_the_registers(num_decodes: int, programs: int) -> 
     assert compiled.ttgir.count("ttg.async_copy_global_to_local") >= 2 * tiling["STAGES"]
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("num_decodes", [pytest.param(2, marks=pytest.mark.slow), 64])
 def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int) -> None:
     compiled = compile_decode_on_hopper(hopper.decode_tiling(num_decodes, 8, None), 0, fp8=True)
@@ -110,12 +112,14 @@ def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int) -> None:
     assert 2 * compiled.shared <= 227 * 1024  # two programs an SM
 
 
+@pytest.mark.compiles
 def test_prefill_kernels_multiply_by_warp_groups() -> None:
     compiled = compile_prefill(kernels.prefill_tiling(CHIPS[90], 8, fp8=True), 0, "*u8")
     assert "HGMMA" in compiled.sass
     assert "E4M3" in compiled.sass
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("arch", [89, *(pytest.param(arch, marks=pytest.mark.slow) for arch in (90, 100, 120))])
 def test_kernels_fit_other_chips(arch: int) -> None:
     compile_decode(kernels.decode_tiling(64, 8, 8, None), 0, "*u8", arch)
@@ -131,6 +135,7 @@ def compile_rope(arch: int) -> Compiled:
     return compile_ahead(rope.rope_and_write_kernel, types, sizes, arch=arch, num_warps=4)
 
 
+@pytest.mark.compiles
 def test_heads_have_one_program_on_hopper() -> None:
     pages = torch.empty(1, 2, 8, 65, 64, dtype=torch.uint8)
     for rows in (80 * 64, qkv_hopper.FEW_HEADS * 64):

@@ -41,6 +41,7 @@ def ends(tiles: Sequence[Tile], *more: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("tile", ends(qkv_hopper.TILES) + ends(qkv_hopper.FEW_HEADS_TILES), ids=str)
 def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     kernel = compile_qkv(tile)
@@ -48,6 +49,7 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
     assert kernel.registers <= 128
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("tile", ends(qkv_hopper.BF12_TILES), ids=str)
 def test_qkv_of_12_bits_compiles_for_hopper(tile: Tile) -> None:
     assert_streams(compile_qkv(tile, narrow=True))
@@ -101,6 +103,7 @@ def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False) -> Co
     )
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("tile", "columns", "narrow"),
     ends(hopper.OUT_PROJ_TILES, 4096, False)

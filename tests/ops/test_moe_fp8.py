@@ -45,6 +45,7 @@ def fp8_target(device: torch.device) -> Target:
     return replace(target_of(device), activation_dtype="fp8")
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("tokens", "experts", "intermediate"), SIZES)
 @pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
 def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int, gated: bool) -> None:
@@ -61,6 +62,7 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM|HGMMA)\b", kernel.sass)
 
 
+@pytest.mark.compiles
 def test_a_unit_is_expanded_in_few_instructions() -> None:
     """34, of all columns; see the decision on FP8 activations."""
     kernel = compile_gemm(hopper.plan_fp8(8, 4, 128, 2880), gated=True, tokens=8)

@@ -81,6 +81,7 @@ def compile_gemm(
     )
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("tokens", "experts", "intermediate"), SIZES)
 @pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
 def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int, gated: bool) -> None:
@@ -101,6 +102,7 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
         assert len(re.findall(r"LDS\.128", kernel.sass)) == loops * units
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("experts", [32, 128])
 @pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
 def test_a_kernel_that_chooses_stays_in_registers(experts: int, gated: bool) -> None:
@@ -111,6 +113,7 @@ def test_a_kernel_that_chooses_stays_in_registers(experts: int, gated: bool) -> 
     assert kernel.sass.count("REDUX") >= 2 * 2 * 4, "producer and consumer, two for each choice"
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 @pytest.mark.parametrize(("fp8", "tokens"), [(dtype == "fp8", n) for dtype in TOKENS for n in TOKENS[dtype]])
 def test_tilings_to_compare_stay_in_registers(fp8: bool, tokens: int) -> None:
@@ -123,11 +126,13 @@ def test_tilings_to_compare_stay_in_registers(fp8: bool, tokens: int) -> None:
             assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
 
 
+@pytest.mark.compiles
 def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
     kernel = compile_gemm(hopper.plan(3, 16, 32, 2880), gated=True, tokens=3, per_token=16)
     assert kernel.spills == 0
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sort_compiles(rows: int) -> None:
     signature = dict.fromkeys(("ids_ptr", "counts_ptr", "ranks_ptr", "order_ptr", "table_ptr"), "*i32")

@@ -199,6 +199,7 @@ def test_published_weights_are_restored(sizes: tuple[int, int]) -> None:
         assert torch.equal(found[1], scales)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("arch", [86, 90, 120])
 def test_the_unpack_kernel_fits(arch: int) -> None:
     from oscine.ops.moe.unpack import unpack_kernel
@@ -217,6 +218,25 @@ def test_experts_on_host_match_the_reference_on_a_gpu(num_tokens: int) -> None:
     routing = routed(inputs)
     expected = reference.moe(inputs.x_TH.float(), routing, inputs.experts, 7.0)
     found = by_host(inputs, routing, Target.of(cuda)).float()
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.gpu
+def test_layers_that_are_dropped_wait_for_what_is_queued() -> None:
+    """Their memory is freed, and may be written by others."""
+    cuda = torch.device("cuda")
+    inputs = moe_inputs(MoeCase("", 5, 2880, 2880, num_experts=32), cuda, torch.bfloat16)
+    routing = routed(inputs)
+    expected = reference.moe(inputs.x_TH.float(), routing, inputs.experts, 7.0)
+    by_host(inputs, routing, Target.of(cuda))  # compiles the kernels
+    host = host_layers(inputs, Target.of(cuda))
+    experts = host.prepare_experts(on_cpu(inputs.experts))
+    host.loaded()
+    torch.cuda._sleep(1_000_000_000)  # cycles: half a second in which the host function is queued
+    found = host.moe(inputs.x_TH, routing, experts, inputs.swiglu_limit).sum(1)
+    del host, experts
+    for dtype, width in ((torch.float32, 2880), (torch.float32, 2880), (torch.int64, 4), (torch.float32, 4)):
+        torch.full((MOST_TOKENS, width), 1000, dtype=dtype, pin_memory=True)  # takes the place of what was freed
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 

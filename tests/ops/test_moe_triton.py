@@ -116,6 +116,7 @@ def test_the_assembler_knows_every_byte() -> None:
         assert run_assembler(triton._TO_BFLOAT16.value, word) == expected, first
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("pairs", [4, 65536])
 @pytest.mark.parametrize("gated", [True, False])
 def test_kernels_of_many_tokens_multiply_by_warp_groups(pairs: int, gated: bool) -> None:

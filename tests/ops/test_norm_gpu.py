@@ -220,6 +220,7 @@ def compiled_route(tokens: int) -> Compiled:
     )
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     "make",
     [
@@ -235,6 +236,7 @@ def test_kernels_compile_for_hopper(make: Callable[[], Compiled]) -> None:
     make()
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("count", [1, 2])
 def test_planes_are_stored_in_words_without_spills(count: int) -> None:
     for make in (compiled_norm, compiled_fused):
@@ -245,6 +247,7 @@ def test_planes_are_stored_in_words_without_spills(count: int) -> None:
         assert "E4M3" not in plain.sass
 
 
+@pytest.mark.compiles
 def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
     for kernel in (compiled_fused(), compiled_fused(planes=2), compiled_route(64)):
         before, after = kernel.sass.split("ACQBULK")
@@ -256,6 +259,7 @@ def test_weights_load_before_the_wait_and_partial_sums_together() -> None:
         assert loads.count("LDG.E.64") == 13  # 12 partial sums and the residual
 
 
+@pytest.mark.compiles
 def test_the_undivided_norm_finds_room_beside_the_experts() -> None:
     kernel = compiled_undivided()
     assert kernel.sass.split("ACQBULK")[1].split("FADD")[0].count("LDG.E.64") == 13

@@ -119,6 +119,7 @@ def test_planes_are_wanted_where_experts_have_few_tokens() -> None:
     assert planes.wanted(replace(CPU_TARGET, activation_dtype="fp8"), 8192, 4, 128) == 1
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_kernel_compiles_without_spills_and_stores_words(count: int) -> None:
     kernel = compile_ahead(

@@ -201,6 +201,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_share_a_hopper_gpu(name: str) -> None:
     kernel, signature, constants, warps = KERNELS[name]

@@ -19,6 +19,7 @@ class Nowhere(SymmetricExchange):
         pass
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 @pytest.mark.parametrize("tokens", [1, 32, 700])
 def test_kernels_push_and_poll_whole_words(num_ranks: int, tokens: int) -> None:

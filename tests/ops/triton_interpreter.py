@@ -25,9 +25,24 @@ def do_less() -> None:
     _patch_language_once()
     _find_dtypes_once()
     _describe_shapes_once()
+    _take_integers_for_masks()
     core._type_for_tuple_values = lambda values, fields=None: None  # only the compiler asks for it
     # Checks of overflows are computed and, unless `debug` is set, not looked at.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
+def _take_integers_for_masks() -> None:
+    """The interpreter makes int32 of a Python bool, and since Triton 3.9 wants booleans for masks."""
+    builder: Any = interpreter.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def boolean(mask: Any) -> Any:
+        return interpreter.TensorHandle(mask.data.astype(bool), core.int1)
+
+    builder.create_masked_load = lambda self, at, mask, *args, **named: load(self, at, boolean(mask), *args, **named)
+    builder.create_masked_store = lambda self, at, x, mask, *args, **named: store(
+        self, at, x, boolean(mask), *args, **named
+    )
 
 
 def _round_to_fp8_as_gpus_do() -> None:

@@ -78,6 +78,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
         **tiling,
         num_warps=4,
         launch_pdl=True,
+        enable_fp_fusion=True,
     )
 
 

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.compat import async_load, barrier, reinterpret
 from oscine.ops.record import record
 
 PAGE = gl.constexpr(64)
@@ -84,24 +85,26 @@ class Context:
         stage = i % self.STAGES
         at = [page, 0, self.head, 0, 0]
         arrived = self.arrived.index(stage)
-        tma.async_copy_global_to_shared(self.pages, at, arrived, self.ring.index(stage), pred=wanted)
+        async_load(self.pages, at, arrived, self.ring.index(stage), pred=wanted)
         if self.FP8:
             after = [page, 0, self.head, PAGE, 0]
-            tma.async_copy_global_to_shared(self.scales, after, arrived, self.exponents.index(stage), pred=wanted)
+            async_load(self.scales, after, arrived, self.exponents.index(stage), pred=wanted)
 
     @gluon.jit
     def expand(self, i, u):
         """In FP8: the i-th page, as the u-th of its group, for products to read. Through float16, as in
         ops/kv/triton.py."""
-        both = self.ring.index(i % self.STAGES)._reinterpret(gl.uint8, [2 * PAGE, HEAD_DIM], BYTE_TILE).load(BYTES)
-        self.tiles.index(u).store(both.to(gl.float8e4nv, bitcast=True).to(gl.float16).to(self.tiles.dtype))
+        both = reinterpret(self.ring.index(i % self.STAGES), gl.uint8, [2 * PAGE, HEAD_DIM], BYTE_TILE).load(BYTES)
+        self.tiles.index(u).store(
+            both.to(gl.float8e4nv, bitcast=True).to(gl.float16).to(gl.float32).to(self.tiles.dtype)
+        )
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
 
     @gluon.jit
     def scales_of(self, i, kind: gl.constexpr, layout: gl.constexpr):
         """In FP8: of the keys (0) or the values (1) of the i-th page."""
-        both = self.exponents.index(i % self.STAGES)._reinterpret(gl.uint8, [2, PAGE], EXPONENTS)
+        both = reinterpret(self.exponents.index(i % self.STAGES), gl.uint8, [2, PAGE], EXPONENTS)
         return (both.index(kind).load(layout).to(gl.int32) << 23).to(gl.float32, bitcast=True)
 
     @gluon.jit
@@ -109,7 +112,7 @@ class Context:
         if self.FP8:
             both = self.tiles.index(u)
         else:
-            both = self.ring.index(i % self.STAGES)._reinterpret(self.pages.dtype, [2 * PAGE, HEAD_DIM], TILE)
+            both = reinterpret(self.ring.index(i % self.STAGES), self.pages.dtype, [2 * PAGE, HEAD_DIM], TILE)
         return both.slice(0, PAGE, dim=0), both.slice(PAGE, PAGE, dim=0)
 
     @gluon.jit
@@ -191,7 +194,7 @@ def decode_kernel(
     gdc_wait()
     mbarrier.expect(query_arrived, queries.block_type.nbytes)
     pair = sequence * KV_HEADS + head
-    tma.async_copy_global_to_shared(queries, [pair * HEADS, 0], query_arrived, query)
+    async_load(queries, [pair * HEADS, 0], query_arrived, query)
     context.fetch(newest, newest_page, newest_is_due)
 
     mine = gl.cdiv(blocks - split, NUM_SPLITS)
@@ -210,7 +213,7 @@ def decode_kernel(
         gl.store(stats_ptrs + split * (2 * HEADS) + HEADS, sum_M)
         gl.store(partial_ptrs + split * (HEADS * HEAD_DIM), out_DM)
         # Every thread's part must be written before the one thread that counts says so.
-        gl.thread_barrier()
+        barrier()
         if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == num_splits - 1:
             gl.store(arrivals_ptr + pair, 0)
             total_DM = _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS)
@@ -260,7 +263,7 @@ def _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP: 
                 p_NM *= gl.where(inside_N, context.scales_of(_page_or(begin, u, mine), 1, rows), 0.0)[:, None]
             p_tiles.index(u).permute((1, 0)).store(p_NM.to(p_tiles.dtype))
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         for u in gl.static_range(GROUP):
             _, values = context.keys_and_values(_page_or(begin, u, mine), u)
             p_tile = p_tiles.index(u).permute((1, 0))

@@ -97,7 +97,8 @@ def prefill_tiling(target: Target, repeats: int, *, fp8: bool = False) -> dict[s
     """Without warp groups, operands are in registers, and in FP8 scales are: more warps share a tile."""
     block_r, warps = triton.next_power_of_2(repeats), 4 if target.warp_groups and not fp8 else 8
     tokens = max(1, PREFILL_ROWS // block_r)
-    return {"TOKENS": tokens, "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3, "num_warps": warps}
+    tiling = {"TOKENS": tokens, "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3, "num_warps": warps}
+    return tiling | ({"maxnreg": 168} if target.tensor_memory else {})
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:

@@ -72,5 +72,6 @@ def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scal
         **tile.constants(num_columns, CHUNK_BYTES),
         num_warps=tile.warps,
         launch_pdl=True,
+        enable_fp_fusion=True,
     )
     return out_NV

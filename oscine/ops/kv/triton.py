@@ -35,4 +35,4 @@ def from_bytes(elements, dtype: tl.constexpr):
 
     Through float16, as GPUs convert e4m3 to nothing else; Triton's own way from there to bfloat16 is slower on Hopper.
     """
-    return elements.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(dtype)
+    return elements.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(dtype)

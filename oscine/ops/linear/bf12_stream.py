@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.compat import async_load, reinterpret
 from oscine.ops.linear.bf12 import MASK, SHIFT, TURNS, Bf12Matrix, spare_bits
 from oscine.ops.linear.bf12_size import WORDS
 from oscine.ops.linear.stream import CHUNK, descriptor
@@ -39,6 +40,7 @@ def _expand_asm() -> str:
 EXPAND_ASM = gl.constexpr(_expand_asm())
 EXPAND_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 8 + ["r"] * 6))
 PLANES = gl.constexpr(WORDS)
+EXPANDED = gl.constexpr((gl.bfloat16,) * 8)
 # [group (warp), atom, lane]: the words of a plane that a chunk of 64 columns has
 WORDS_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -82,7 +84,7 @@ class WordRing:
         word = 2 * (self.column + step * self.CHUNKS * 64)
         for plane in gl.static_range(PLANES):
             target = self.weight_ring.index(stage * PLANES + plane)
-            tma.async_copy_global_to_shared(self.weight, [plane, 0, self.group, word], arrived, target, pred=wanted)
+            async_load(self.weight, [plane, 0, self.group, word], arrived, target, pred=wanted)
 
     @gluon.jit
     def load_tokens(self, step, stage, wanted):
@@ -91,7 +93,7 @@ class WordRing:
         for chunk in gl.static_range(self.CHUNKS):
             column = self.column + (step * self.CHUNKS + chunk) * 64
             target = self.token_ring.index(stage * self.CHUNKS + chunk)
-            tma.async_copy_global_to_shared(self.tokens, [0, 0, column], arrived, target, pred=wanted)
+            async_load(self.tokens, [0, 0, column], arrived, target, pred=wanted)
 
     @gluon.jit
     def depend(self, layout: gl.constexpr):
@@ -143,7 +145,7 @@ class WordRing:
     def add(self, operand, token_stage, chunk: gl.constexpr, sums):
         shape: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
         tokens = self.token_ring.index(token_stage * self.CHUNKS + chunk)
-        columns = tokens._reinterpret(self.tokens.dtype, [self.N, 64], shape).permute((1, 0))
+        columns = reinterpret(tokens, self.tokens.dtype, [self.N, 64], shape).permute((1, 0))
         return warpgroup_mma(operand, columns, sums, is_async=True)
 
     @gluon.jit
@@ -155,8 +157,7 @@ class WordRing:
         a = _words(self.weight_ring.index(PLANES * stage), chunk, self.CHUNKS)
         b = _words(self.weight_ring.index(PLANES * stage + 1), chunk, self.CHUNKS)
         c = _words(self.weight_ring.index(PLANES * stage + 2), chunk, self.CHUNKS)
-        dtypes: gl.constexpr = (gl.bfloat16,) * 8
-        r = gl.inline_asm_elementwise(EXPAND_ASM, EXPAND_CONSTRAINTS, [a, b, c], dtype=dtypes, is_pure=False, pack=2)
+        r = gl.inline_asm_elementwise(EXPAND_ASM, EXPAND_CONSTRAINTS, [a, b, c], dtype=EXPANDED, is_pure=False, pack=2)
         lower = gl.join(gl.join(r[0], r[4]), gl.join(r[2], r[6]))
         upper = gl.join(gl.join(r[1], r[5]), gl.join(r[3], r[7]))
         # bits: group, g, q, k5, k0, k4, row 3, k3 -> rows (group, row 3, g), k (k5, k4, k3, q, k0)
@@ -168,7 +169,7 @@ class WordRing:
 @gluon.jit
 def _words(plane, chunk: gl.constexpr, CHUNKS: gl.constexpr):
     """[group, lane, atom]"""
-    words = plane._reinterpret(gl.int32, [4, 4 * CHUNKS, 32], PLAIN).slice(4 * chunk, 4, 1)
+    words = reinterpret(plane, gl.int32, [4, 4 * CHUNKS, 32], PLAIN).slice(4 * chunk, 4, 1)
     return gl.permute(words.load(WORDS_LAYOUT), [0, 2, 1])
 
 

@@ -107,6 +107,7 @@ def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Ti
         HAS_BIAS=bias is not None,
         num_warps=tile.warps,
         launch_pdl=True,
+        enable_fp_fusion=True,
     )
     return out
 

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.compat import async_load, reinterpret
 from oscine.ops.interface import unmet
 from oscine.ops.record import record
 
@@ -88,7 +89,7 @@ class Ring:
             column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
             target = self.weight_ring.index(stage * self.CHUNKS + chunk)
             at = [0, self.outer, self.row, column]
-            tma.async_copy_global_to_shared(self.weight, at, self.arrived.index(stage), target, pred=wanted)
+            async_load(self.weight, at, self.arrived.index(stage), target, pred=wanted)
 
     @gluon.jit
     def load_tokens(self, step, stage, wanted):
@@ -96,7 +97,7 @@ class Ring:
             column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
             target = self.token_ring.index(stage * self.CHUNKS + chunk)
             at = [0, self.token, column]
-            tma.async_copy_global_to_shared(self.tokens, at, self.arrived.index(stage), target, pred=wanted)
+            async_load(self.tokens, at, self.arrived.index(stage), target, pred=wanted)
 
     @gluon.jit
     def expect(self, stage, wanted):
@@ -120,8 +121,8 @@ class Ring:
             mbarrier.wait(self.arrived.index(stage), (step // self.STAGES) & 1)
             for chunk in gl.static_range(self.CHUNKS):
                 slot = stage * self.CHUNKS + chunk
-                a = self.weight_ring.index(slot)._reinterpret(self.weight.dtype, [self.M, self.WIDTH], shape)
-                b = self.token_ring.index(slot)._reinterpret(self.tokens.dtype, [self.N, self.WIDTH], shape)
+                a = reinterpret(self.weight_ring.index(slot), self.weight.dtype, [self.M, self.WIDTH], shape)
+                b = reinterpret(self.token_ring.index(slot), self.tokens.dtype, [self.N, self.WIDTH], shape)
                 sums = warpgroup_mma(a, b.permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
             wanted = step + self.STAGES < self.STEPS

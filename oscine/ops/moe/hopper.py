@@ -281,6 +281,7 @@ def _launch(
         num_warps=4,
         maxnreg=tiling.registers,
         launch_pdl=True,
+        enable_fp_fusion=True,
     )
 
 
@@ -374,6 +375,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
         PDL=True,
         num_warps=4,
         launch_pdl=True,
+        enable_fp_fusion=True,
     )
     return Tokens(sorted_x, scales), order, table, entries
 

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.compat import async_load, reinterpret
 from oscine.ops.moe.hopper_choice import store_choice
 from oscine.ops.moe.hopper_tiles import (
     Config,
@@ -250,8 +251,8 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
         unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.nibbles.index(slot * cfg.UNITS + u)
-            tma.async_copy_global_to_shared(sources.nibbles, [(unit + u) * 8, 0], full, buffer)
-        tma.async_copy_global_to_shared(sources.scales, [unit, 0], full, ring.scales.index(slot))
+            async_load(sources.nibbles, [(unit + u) * 8, 0], full, buffer)
+        async_load(sources.scales, [unit, 0], full, ring.scales.index(slot))
 
 
 @gluon.jit
@@ -266,12 +267,15 @@ def _load_tokens(cfg, ring, sources, stage, tile, step):
             column = (step * cfg.UNITS + u) * 64
             row = tile.source * (2 if cfg.PLANES == 2 else 1)
             if cfg.QUARTERS or not is_narrow(cfg, tile):
-                tma.async_copy_global_to_shared(sources.tokens, [row, column], full, buffer)
+                async_load(sources.tokens, [row, column], full, buffer)
             elif cfg.DIRECT or cfg.SINGLE:
-                lone = buffer.slice(0, box[1], dim=0)._reinterpret(sources.narrow.dtype, box, sources.narrow.layout)
-                tma.async_copy_global_to_shared(sources.narrow, [tile.source, 0, column], full, lone)
+                boxes: gl.constexpr = ring.tokens.shape[1] // box[1]  # of a unit
+                shape: gl.constexpr = [cfg.STAGES * cfg.UNITS * boxes, 1, box[1], 64]
+                lones = reinterpret(ring.tokens, sources.narrow.dtype, shape, sources.narrow.layout)
+                lone = lones.index((stage * cfg.UNITS + u) * boxes)
+                async_load(sources.narrow, [tile.source, 0, column], full, lone)
             else:
-                tma.async_copy_global_to_shared(sources.narrow, [row, column], full, buffer.slice(0, box[0], dim=0))
+                async_load(sources.narrow, [row, column], full, buffer.slice(0, box[0], dim=0))
 
 
 @gluon.jit
@@ -279,14 +283,14 @@ def _load_quarters(cfg, ring, sources, stage, tile, step):
     """As many boxes of N / 4 tokens as the tile needs."""
     full = ring.full.index(stage)
     box: gl.constexpr = sources.narrow.block_type.shape
-    boxes = ring.tokens._reinterpret(
-        sources.narrow.dtype, [cfg.STAGES * cfg.UNITS * 4, box[0], 64], sources.narrow.layout
+    boxes = reinterpret(
+        ring.tokens, sources.narrow.dtype, [cfg.STAGES * cfg.UNITS * 4, box[0], 64], sources.narrow.layout
     )
     for i in range(quarters(cfg, tile)):
         for u in gl.static_range(cfg.UNITS):
             buffer = boxes.index((stage * cfg.UNITS + u) * 4 + i)
             at = [tile.source + i * box[0], (step * cfg.UNITS + u) * 64]
-            tma.async_copy_global_to_shared(sources.narrow, at, full, buffer)
+            async_load(sources.narrow, at, full, buffer)
 
 
 @gluon.jit
@@ -417,9 +421,9 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     gdc_launch_dependents()
     scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
     if cfg.PLANES == 1:
-        scale_rows = ring.scales._reinterpret(gl.int16, [scale_units, 64], SCALE_ROW)
+        scale_rows = reinterpret(ring.scales, gl.int16, [scale_units, 64], SCALE_ROW)
     else:
-        scale_rows = ring.scales._reinterpret(gl.int32, [scale_units, 32], SCALE_ROW)
+        scale_rows = reinterpret(ring.scales, gl.int32, [scale_units, 32], SCALE_ROW)
     stage = 0
     phase = 0
     entries = find_entries(cfg, pointers.table, num_tokens, 4)

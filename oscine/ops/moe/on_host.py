@@ -9,6 +9,7 @@ Host memory has the experts once, in the layout for CPUs. The GPU unpacks them a
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -132,6 +133,8 @@ class HostLayers:
             cores = usable_cores()
             library().oscine_set_num_threads(num_threads or cores - min(_MOST_SPARE_CORES, cores // 4))
             library().oscine_set_patience(_PATIENCE)
+            # What is queued still reads and writes the memory that belongs to this object.
+            weakref.finalize(self, torch.cuda.synchronize, target.device).atexit = False
 
     def prepare_experts(self, experts: MxExperts) -> HostExperts:
         """Packs the published experts of one layer, on the host. Biases have the dtype of the activations."""

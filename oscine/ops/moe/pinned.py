@@ -26,6 +26,7 @@ def send(x_TH: Tensor, routing: Routing, out_TH: Tensor, ids_TK: Tensor, weights
             K=per_token,
             BLOCK_H=triton.next_power_of_2(hidden),
             BLOCK_K=triton.next_power_of_2(per_token),
+            enable_fp_fusion=True,
         )
 
 
@@ -34,7 +35,8 @@ def receive(sums_TH: Tensor, device: torch.device) -> Tensor:
     out_TH = torch.empty(sums_TH.shape, dtype=sums_TH.dtype, device=device)
     if len(sums_TH):
         hidden = sums_TH.shape[1]
-        receive_kernel[(len(sums_TH),)](sums_TH, out_TH, H=hidden, BLOCK_H=triton.next_power_of_2(hidden))
+        block = triton.next_power_of_2(hidden)
+        receive_kernel[(len(sums_TH),)](sums_TH, out_TH, H=hidden, BLOCK_H=block, enable_fp_fusion=True)
     return out_TH
 
 

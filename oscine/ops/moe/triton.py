@@ -141,7 +141,7 @@ def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
     """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
 
     Warp groups want 64 weight rows for every four warps, or warps expand the same weights. Where both operands and sums
-    are in registers, tiles of 128 tokens would spill.
+    are in registers, tiles of 128 tokens would spill, and beside tensor memory they do in four warps.
     """
     mean = num_pairs / num_experts
     if mean <= 0.5:  # fewer programs than would fill the GPU: small ones
@@ -151,7 +151,8 @@ def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
         return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 4, "num_warps": 4, "num_stages": 4}
     roomy = target.warp_groups or target.tensor_memory
     block_m = 128 if roomy and mean > 96 else 64
-    return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": 4, "num_stages": 3}
+    warps = 8 if target.tensor_memory and block_m == 128 else 4
+    return {"BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_B": 2, "num_warps": warps, "num_stages": 3}
 
 
 @triton.jit
@@ -319,7 +320,7 @@ def _experts_kernel(
             up_NM += tl.load(bias + row_N + 1, mask=live_N, other=0).to(tl.float32)[:, None]
             gate_NM = tl.where(sum_NM > limit, limit, sum_NM)
             up_NM = tl.where(up_NM > limit, limit, tl.where(up_NM < -limit, -limit, up_NM))
-            sum_NM = (up_NM + 1) * gate_NM * tl.sigmoid(ALPHA * gate_NM)
+            sum_NM = (up_NM + 1) * gate_NM * tl.sigmoid(gate_NM * ALPHA)
         else:
             sum_NM *= tl.load(weights + pair_M, mask=live_M, other=0)[None, :]
         at_NM = pair_M.to(tl.int64)[None, :] * F + feature_N[:, None]

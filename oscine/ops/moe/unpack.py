@@ -24,6 +24,7 @@ def unpack(packed: Tensor, blocks: Tensor, scales: Tensor) -> None:
         num_blocks,
         BLOCK_B=triton.next_power_of_2(num_blocks),
         num_warps=8,
+        enable_fp_fusion=True,
     )
 
 

@@ -27,7 +27,7 @@ from oscine.ops.comm.push import clear, poll, push
 from oscine.ops.comm.symmetric import ALONE, partial_sums
 from oscine.ops.comm.tokens import SymmetricExchange
 from oscine.ops.interface import Routing
-from oscine.ops.launch import NUM_ARRIVALS, arrivals
+from oscine.ops.launch import NUM_ARRIVALS, after_wait, arrivals
 from oscine.ops.planes import Planes, empty_planes, plane_arguments, store_planes, wanted
 from oscine.ops.target import Target
 
@@ -600,9 +600,7 @@ def _route_kernel(
     if STEPS == 1:
         inside_H = column_H < H
         b_HE = tl.load(router_HE, mask=inside_H[:, None] & live_E[None, :], other=0)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        a_TH = tl.load(y_TH, mask=live_T[:, None] & inside_H[None, :], other=0)
+        a_TH = tl.load(after_wait(y_TH, PDL), mask=live_T[:, None] & inside_H[None, :], other=0)
         logits_TE = tl.dot(a_TH, b_HE, input_precision="ieee")
     else:
         if PDL:

@@ -224,6 +224,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         **tile.projection_constants(width),
         num_warps=4,
         launch_pdl=True,
+        enable_fp_fusion=True,
     )
     return q_TQD
 

@@ -51,6 +51,7 @@ def prepare_step(packed: PackedStep[Tensor], state: BatchState) -> PreparedStep:
         P=state.page_size,
         B=columns,
         BLOCK=BLOCK,
+        enable_fp_fusion=True,
     )
     groups = tuple(map(PageGroup, tables.unbind(0), slots))
     return PreparedStep(token_ids, positions, context_lens, groups, wide[num_wide * stride :])
@@ -74,6 +75,7 @@ def accept(packed: PackedStep[Tensor], batch: Batch, state: BatchState, ids_M: T
         DRAFTS=state.drafts.shape[1],
         REJECTED=REJECTED,
         BLOCK=BLOCK,
+        enable_fp_fusion=True,
     )
     return accepted_M
 

@@ -103,7 +103,7 @@ class Jit:
 
     def _launch(self, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         num_warps = kwargs.pop("num_warps", 4)
-        for option in ("launch_pdl", "maxnreg"):
+        for option in ("launch_pdl", "maxnreg", "enable_fp_fusion"):
             kwargs.pop(option, None)
         values = [_argument(arg) for arg in args]
         for ids in itertools.product(*map(range, grid)):

@@ -1,0 +1,41 @@
+"""Kernels have one source for all releases of Triton: what they must not contain, whichever release is installed."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+OPS = Path(__file__).parents[2] / "oscine" / "ops"
+SOURCES = [path for path in sorted(OPS.rglob("*.py")) if "triton" in path.read_text()]
+# Names that one release has and another lacks
+DIFFERENT = (
+    r"thread_barrier|gl\.barrier|async_copy_global_to_shared|tma\.async_load|\.?_?reinterpret\(|triton.*__version__"
+)
+
+
+def launches(tree: ast.AST) -> Iterator[ast.Call]:
+    """kernel[grid](...)"""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            kernel = node.func.value
+            if isinstance(kernel, ast.Name) and re.search("kernel|gemm", kernel.id):
+                yield node
+
+
+def says_whether_products_are_fused(launch: ast.Call) -> bool:
+    given = {keyword.arg or ast.unparse(keyword.value) for keyword in launch.keywords}
+    return any(name == "enable_fp_fusion" or name.endswith("options") for name in given)
+
+
+def test_every_launch_says_whether_products_are_fused() -> None:
+    found = [(path, launch) for path in SOURCES for launch in launches(ast.parse(path.read_text()))]
+    assert len(found) > 40
+    assert [f"{path}:{launch.lineno}" for path, launch in found if not says_whether_products_are_fused(launch)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(OPS)))
+def test_only_one_module_knows_what_differs(path: Path) -> None:
+    names = set(re.findall(DIFFERENT, path.read_text()))
+    assert names <= {"reinterpret("} or path.name == "compat.py"

@@ -12,6 +12,10 @@ def _variable(name: str, default: Any = None) -> Any:
     return field(default_factory=lambda: os.environ.get(name, default))
 
 
+def _flag(name: str) -> Any:
+    return field(default_factory=lambda: os.environ.get(name, "") not in ("", "0"))
+
+
 @dataclass(frozen=True)
 class Environment:
     """The values at the time of construction."""
@@ -22,6 +26,7 @@ class Environment:
     cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
     visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all GPUs
     no_color: str | None = _variable("NO_COLOR")
+    untested_triton: bool = _flag("OSCINE_UNTESTED_TRITON")  # a GPU is used with a Triton that was not tested
     omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # threads that compute on a CPU
     cache_home: str | None = _variable("XDG_CACHE_HOME")
 

@@ -95,6 +95,26 @@ def test_an_import_loads_nothing_it_should_not(module: str, absent: tuple[str, .
     assert done.returncode == 0, done.stderr
 
 
+COLLECT = """
+import sys
+import pytest
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # an import of None fails as one of a missing package does
+sys.exit(pytest.main(["--collect-only", "-q", "-p", "pytest_timeout", "-m", "gpu or hopper or multi_gpu", sys.argv[2]]))
+"""
+LACKING = (  # on a machine that only measures kernels
+    *("gguf", "msgspec", "llguidance", "zmq", "starlette", "uvicorn", "httpx", "openai_harmony", "openai", "anthropic"),
+    *("prometheus_client", "ollama", "mcp", "ray", "jsonschema", "playwright", "schemathesis", "matplotlib"),
+)
+
+
+@pytest.mark.slow  # imports all tests of a folder
+@pytest.mark.parametrize("folder", ["ops", "model", "executor"])
+def test_tests_for_gpus_are_found_without_the_packages_of_a_server(folder: str) -> None:
+    command = [sys.executable, "-c", COLLECT, ",".join(LACKING), str(ROOT / "tests" / folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_embedded_model_fits_its_budget() -> None:
     files = [p for p in (ROOT / "oscine" / "model" / "nano").iterdir() if p.is_file()]
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {p.name for p in files}

@@ -13,11 +13,6 @@ def tokenizer_folder(options: EngineOptions) -> Path:
     """
     from oscine.checkpoint import hub
 
-    model = options.model
-    if model.random_weights is None:
-        return hub.check_model(model)
-    if model.tokenizer is not None:
-        return hub.find_tokenizer(model)
-    config = Path(model.random_weights)  # a config.json, its folder, or the name of a published model
-    folder = config if config.is_dir() else config.parent
-    return folder if config.exists() and (folder / hub.TOKENIZER).is_file() else o200k_folder()
+    if options.model.random_weights is None:
+        return hub.check_model(options.model)
+    return hub.tokenizer_of_shapes(options.model) or o200k_folder()

@@ -102,6 +102,18 @@ def find_tokenizer(options: ModelOptions) -> Path:
     return folder
 
 
+def tokenizer_of_shapes(options: ModelOptions) -> Path | None:
+    """The folder of tokenizer.json for random weights: as the options name it, or beside their configuration; or None.
+
+    Raises ValueError.
+    """
+    if options.tokenizer is not None:
+        return find_tokenizer(options)
+    config = Path(options.random_weights or "")  # a config.json, its folder, or the name of a published model
+    folder = config if config.is_dir() else config.parent
+    return folder if config.exists() and (folder / TOKENIZER).is_file() else None
+
+
 def _local(name: str) -> Path | None:
     """The folder or GGUF file that `name` means; None for a name on the hub. Raises ValueError for any other name."""
     path = NANO_FOLDER if name == NANO else Path(name)

@@ -12,10 +12,11 @@ from oscine.checkpoint.folder import Checkpoint, fingerprint, versions
 from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
 from oscine.checkpoint.gguf.config import config_of as gguf_config
 from oscine.checkpoint.gguf.file import Gguf
-from oscine.checkpoint.hub import CONFIG, config_at, find_model, find_tokenizer, tokenizer_at
+from oscine.checkpoint.hub import CONFIG, config_at, find_model, find_tokenizer, tokenizer_at, tokenizer_of_shapes
 from oscine.checkpoint.quantize import QuantizationError
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import HostPlace, Shard, TensorSource, Weights, load_weights
@@ -89,8 +90,8 @@ def open_model(options: ModelOptions) -> OpenedModel:
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
     if options.random_weights is not None:
-        tokenizer = find_tokenizer(options) if options.tokenizer else None
         config = _random_config(options.random_weights)
+        tokenizer = _vocabulary_of_shapes(options, config)
         return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
     path = find_model(options)
     config, source = _open(path)
@@ -146,3 +147,14 @@ def _random_config(name: str) -> ModelConfig:
     if not path.exists():
         raise ValueError(f"--random-weights {name!r} is neither {' nor '.join(PUBLISHED)} nor a config.json")
     return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)
+
+
+def _vocabulary_of_shapes(options: ModelOptions, config: ModelConfig) -> Path | None:
+    """The vocabulary that the API has for random weights, if the model has so many tokens. Grammars need it."""
+    found = tokenizer_of_shapes(options)
+    if found is not None or config.vocab_size < NUM_TOKENS:
+        return found
+    try:
+        return o200k_folder()
+    except ValueError:  # a server has told it before; a benchmark has no grammars
+        return None

@@ -47,6 +47,7 @@ def test_what_fits_follows_from_the_memory_plan() -> None:
         ({"packages": {}}, "torch is not installed", True),
         ({"devices": 1}, "nvidia-smi does not answer", False),
         ({"gpus": (H200,), "packages": {"torch": "2.13.0+cpu", "triton": "3.6"}}, "built without CUDA", False),
+        ({"gpus": (H200,), "packages": {"torch": "2.16.0", "triton": "3.10.0"}}, "3.10.0 is outside the tested", False),
         ({"gpus": (replace(H200, capability="7.5"),)}, "the kernels need 8.0", False),
         ({"gpus": (replace(H200, capability="[N/A]"),)}, "has compute capability [N/A]", False),
         ({"disk": {"~/.cache": 5 * 10**9}}, "5 GB are free in ~/.cache", False),
@@ -57,6 +58,21 @@ def test_problems_have_a_remedy(change: dict[str, object], problem: str, fatal: 
     assert any(problem in one.what and one.remedy for one in found.problems)
     assert found.healthy is not fatal
     assert problem in report(found)
+
+
+@pytest.mark.parametrize(
+    ("packages", "says"),
+    [
+        ({}, "none; only GPUs need it"),
+        ({"triton": "3.6.0"}, "3.6.0 is in the tested range, 3.6 to 3.9"),
+        ({"triton": "3.9.1"}, "3.9.1 is in the tested range, 3.6 to 3.9"),
+        ({"triton": "3.10.0"}, "3.10.0 is outside the tested range, 3.6 to 3.9"),
+    ],
+)
+def test_triton_is_compared_with_the_tested_range(packages: dict[str, str], says: str) -> None:
+    found = diagnose(replace(facts(), packages={"torch": "2.13.0"} | packages))
+    assert f"\nTriton     {says}\n" in report(found)
+    assert not [problem for problem in found.problems if "triton" in problem.what]  # there is no GPU
 
 
 def test_gpus_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

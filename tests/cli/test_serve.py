@@ -8,6 +8,7 @@ import pytest
 
 from oscine.api.responses.service import ResponseService
 from oscine.api.serving.sampling import _seed
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import Config, ServerOptions
 from tests.server import ServerProcess
 
@@ -23,6 +24,16 @@ def test_any_name_and_a_path_of_a_proxy(model_folder: Path) -> None:
         assert [model["id"] for model in listed] == [model_folder.name]
         with pytest.raises(urllib.error.HTTPError, match="404"):
             server.get("/llmx/v1/models")
+
+
+@pytest.mark.parametrize("given", [("--random-weights", str(NANO_FOLDER / "config.json")), ("--load-format", "dummy")])
+def test_random_weights_answer_on_a_cpu(given: tuple[str, ...]) -> None:
+    with ServerProcess(*given, "--device", "cpu", "--served-model-name", "random") as server:
+        body = {"model": "random", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+        answer = server.post("/v1/chat/completions", body)
+        assert answer["usage"]["completion_tokens"] == 4
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert server.post("/v1/chat/completions", body)["choices"] == answer["choices"]
 
 
 def test_a_seed_makes_the_seeds_of_requests() -> None:

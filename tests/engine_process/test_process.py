@@ -351,13 +351,14 @@ def test_the_fake_needs_no_torch(folder: Path) -> None:
 @pytest.mark.slow  # no part of the server imports them
 def test_what_a_quick_import_of_torch_leaves_out_can_be_imported_later() -> None:
     code = (
-        "import sys; from oscine.engine.process.quick_torch import quick_torch\n"
-        "with quick_torch(): import torch\n"
+        "import sys; from oscine.executor.start.torch_process import import_torch\n"
+        "import_torch(); import torch\n"
         "left_out = {'torch._meta_registrations', 'torch.export'}\n"
         "assert not left_out & set(sys.modules)\n"
-        "import torch._meta_registrations, torch.export\n"
+        "torch.randn(2, generator=torch.Generator())\n"
+        "from torch import _meta_registrations, export\n"
         "module = torch.nn.Linear(2, 3)\n"
-        "assert torch.export.export(module, (torch.ones(1, 2),)).module()(torch.ones(1, 2)).shape == (1, 3)\n"
+        "assert export.export(module, (torch.ones(1, 2),)).module()(torch.ones(1, 2)).shape == (1, 3)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

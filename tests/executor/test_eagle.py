@@ -6,6 +6,8 @@ from functools import cache
 
 import pytest
 
+pytest.importorskip("msgspec", reason="the skills of the embedded model need it")
+
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine

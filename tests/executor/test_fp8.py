@@ -27,9 +27,6 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import FP8
 from oscine.ops import table
 from oscine.ops.target import Target
-from training.evaluate import SKILLS, engine_generator
-from training.packing import Encoder
-from training.split import Draw
 
 from .tiny import CONFIG, CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
 
@@ -165,6 +162,11 @@ def test_the_embedded_model_answers_right(
     device: str, activation_dtype: Literal["auto", "fp8"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU by the reference ops. Prompts are longer than the window, and than a page."""
+    pytest.importorskip("msgspec", reason="the skills of the embedded model need it")
+    from training.evaluate import SKILLS, engine_generator
+    from training.packing import Encoder
+    from training.split import Draw
+
     monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
     encoder = Encoder(NANO_FOLDER)
     asked = EngineOptions(

@@ -8,10 +8,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-import llguidance.numpy
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("llguidance", reason="it compiles grammars")
+
+import llguidance.numpy
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.masks import Constraints, GrammarCache

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("msgspec", reason="it encodes the messages between processes")
+
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.executor.kv import nixl_transfer
 from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer

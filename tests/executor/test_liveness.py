@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest.importorskip("msgspec", reason="it encodes the messages between processes")
+
 from oscine.executor.parallel import liveness
 from oscine.executor.parallel.liveness import Vigil, cpu_ticks, is_stopped
 from oscine.executor.parallel.meeting import Meeting

@@ -5,6 +5,8 @@ Ranks are threads. With eight of them each KV head is on four ranks, and each ra
 
 import pytest
 
+pytest.importorskip("msgspec", reason="the skills of the embedded model need it")
+
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop

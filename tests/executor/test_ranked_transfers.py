@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("msgspec", reason="it encodes the messages between processes")
+
 from oscine.executor.kv.transfers import Transfer
 from oscine.executor.parallel.transfers import RankedTransfers, TransferFollower
 from oscine.types import PageMoves

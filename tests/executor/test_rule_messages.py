@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("msgspec", reason="it encodes the messages between processes")
+
 from oscine.executor.headers import Few
 from oscine.executor.parallel.messages import (
     decode_forced,

@@ -10,7 +10,6 @@ from oscine.engine.core.request import Request
 from oscine.executor.drafts.drafter import HostDrafter
 from oscine.executor.drafts.lookup import PromptLookup
 from oscine.executor.masks import GrammarCache
-from oscine.executor.parallel.messages import decode_plan, encode_plan
 from oscine.executor.slots import ColumnArray
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.engine.harness import SomeDrafts
@@ -182,18 +181,19 @@ def test_drafts_are_the_same_on_ranks_that_collect_later(
     grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 may collect a step before it launches the next one. The other ranks never do."""
+    messages = pytest.importorskip("oscine.executor.parallel.messages", reason="msgspec encodes them")
     asked = options(max_num_batched_tokens=48)
     first, second = Noted(), Noted()
     runner, late = (executor(model(), asked, 64, 64, grammars, drafter, MOST) for drafter in (first, second))
     plans: list[bytes] = []
     launch = runner.launch
-    monkeypatch.setattr(runner, "launch", lambda plan: (plans.append(encode_plan(plan)), launch(plan)))
+    monkeypatch.setattr(runner, "launch", lambda plan: (plans.append(messages.encode_plan(plan)), launch(plan)))
     running = loop(runner, asked, runner.memory)
     running.speculation = SeldomDrafts(MOST)
     run(running, *workload())
-    late.launch(decode_plan(plans[0]))
+    late.launch(messages.decode_plan(plans[0]))
     for plan in plans[1:]:
-        late.launch(decode_plan(plan))
+        late.launch(messages.decode_plan(plan))
         late.collect()
     late.collect()
     assert second.proposed == first.proposed

@@ -12,6 +12,7 @@ from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.start import load
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.ops import triton_range
 from oscine.ops.choose import screened
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose
@@ -57,6 +58,65 @@ def test_calibrated_scales_of_a_kv_cache_are_reported_as_not_needed(tmp_path: Pa
     said: list[str] = []
     load.load_executor(options, said.append, Stopwatch())
     assert [text for text in said if text.startswith("2 calibrated scales of an FP8 KV cache are not needed")]
+
+
+def start_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, platform: str | None = "hopper"
+) -> list[str]:
+    """What a start reports with this version of Triton. `platform`: what it takes the CPU for, before it loads."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    monkeypatch.setattr(triton_range, "installed", lambda: version)
+    taken_for = iter([] if platform is None else [platform])
+    real = load.platform
+    monkeypatch.setattr(load, "platform", lambda *given: next(taken_for, None) or real(*given))
+    options = EngineOptions(
+        model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),
+        cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
+        scheduler=replace(SchedulerOptions(), max_num_seqs=2, max_num_batched_tokens=64),
+        cuda_graphs=False,
+    )
+    said: list[str] = []
+    load.load_executor(options, said.append, Stopwatch())
+    return said
+
+
+@pytest.mark.parametrize("version", ["3.10.0", "3.5.1", "4.0.0", "2.6", "3.10.0rc1+git1a2b3c", "unknown"])
+def test_a_triton_that_was_not_tested_is_refused_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+) -> None:
+    monkeypatch.delenv("OSCINE_UNTESTED_TRITON", raising=False)
+    with pytest.raises(ValueError, match="is not supported") as found:
+        start_on(monkeypatch, tmp_path, version)
+    assert str(found.value) == (
+        f"Triton {version} is not supported: Oscine was tested with 3.6 to 3.9. "
+        "`pip install 'torch>=2.11,<2.16' 'triton>=3.6,<3.10'` installs one of them; "
+        "OSCINE_UNTESTED_TRITON=1 tries this one"
+    )
+    monkeypatch.setenv("OSCINE_UNTESTED_TRITON", "0")
+    with pytest.raises(ValueError, match="is not supported"):
+        start_on(monkeypatch, tmp_path, version)
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0", "3.9.2+gitabc", None])
+def test_a_tested_triton_is_taken_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None
+) -> None:
+    assert not [text for text in start_on(monkeypatch, tmp_path, version) if "Triton" in text]
+
+
+def test_an_untested_triton_is_tried_with_a_warning_where_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OSCINE_UNTESTED_TRITON", "1")
+    first, *_ = start_on(monkeypatch, tmp_path, "3.10.0")
+    assert first == (
+        "warning: Triton 3.10.0 is tried, as OSCINE_UNTESTED_TRITON says: Oscine was tested with 3.6 to 3.9"
+    )
+
+
+def test_a_cpu_takes_any_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OSCINE_UNTESTED_TRITON", raising=False)
+    assert not [text for text in start_on(monkeypatch, tmp_path, "3.10.0", platform=None) if "Triton" in text]
 
 
 def test_experts_on_host_need_a_gpu(tmp_path: Path) -> None:

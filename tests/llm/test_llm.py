@@ -19,6 +19,7 @@ import msgspec
 import psutil
 import pytest
 
+from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.llm import LLM, LostEngineError, RequestError
 from oscine.llm.forms import response_format
 from oscine.llm.functions import Function
@@ -300,6 +301,13 @@ def test_a_closed_model_says_so(llm: LLM) -> None:
         with pytest.raises(LostEngineError, match="closed"):
             llm.chat(SUM)
     llm.close()
+
+
+def test_random_weights_answer_on_a_cpu() -> None:
+    with LLM(random_weights=NANO_FOLDER / "config.json", device="cpu") as llm:
+        answer = llm.chat(SUM, max_tokens=4)
+    assert answer.usage.completion_tokens == 4
+    assert answer.finish_reason == "length"
 
 
 @pytest.mark.slow

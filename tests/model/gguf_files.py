@@ -6,13 +6,17 @@ In llama.cpp's layout, or as the first files of Ollama are.
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import gguf
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.model.config import ModelConfig
+
+pytest.importorskip("gguf", reason="it writes GGUF files")
+
+import gguf
 
 Quantization = gguf.GGMLQuantizationType
 Bytes = NDArray[np.uint8]

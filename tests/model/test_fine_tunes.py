@@ -22,8 +22,8 @@ from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import tensor_specs
 from oscine.ops.moe.mxfp4 import dequantize
+from tests.model.answers import greedy
 from tests.model.saved import save
-from tests.model.test_gguf import greedy
 from tests.model.test_gpt_oss import transformers_logits, transformers_model
 from tests.model.tiny import SMALL, DictSource, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -19,14 +18,12 @@ from oscine.checkpoint.gguf.config import config_of
 from oscine.checkpoint.gguf.file import TYPES, Gguf, Stored
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import open_model
-from oscine.config import EngineOptions, ModelOptions
-from oscine.engine.build import build_engine
-from oscine.engine.core import offline
+from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS
 from oscine.model.weights import tensor_specs
-from oscine.types import GenerationRequest, SamplingParams
-from tests.model.gguf_files import Quantization, write_llama_cpp, write_ollama
+from tests.model.answers import greedy
+from tests.model.gguf_files import Quantization, gguf, write_llama_cpp, write_ollama
 from tests.model.tiny import SMALL, tensors
 
 CONFIG = replace(SMALL, eos_token_ids=(3,))
@@ -95,13 +92,6 @@ def test_ggml_reads_packed_experts_as_oscine_does(written: Path) -> None:
     nibbles = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2).long()
     ours = torch.ldexp(values[nibbles], scales.int().unsqueeze(-1) - 127).flatten(-2)
     assert torch.equal(theirs.view_as(ours), ours)
-
-
-def greedy(model: str, prompts: list[list[int]]) -> list[list[int]]:
-    loop = build_engine(EngineOptions(model=ModelOptions(model, tokenizer=str(NANO_FOLDER)), quiet=True)).loop
-    sampling = SamplingParams(48, temperature=0.0)
-    outputs = offline.generate(loop, [GenerationRequest(str(i), ids, sampling) for i, ids in enumerate(prompts)])
-    return [[i for output in outputs[str(number)] for i in output.token_ids] for number in range(len(prompts))]
 
 
 def test_the_embedded_model_gives_the_same_tokens_from_every_format(tmp_path: Path) -> None:

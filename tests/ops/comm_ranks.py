@@ -372,13 +372,14 @@ def _check_exchange(checks: Checks, exchange: SymmetricExchange, tokens: tuple[i
     if seed % 2:
         special(rows)
     counts_E = torch.full((EXPERTS,), 7, dtype=torch.int32, device=ranks.device)
-    planes = empty_planes(num_tokens, HIDDEN, ranks.device) if num_tokens <= 256 else None
+    number = 1 + seed // 2 % 2
+    planes = empty_planes(number, num_tokens, HIDDEN, ranks.device) if num_tokens <= 256 else None
     all_nH = exchange.dispatch(rows[ranks.rank], counts_E, planes)
     checks.equal(f"tokens, {name}", all_nH, torch.cat(rows))
     checks.true(f"counts, {name}", not counts_E.any())
     if planes is not None and not seed % 2:  # infinities have none
-        for found, expected in zip(planes, split(Target.of(ranks.device), all_nH), strict=True):
-            checks.equal(f"planes, {name}", found, expected)
+        for found, expected in zip(planes, split(Target.of(ranks.device), all_nH, number), strict=True):
+            checks.equal(f"{number} planes, {name}", found, expected)
     begin = sum(tokens[: ranks.rank])
     for partials in (0, 1, 4, 12):
         shape = (num_tokens, partials, HIDDEN) if partials else (num_tokens, HIDDEN)

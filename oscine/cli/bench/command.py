@@ -156,7 +156,7 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.bench.step_inputs import StepLoad
     from oscine.bench.timer import measure_ceiling
     from oscine.checkpoint.opened import open_model
-    from oscine.executor.start.threads import use_threads
+    from oscine.executor.start.torch_process import use_threads
 
     with ended_by(ValueError, OSError, status=USAGE):
         loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]

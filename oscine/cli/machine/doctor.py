@@ -11,10 +11,11 @@ from typing import Any
 
 from oscine.cli.error import FAILED, CommandError
 from oscine.cli.machine.facts import Facts, gather
+from oscine.ops.triton_range import REMEDY, TESTED, TORCH, is_tested
 
 _GB = 1e9
 _LEAST_DISK = 20 * _GB  # for 20b and its packed weights
-_INSTALL_TORCH = "pip install torch"
+_INSTALL_TORCH = f"pip install 'torch{TORCH}'"
 _INSTALL_GPU = "pip install 'oscine[gpu]', with a torch built for CUDA"
 
 
@@ -105,6 +106,8 @@ def _problems(facts: Facts) -> Iterator[Problem]:
             yield Problem(f"torch {torch} is built without CUDA, so the GPUs are not used", _INSTALL_GPU)
         if "triton" not in facts.packages:
             yield Problem("triton is not installed, so the GPUs are not used", _INSTALL_GPU)
+        elif not is_tested(facts.packages["triton"]):
+            yield Problem(f"triton {_triton(facts)}, so the GPUs are not used", REMEDY)
         for gpu in facts.gpus:
             major = gpu.capability.partition(".")[0]
             if not (major.isdigit() and int(major) >= 8):
@@ -114,6 +117,13 @@ def _problems(facts: Facts) -> Iterator[Problem]:
         if free < _LEAST_DISK:
             what = f"{free / _GB:.0f} GB are free in {folder}; gpt-oss-20b takes 14 GB, as much again when packed"
             yield Problem(what, "--download-dir, HF_HOME and XDG_CACHE_HOME name other folders")
+
+
+def _triton(facts: Facts) -> str:
+    version = facts.packages.get("triton")
+    if version is None:
+        return "none; only GPUs need it"
+    return f"{version} is {'in' if is_tested(version) else 'outside'} the tested range, {TESTED}"
 
 
 def _missing_models(models: list[dict[str, Any]]) -> Iterator[Problem]:
@@ -134,6 +144,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     features = " ".join(facts.features) or "none of those that the kernels use"
     yield f"processor  {facts.processor}, {facts.cores} cores usable ({features})"
     yield f"kernels    C: {found.kernels}; compiler: {facts.compiler or 'none'}"
+    yield f"Triton     {_triton(facts)}"
     available = "?" if facts.available is None else f"{facts.available / _GB:.1f}"
     yield f"memory     {facts.memory / _GB:.1f} GB, {available} GB available"
     for i, gpu in enumerate(facts.gpus):

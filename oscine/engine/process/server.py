@@ -21,12 +21,12 @@ from oscine.engine.peers.kv_events import KVEvents
 from oscine.engine.peers.prefill_service import PrefillService
 from oscine.engine.peers.remote_prefill import RemotePrefills
 from oscine.engine.process.parent import Parent
-from oscine.engine.process.quick_torch import quick_torch
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
 from oscine.engine.wire.clients import Clients
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.links import PeerLinks
+from oscine.executor.start.torch_process import import_torch
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankLostError
 
 _Clients = Clients[wire.ToEngine]
@@ -198,7 +198,9 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     """Returns the exit status."""
     try:
         endpoints, events = _open_to_peers(clients, launch.options)
-        with paused(), quick_torch():  # importing torch makes objects that stay, as does all else that is built here
+        with paused():  # importing torch makes objects that stay, as does all else that is built here
+            if launch.options.executor != "fake":
+                import_torch()
             engine = build_engine(launch.options, launch.seat)
     except (ValueError, OSError) as error:
         return _fail(clients, parent, str(error))

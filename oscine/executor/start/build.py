@@ -102,7 +102,7 @@ def _load_torch(
     from oscine.executor.start.load import load_executor
     from oscine.executor.start.page_store import store_of
     from oscine.executor.start.threaded import ThreadedExecutor
-    from oscine.executor.start.threads import use_threads
+    from oscine.executor.start.torch_process import use_threads
     from oscine.model.weights import size_of
 
     def report(text: str) -> None:

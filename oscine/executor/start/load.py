@@ -55,8 +55,17 @@ from oscine.ops.interface import Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
-from oscine.ops.table import choose, describe, lacking_for_fp8, lacking_for_fp8_experts, platform, resolve
+from oscine.ops.table import (
+    KERNELS_OF_PLATFORMS,
+    choose,
+    describe,
+    lacking_for_fp8,
+    lacking_for_fp8_experts,
+    platform,
+    resolve,
+)
 from oscine.ops.target import Target
+from oscine.ops.triton_range import check_triton
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
@@ -88,6 +97,8 @@ class Start:
         if self.opened.device.type == "cuda":
             options = with_step_tokens(options, smallest_gpu([self.opened.device], options))
         self.options = options
+        if platform(Target.of(self.opened.device), self.opened.dtype) in KERNELS_OF_PLATFORMS:
+            check_triton(report)
         self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
         target = Target.of(self.opened.device, communicator and communicator(self.opened), exchange)

@@ -1,0 +1,45 @@
+"""The releases of Triton that the kernels were tested with. Only versions are read: Triton need not be installed."""
+
+import re
+from collections.abc import Callable
+from importlib import metadata
+
+from oscine.environment import Environment
+
+OLDEST = (3, 6)
+UNTESTED = (3, 10)  # the first release that is
+TORCH = ">=2.11,<2.16"  # its releases that come with these, as pip spells a range
+
+
+def _text(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+TRITON = f">={_text(OLDEST)},<{_text(UNTESTED)}"
+REMEDY = f"pip install 'torch{TORCH}' 'triton{TRITON}'"
+TESTED = f"{_text(OLDEST)} to {UNTESTED[0]}.{UNTESTED[1] - 1}"
+
+
+def installed() -> str | None:
+    """The version, if there is one."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def is_tested(version: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and OLDEST <= (int(found[1]), int(found[2])) < UNTESTED
+
+
+def check_triton(warn: Callable[[str], None]) -> None:
+    """Before a kernel is compiled. Raises ValueError for an untested release, unless the environment admits it."""
+    version = installed()
+    if version is None or is_tested(version):  # what is missing is said where it is imported
+        return
+    tested = f"Oscine was tested with {TESTED}"
+    if not Environment().untested_triton:
+        remedies = f"`{REMEDY}` installs one of them; OSCINE_UNTESTED_TRITON=1 tries this one"
+        raise ValueError(f"Triton {version} is not supported: {tested}. {remedies}")
+    warn(f"warning: Triton {version} is tried, as OSCINE_UNTESTED_TRITON says: {tested}")

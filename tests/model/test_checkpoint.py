@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oscine.checkpoint import hub
+from oscine.checkpoint import opened as opened_module
 from oscine.checkpoint.folder import Checkpoint, fingerprint
-from oscine.checkpoint.hub import INDEX, SINGLE
+from oscine.checkpoint.hub import INDEX, NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.random_weights import RandomTensors
@@ -255,6 +256,24 @@ def test_random_weights_by_config_file(single: Path) -> None:
     assert open_model(ModelOptions(random_weights="120b")).config.num_local_experts == 128
     with pytest.raises(ValueError, match="--random-weights '200b' is neither 20b nor 120b"):
         open_model(ModelOptions(random_weights="200b"))
+
+
+def test_random_weights_have_the_vocabulary_of_their_api(
+    single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenizer(shapes: str) -> Path | None:
+        return open_model(ModelOptions(random_weights=shapes, device="cpu")).tokenizer
+
+    monkeypatch.setattr(opened_module, "o200k_folder", lambda: tmp_path / "o200k")
+    assert tokenizer("20b") == tmp_path / "o200k"
+    assert tokenizer(str(NANO_FOLDER)) == NANO_FOLDER
+    assert tokenizer(str(single)) is None  # it has fewer tokens
+
+    def lacking() -> Path:
+        raise ValueError("the o200k_harmony vocabulary needs the package oss-harmony")
+
+    monkeypatch.setattr(opened_module, "o200k_folder", lacking)
+    assert tokenizer("20b") is None
 
 
 def test_float_tensors_take_the_asked_dtype() -> None:

@@ -364,6 +364,13 @@ class EngineOptions(Options, group="development"):
 class ServerOptions(Options, group="server"):
     host: str = option("127.0.0.1", "address to listen on", "ADDRESS")
     port: int = option(8000, "port to listen on; 0 is any free port", "PORT", at_least=0, at_most=65535)
+    port_file: str | None = option(
+        None,
+        "file, or pipe such as /dev/fd/3, that receives the number of the port once the server listens",
+        "FILE",
+        shown="no file",
+        rule=("a path", bool),
+    )
     served_model_names: tuple[str, ...] = option(
         (),
         "names by which requests may call the model; * is any name",

@@ -1,9 +1,12 @@
-"""Rules of the repository that no linter holds: sizes, rooms, what an import may load, what is shipped."""
+"""Rules of the repository that no linter holds: sizes, rooms, what an import may load, what is shipped, ports."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,39 @@ def test_the_embedded_model_fits_its_budget() -> None:
     files = [p for p in (ROOT / "oscine" / "model" / "nano").iterdir() if p.is_file()]
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {p.name for p in files}
     assert sum(p.stat().st_size for p in files) <= NANO_BYTES
+
+
+PORT_OF_A_SOCKET = re.compile(r"(?:int|str)?\(?\w+\.getsockname\(\)\[1\]\)?")
+
+
+def chosen_ports(tree: ast.AST) -> Iterator[int]:
+    """Lines that choose a port: a number in a command line, or the port of a socket that is closed before its use."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.List(elts=words) | ast.Tuple(elts=words) | ast.Call(args=words):
+                texts = [str(word.value) if isinstance(word, ast.Constant) else "" for word in words]
+                for flag, port in pairwise(texts):
+                    if flag.endswith("-port") and port.isdecimal() and 0 < int(port) < 1 << 16:
+                        yield node.lineno
+            case ast.With(body=[*_, ast.Assign(value=value) | ast.Return(value=ast.expr() as value)]):
+                if PORT_OF_A_SOCKET.fullmatch(ast.unparse(value)):
+                    yield value.lineno
+
+
+def test_servers_choose_their_ports() -> None:
+    """A port that is free now may be another's when a server takes it: port 0, --port-file, or tests/kept_port.py."""
+    files = [path for room in ("tests", "benchmarks", "training") for path in (ROOT / room).rglob("*.py")]
+    assert not [f"{path}:{line}" for path in files for line in chosen_ports(ast.parse(path.read_text()))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run("serve", "--port", "8000")',
+        'command = [*serve, "--http-port", "8000"]',
+        "with socket.create_server(('', 0)) as free:\n    port = str(free.getsockname()[1])\nserve(port)",
+        "def f():\n    with socket.socket() as s:\n        s.bind(('', 0))\n        return int(s.getsockname()[1])",
+    ],
+)
+def test_a_port_that_is_chosen_is_found(text: str) -> None:
+    assert list(chosen_ports(ast.parse(text)))

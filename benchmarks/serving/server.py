@@ -1,8 +1,8 @@
-"""A real `oscine serve` process on a free port, and the CPU time of each of its processes."""
+"""A real `oscine serve` process on any free port, and the CPU time of each of its processes."""
 
 import json
 import os
-import socket
+import select
 import subprocess
 import sys
 import time
@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import psutil
 
@@ -29,7 +29,8 @@ def engines_below(process: psutil.Process) -> list[psutil.Process]:
 class Server:
     """Context manager: starts the server, waits until it is ready, ends it with SIGTERM.
 
-    `url` is its base address. Raises RuntimeError if it ends before it is ready; its own output says why.
+    `host`, `port` and `url`, its base address, are known once it has begun. Raises RuntimeError if it ends before it is
+    ready; its own output says why.
     """
 
     def __init__(
@@ -43,20 +44,36 @@ class Server:
         self._ready_timeout_s = ready_timeout_s
         self.environment = os.environ | (environment or {})
         self._log = log
-        port = free_port()
-        self.host, self.port = "127.0.0.1", port
-        self.url = f"{'https' if '--ssl-certfile' in options else 'http'}://{self.host}:{port}"
-        self._command = [sys.executable, "-m", "oscine", "serve", "--port", str(port), *options]
+        self._scheme = "https" if "--ssl-certfile" in options else "http"
+        self._command = [sys.executable, "-m", "oscine", "serve", "--port", "0", *options]
 
     def __enter__(self) -> "Server":
-        self._process = subprocess.Popen(self._command, env=self.environment, stderr=self._log)
         deadline = time.monotonic() + self._ready_timeout_s
+        if not (line := self._start()):
+            self._give_up()
+        self.host, self.port = "127.0.0.1", int(line)
+        self.url = f"{self._scheme}://{self.host}:{self.port}"
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                self._process.kill()
-                raise RuntimeError(f"server did not become ready: {' '.join(self._command)}")
+                self._give_up()
             time.sleep(0.05)
         return self
+
+    def _start(self) -> bytes:
+        """The line with its port, which the process writes into a pipe; empty if it ends before, or takes too long."""
+        told, tell = os.pipe()
+        command = [*self._command, "--port-file", f"/dev/fd/{tell}"]
+        self._process = subprocess.Popen(command, env=self.environment, stderr=self._log, pass_fds=(tell,))
+        os.close(tell)
+        with open(told, "rb") as pipe:
+            waiting = select.poll()
+            waiting.register(pipe, select.POLLIN)
+            return pipe.readline() if waiting.poll(self._ready_timeout_s * 1000) else b""
+
+    def _give_up(self) -> NoReturn:
+        self._process.kill()
+        self._process.wait()
+        raise RuntimeError(f"server did not become ready: {' '.join(self._command)}")
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._process.terminate()
@@ -108,9 +125,3 @@ class Server:
             return float(times.user + times.system)
 
         return {"api": seconds(psutil.Process(self.pid)), "engine": sum(seconds(p) for p in self._engines())}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

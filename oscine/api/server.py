@@ -23,6 +23,7 @@ from oscine.api.http.errors import APIError
 from oscine.api.http.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
 from oscine.api.http.uvicorn_protocol import protocol
+from oscine.api.port_file import PortFile
 from oscine.api.responses.service import ResponseService
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
@@ -59,6 +60,10 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         hint = "; another server may run there: --port names another port" if error.errno == errno.EADDRINUSE else ""
         raise ServerError(f"cannot listen on {host} port {port}: {error.strerror or error}{hint}") from None
     return listener
+
+
+def _no_port_file(path: str | None, error: OSError) -> ServerError:
+    return ServerError(f"--port-file {path}: {error.strerror or error}")
 
 
 def _max_connections(wanted: int) -> int:
@@ -122,12 +127,21 @@ class Server(uvicorn.Server):
             if options.ssl_keyfile is not None:
                 files += f", --ssl-keyfile {options.ssl_keyfile}"
             raise ServerError(f"{files}: {error.strerror or error}") from None
+        self._port_file = self._open_port_file()
         self.config.http_protocol_class = protocol(
             _max_connections(options.max_connections),
             probes=open_paths(self.service),
             on_refused=self._note_refused,
         )
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
+
+    def _open_port_file(self) -> PortFile | None:
+        path = self.service.config.server.port_file
+        try:
+            return None if path is None else PortFile(path)
+        except OSError as error:
+            self.listener.close()
+            raise _no_port_file(path, error) from None
 
     @property
     def url(self) -> str:
@@ -151,6 +165,8 @@ class Server(uvicorn.Server):
             measuring.cancel()
             await asyncio.wait((starting, measuring))
             await self.service.stop()
+            if self._port_file is not None:
+                self._port_file.close()
         if self.error is not None:
             raise ServerError(self.error)
 
@@ -168,11 +184,21 @@ class Server(uvicorn.Server):
         tls = self.config.ssl
         if tls is None:
             await super().startup(sockets)
+        else:
+            await super().startup([])
+            kind: Any = self.config.http_protocol_class
+            make = partial(kind, self.config, self.server_state, self.lifespan.state)
+            self.servers = [TlsListener(one, _BACKLOG, tls, make) for one in sockets or ()]  # type: ignore[misc]
+        logger.info("listening on %s", self.url)
+        self._tell_port()
+
+    def _tell_port(self) -> None:
+        if self._port_file is None:
             return
-        await super().startup([])
-        kind: Any = self.config.http_protocol_class
-        make = partial(kind, self.config, self.server_state, self.lifespan.state)
-        self.servers = [TlsListener(listener, _BACKLOG, tls, make) for listener in sockets or ()]  # type: ignore[misc]
+        try:
+            self._port_file.write(self.listener.getsockname()[1])
+        except OSError as error:
+            raise _no_port_file(self.service.config.server.port_file, error) from None
 
     async def _start_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
         try:

@@ -214,19 +214,12 @@ def test_liveness_and_readiness_while_the_engine_starts(model_folder: Path, tmp_
     """A named pipe in place of config.json holds the engine up for as long as the test wants."""
     (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
     os.mkfifo(tmp_path / "config.json")
-    command = [sys.executable, "-m", "oscine", "serve", str(tmp_path), "--executor", "fake", "--port"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen([*command, port], stderr=subprocess.DEVNULL) as process:
-
-        def lives() -> bool:
-            try:
-                return bool(urllib.request.urlopen(f"{url}/v1/health/live", timeout=30).status == 200)
-            except OSError:
-                return False
-
-        wait_until(lives, "liveness")
+    port = tmp_path / "port"
+    command = [sys.executable, "-m", "oscine", "serve", str(tmp_path), "--executor", "fake", "--port", "0"]
+    with subprocess.Popen([*command, "--port-file", str(port)], stderr=subprocess.DEVNULL) as process:
+        wait_until(port.exists, "the port")
+        url = f"http://127.0.0.1:{port.read_text().strip()}"
+        assert urllib.request.urlopen(f"{url}/v1/health/live", timeout=30).status == 200
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{url}/v1/health/ready", timeout=30)
         assert (caught.value.code, json.load(caught.value)["status"]) == (503, "starting")

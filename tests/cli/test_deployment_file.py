@@ -175,6 +175,7 @@ MODEL = "models:\n  - name: nano\n"
         (MODEL + "  - name: a/b\n  - name: a-b\n", 4, ["'a-b' is too much like"]),
         ("ingress: {max-num-seqs: 3}\n" + MODEL, 1, ["max-num-seqs is no option of an ingress"]),
         ("ingress:\n  port: 99999\n" + MODEL, 2, ["ingress: port must be between 0 and 65535, not 99999"]),
+        ("ingress:\n  port: 0\n  port_file: port\n" + MODEL, 3, ["ingress: --port-file is for `oscine serve`"]),
         ("ingress:\n  replicas: 2\n  port: 0\n" + MODEL, 3, ["port must be given"]),
         ("router:\n  replicas: 2\n" + MODEL, 2, ["replicas must be 1", "the whole queue"]),
         ("router: {policy: random}\n" + MODEL, 1, ["unknown key 'policy'"]),

@@ -60,7 +60,7 @@ def serve(name: str, url: str, home: Path) -> str:
     """The error message of the command."""
     done = run("serve", name, "--port", "0", HF_ENDPOINT=url, HF_HOME=str(home), HF_HUB_DISABLE_XET="1")
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    _, line = done.stderr.splitlines()  # the first says where the server listens
     assert line.startswith("oscine: error: ")
     return line
 
@@ -100,7 +100,7 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_looked_a
     (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
     done = run("serve", str(tmp_path), "--port", "0")
     assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
+    _, line = done.stderr.splitlines()  # the first says where the server listens
     assert f"{tmp_path / 'tokenizer.json'}: missing; --tokenizer names a folder that has one" in line
 
 

@@ -11,25 +11,26 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import ray
 from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from benchmarks.serving.server import free_port
+from oscine.cluster.ray import control
 from tests.server import wait_until
 
 DEADLINE_S = 120.0
 FILE = """
 ray: auto
-ingress: {{port: {port}, resource: oscine-ingress, host: 127.0.0.1}}
+ingress: {port: 0, resource: oscine-ingress, host: 127.0.0.1}
 models:
   - name: nano
-    engine: {{kv-cache-bytes: 67108864, max-num-seqs: 16}}
-    prefill: {{cpus: 0.25}}
-    decode: {{cpus: 0.25}}
-    remote-prefill: {{min-tokens: 64}}
+    engine: {kv-cache-bytes: 67108864, max-num-seqs: 16}
+    prefill: {cpus: 0.25}
+    decode: {cpus: 0.25}
+    remote-prefill: {min-tokens: 64}
 """
 MODULE = "oscine.cli.cluster.serve_config"
 
@@ -53,7 +54,7 @@ def wait_running() -> None:
         time.sleep(0.2)
 
 
-def is_ready(port: int) -> bool:
+def is_ready(port: int | None) -> bool:
     """What a load balancer asks: an ingress listens before it has met the model."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/health/ready", timeout=10) as response:
@@ -62,7 +63,7 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def ask(port: int) -> str:
+def ask(port: int | None) -> str:
     body = {"messages": [{"role": "user", "content": "What is 27 + 58?"}], "temperature": 0}
     headers = {"Content-Type": "application/json", "Authorization": "Bearer k"}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
@@ -78,8 +79,8 @@ def replicas() -> list[str]:
 def main() -> None:
     os.environ |= {"OSCINE_CLUSTER_KEY": "a key of thirty-two characters..", "OSCINE_API_KEY": "k"}
     with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
-        file, port = Path(folder) / "cluster.yaml", free_port()
-        file.write_text(FILE.format(port=port))
+        file = Path(folder) / "cluster.yaml"
+        file.write_text(FILE)
         ray.init(
             num_cpus=2,
             resources={"oscine-ingress": 1},
@@ -93,6 +94,7 @@ def main() -> None:
             client = serve_start(proxy_location="Disabled")
             client.deploy_apps(applications(file))
             wait_running()
+            port = urlsplit(control.url()).port
             wait_until(lambda: is_ready(port), "readiness", DEADLINE_S)
             answer, before = ask(port), replicas()
             client.deploy_apps(applications(file))

@@ -10,6 +10,7 @@ from oscine.cluster.routing.kv_index import KVIndex
 from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.types import Endpoints, EngineStats
 from tests.cluster.kv_publisher import Publisher
+from tests.kept_port import kept_port
 
 A, B, C, D = (bytes([i]) * 16 for i in range(4))
 
@@ -158,14 +159,14 @@ def test_without_replay_a_gap_is_a_new_beginning() -> None:
 
 def test_an_engine_that_starts_again_at_the_same_address_is_another_one() -> None:
     async def test(context: zmq.asyncio.Context) -> None:
-        first = Publisher(context)
+        first = Publisher(context, ports=(events, replay))
         async with serving(first):
             await first.store(A)
             await first.store(B)
             lives = following(context, first)
             belief, _ = await lives.__aenter__()
             await until(lambda: belief.pages == {A, B})
-        async with serving(Publisher(context, ports=first.ports)) as second:
+        async with serving(Publisher(context, ports=(events, replay))) as second:
             await second.store(C)
             await second.store(D)  # as many as the first one had: the next number is the one expected
             await connected(second, belief)
@@ -173,7 +174,8 @@ def test_an_engine_that_starts_again_at_the_same_address_is_another_one() -> Non
             await until(lambda: belief.pages == {D})
             await lives.__aexit__(None, None, None)
 
-    run(test)
+    with kept_port() as events, kept_port() as replay:
+        run(test)
 
 
 def test_numbers_that_go_back_are_another_engine() -> None:

@@ -6,21 +6,21 @@ containers, `--chroot` lets buildah run it: as the image's user, without a root 
 
 import argparse
 import json
+import re
 import subprocess
 import sys
-import time
+import threading
 import urllib.request
 from typing import Any
-
-from benchmarks.serving.server import free_port
 
 READY_S = 120.0
 QUESTION = {"messages": [{"role": "user", "content": "What is 27 + 58?"}], "temperature": 0}
 LOCKED_DOWN = ("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges")
+_URL = re.compile(r"http://\S+")
 
 
-def command(image: str, port: int, chroot: bool, more: list[str]) -> list[str]:
-    serve = ["serve", "--host", "127.0.0.1", "--port", str(port)]
+def command(image: str, chroot: bool, more: list[str]) -> list[str]:
+    serve = ["serve", "--host", "127.0.0.1", "--port", "0"]
     if not chroot:
         return ["podman", "run", "--rm", "--network=host", "--stop-timeout=60", *LOCKED_DOWN, *more, image, *serve]
     made = subprocess.run(["buildah", "from", "--pull-never", image], capture_output=True, text=True, check=True)
@@ -34,25 +34,23 @@ def get(url: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(response)
 
 
-def wait_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + READY_S
-    while True:
-        try:
-            get(f"{url}/v1/health/ready")
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the server did not become ready") from None
-            time.sleep(0.2)
-        else:
-            return
+def read_url(process: "subprocess.Popen[str]") -> str:
+    """What a server that is ready says first."""
+    assert process.stdout is not None
+    overdue = threading.Timer(READY_S, process.kill)
+    overdue.start()
+    told = _URL.search(process.stdout.readline())
+    overdue.cancel()
+    if told is None:
+        raise SystemExit("the server did not become ready")
+    return told[0]
 
 
-def ask_server(arguments: list[str], port: int, *, signals: bool = True) -> str:
+def ask_server(arguments: list[str], *, signals: bool = True) -> str:
     """The answer of a server that is started for it. `signals`: whether SIGTERM reaches it."""
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(arguments) as process:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         try:
-            wait_ready(url, process)
+            url = read_url(process)
             answer = str(get(f"{url}/v1/chat/completions", QUESTION)["choices"][0]["message"]["content"])
         finally:
             process.terminate()
@@ -70,9 +68,7 @@ def main() -> None:
         "--podman", metavar="OPTION", action="append", default=[], help="a further option of podman run"
     )
     args = parser.parse_args()
-    port = free_port()
-    started = command(args.image, port, args.chroot, args.podman)
-    answer = ask_server(started, port, signals=not args.chroot)
+    answer = ask_server(command(args.image, args.chroot, args.podman), signals=not args.chroot)
     print(f"{args.image} answered: {answer}")
     sys.exit("85" not in answer)
 

@@ -20,8 +20,8 @@ from typing import Any
 import openai
 import psutil
 
-from benchmarks.serving.server import free_port
 from oscine.model.o200k import NUM_RANKS
+from tests.kept_port import kept_port
 from tests.server import wait_until
 
 MODEL = "oscine-nano"
@@ -122,7 +122,6 @@ class Fleet:
     ) -> None:
         """`frontend` and `worker` are options of theirs."""
         self._folder, self._roles, self._frontend_options, self._worker_options = folder, roles, frontend, worker
-        self._port = free_port()
         store, home = folder / "discovery", folder / "home"
         store.mkdir(parents=True)
         home.mkdir()
@@ -130,11 +129,12 @@ class Fleet:
         self._environment |= {"DYN_FILE_KV": str(store), "HOME": str(home), "TIKTOKEN_ENCODINGS_BASE": str(vocabulary)}
         self._exit = ExitStack()
         self.workers: list[DynamoWorker] = []
-        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self._port}/v1", api_key="none", max_retries=0)
 
     def __enter__(self) -> "Fleet":
         with ExitStack() as stack:
-            stack.callback(self.client.close)
+            self._port = stack.enter_context(kept_port())  # the frontend does not tell which port it got
+            url = f"http://127.0.0.1:{self._port}/v1"
+            self.client = stack.enter_context(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
             command = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
             command += ["--http-port", str(self._port), "--router-mode", "kv", *self._frontend_options]
             self.frontend = Process("frontend", command, self._environment, self._folder)

@@ -184,6 +184,7 @@ def test_unknown_options_are_named() -> None:
         ({"tensor_paralel_size": 2}, "no option 'tensor_paralel_size'; did you mean tensor_parallel_size"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"port": 80}, "port is an option of `oscine serve`"),
+        ({"port_file": "port"}, "port_file is an option of `oscine serve`"),
         ({"tools": ["browser"]}, "tools browser needs"),
         ({"config": "x"}, "no option 'config'"),
     ):

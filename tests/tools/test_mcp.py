@@ -17,6 +17,7 @@ from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools
 from oscine.tools.mcp import AllowedTools, Connection, McpTool, ServerEntry
 from oscine.tools.toolbox import McpCall, Toolbox, ToolResult
+from tests.kept_port import kept_port
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO: dict[str, Any] = {"command": sys.executable, "args": [SERVER], "env": {"TOKEN": "x"}}
@@ -25,10 +26,14 @@ ALL = ["add", "fail", "dotted_name", "shout", "sleep", "environment", "header", 
 
 
 @pytest.fixture
-def start_http() -> Iterator[Callable[[], tuple[str, subprocess.Popen[bytes]]]]:
+def port() -> Iterator[int]:
+    with kept_port() as port:
+        yield port
+
+
+@pytest.fixture
+def start_http(port: int) -> Iterator[Callable[[], tuple[str, subprocess.Popen[bytes]]]]:
     """Starts a server on a port that stays the same, however often."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     started = []
 
     def start() -> tuple[str, subprocess.Popen[bytes]]:

@@ -1,0 +1,34 @@
+"""The file of --port-file, by which another process learns the port of a server."""
+
+import os
+from pathlib import Path
+
+
+class PortFile:
+    """Holds one line with the number of the port, once the server listens.
+
+    A regular file appears as a whole. A pipe, or whatever else is at the path, is written to.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Removes the file of an earlier server; waits for the reader of a named pipe. Raises OSError."""
+        self._target = Path(path)
+        self._part: Path | None = None
+        if not os.path.lexists(path) or (self._target.is_file() and not self._target.is_symlink()):
+            self._part = self._target.with_name(f"{self._target.name}.part")
+            for old in (self._target, self._part):
+                old.unlink(missing_ok=True)
+        self._file = open(self._part or path, "w" if self._part is None else "x")  # noqa: SIM115
+
+    def write(self, port: int) -> None:
+        """Raises OSError."""
+        with self._file:
+            self._file.write(f"{port}\n")
+        if self._part is not None:
+            self._part.replace(self._target)
+
+    def close(self) -> None:
+        """Leaves nothing behind of what has not been written."""
+        self._file.close()
+        if self._part is not None:
+            self._part.unlink(missing_ok=True)

@@ -1,0 +1,17 @@
+"""A port for programs that must be told theirs, or that come back at the same one."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that no other process is given meanwhile, as it stays bound. Nothing listens there at first.
+
+    A program that binds with SO_REUSEADDR, as servers do, can listen on it, also after another one has died.
+    """
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]

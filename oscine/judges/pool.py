@@ -116,7 +116,10 @@ class GrammarJudges:
     def _decide(self, case: _Case, judge: "subprocess.Popen[bytes] | None") -> "subprocess.Popen[bytes] | None":
         """Returns the process, unless it is of no more use."""
         try:
-            if judge is None or judge.poll() is not None:
+            if judge is not None and judge.poll() is not None:
+                _end(judge)
+                judge = None
+            if judge is None:
                 judge = _start()
             case.set_result(case.tried_by(judge, self._deadline_s))
         except Exception as error:
@@ -154,7 +157,9 @@ def _start() -> subprocess.Popen[bytes]:
         start_new_session=True,  # so that ctrl-C does not reach it
     )
     assert process.stdout is not None
-    process.stdout.readline()
+    if not process.stdout.readline():
+        _end(process)
+        raise OSError("the process that compiles grammars ended at its start")
     return process
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,6 +12,7 @@ from concurrent.futures import Future
 import psutil
 import pytest
 
+from oscine.judges import pool
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
 from oscine.judges.trial import Problem, Trial
 from tests.hostile_schemas import quartic_schema
@@ -97,3 +100,26 @@ def test_an_owner_has_so_many_waiting_at_most(monkeypatch: pytest.MonkeyPatch) -
     assert judges.judge(GOOD, "b").result(PATIENCE_S) is None
     for case in [*cases, first]:
         case.cancel()
+
+
+def test_an_idle_process_that_died_is_replaced_and_leaves_no_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = list[subprocess.Popen[bytes]](), pool._start
+
+    def noted() -> subprocess.Popen[bytes]:
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(pool, "_start", noted)
+    judges = GrammarJudges()
+    assert judges.judge(GOOD).result(PATIENCE_S) is None
+    started[0].kill()
+    started[0].wait(PATIENCE_S)
+    assert judges.judge(GOOD).result(PATIENCE_S) is None
+    assert len(started) == 2
+    assert all(pipe is not None and pipe.closed for pipe in (started[0].stdin, started[0].stdout))
+
+
+def test_a_process_that_does_not_start_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "module_command", lambda module: [sys.executable, "-c", ""])
+    with pytest.raises(OSError, match="ended at its start"):
+        GrammarJudges().judge(GOOD).result(PATIENCE_S)

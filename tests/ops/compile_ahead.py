@@ -35,6 +35,7 @@ from tests.ops.chips import CHIPS
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REGISTERS = 65536  # of an SM, on all of these chips
 MOST_REGISTERS = 255  # of a thread
+INSTRUCTION = r"\*/ +(?:@!?\w+ )?(\w+)((?:\.\w+)*) (?:PT, )?(R\d+)[.\w]*, ([^;]*?) *;"  # that writes a register
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ class Compiled:
     @cached_property
     def sass(self) -> str:
         return _cuobjdump("-sass", self.cubin)
+
+    @property
+    def unpacked_after(self) -> set[str]:
+        """The instructions that wrote what is converted from e4m3. ptxas 12.9 may take a register of something else."""
+        written: dict[str, str] = {}
+        found = set()
+        for name, kind, target, sources in re.findall(INSTRUCTION, self.sass):
+            if name == "F2FP" and kind == ".F16.E4M3.UNPACK_B":
+                found.add(written[sources.split(".")[0]])
+            written[target] = name
+        return found
 
 
 def compile_ahead(

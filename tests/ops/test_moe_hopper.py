@@ -98,6 +98,7 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
     assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token, with zeros behind it
     assert kernel.shared * tiling.programs <= MAX_SHARED
+    assert kernel.unpacked_after == ({"F2FP"} if tiling.planes and gated else set())
     if not tiling.staged:  # results are loaded so, too
         assert len(re.findall(r"LDS\.128", kernel.sass)) == loops * units
 

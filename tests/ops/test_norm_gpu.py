@@ -244,6 +244,7 @@ def test_planes_are_stored_in_words_without_spills(count: int) -> None:
         assert kernel.spills == 0
         assert "E4M3" in kernel.sass
         assert "STG.E.U8" not in kernel.sass
+        assert kernel.unpacked_after == ({"F2FP"} if count == 2 else set())
         assert "E4M3" not in plain.sass
 
 

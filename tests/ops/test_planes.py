@@ -131,6 +131,7 @@ def test_the_kernel_compiles_without_spills_and_stores_words(count: int) -> None
     )
     assert kernel.spills == 0
     assert kernel.sass.count("STG.E.64") == count
+    assert kernel.unpacked_after == ({"F2FP"} if count == 2 else set())
 
 
 @pytest.mark.hopper

@@ -43,6 +43,7 @@ def test_kernels_push_and_poll_whole_words(num_ranks: int, tokens: int) -> None:
         if launch.signature.get("addresses", "constexpr") != "constexpr"
     }
     assert exchanging.keys() == {"_dispatch_kernel", "_combine_kernel"}
+    assert exchanging["_dispatch_kernel"].unpacked_after <= {"F2FP"}
     for compiled in exchanging.values():
         assert set(re.findall(r"st\.relaxed\.sys\.global\.(\w+)\.b32 \[at", compiled.ptx)) == {"v4"}
         assert set(re.findall(r"ld\.relaxed\.sys\.global\.(\w+)\.b32 {%", compiled.ptx)) == {"v4"}

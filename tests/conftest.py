@@ -6,6 +6,7 @@ the kernels.
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,17 @@ STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be in
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _mind_interrupts()
+    _begin_elsewhere(config)
+
+
+def _mind_interrupts() -> None:
+    """A shell lets what it starts in the background ignore interrupts. The programs that tests start inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _begin_elsewhere(config: pytest.Config) -> None:
     """Lets each worker begin to collect in another folder: it finds compiled what others have imported."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:

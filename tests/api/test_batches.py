@@ -21,7 +21,8 @@ from oscine.api.app import create_app
 from oscine.api.batches.schemas import FileObject
 from oscine.api.batches.service import BatchService
 from oscine.config import Config, ServerOptions
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {

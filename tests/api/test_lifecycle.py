@@ -24,7 +24,8 @@ from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.tools.builtin import BuiltinTools
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 
 def serve(folder: Path, *options: str, step_s: float = 0.005) -> ServerProcess:

@@ -22,7 +22,8 @@ from oscine.api.http.work import Trimmer
 from oscine.api.turns import conversation
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 KEYS = ("sesame", "s3same-two")
 MAX_BODY = 4096

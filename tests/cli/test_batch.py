@@ -23,7 +23,8 @@ from oscine.cli.batch.run import BatchRun
 from oscine.cli.error import CommandError
 from oscine.executor.fake import TEXT
 from tests.cli.test_commands import run
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 

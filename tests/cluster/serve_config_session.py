@@ -18,7 +18,7 @@ from ray.serve._private.api import serve_start
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from benchmarks.serving.server import free_port
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 DEADLINE_S = 120.0
 FILE = """

@@ -13,7 +13,8 @@ from oscine.engine.process.client import EngineDied, EngineOverloaded
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
 from tests.cluster.local_placer import RETRY_S, Fleet, clustered, guest
-from tests.engine_process.harness import options, read, request, run, running, tokens, until
+from tests.engine_process.harness import options, read, request, run, running, tokens
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW_S = 0.02

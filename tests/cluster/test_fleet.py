@@ -13,6 +13,7 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
+from tests.waiting import until
 
 SEED = "5eed"
 PAGE = 16
@@ -44,12 +45,6 @@ async def generate(engine: EngineClient, name: str, prompt: list[int]) -> int:
         async for outputs in stream:
             cached = max([cached, *[output.num_cached_tokens for output in outputs]])
     return cached
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -15,7 +15,8 @@ from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import EngineInfo, PrefillSource, RemotePrefill, TokenLogprobs
 from tests.cluster.local_placer import SEED, ScriptedPlacer
 from tests.cluster.raw_engine import RawEngine
-from tests.engine_process.harness import read, request, run, tokens, until
+from tests.engine_process.harness import read, request, run, tokens
+from tests.waiting import until
 
 PROMPT = list(range(200))  # three pages and a bit
 

@@ -12,7 +12,8 @@ from oscine.cluster.client.router import RouterClient
 from oscine.cluster.ray.names import router_address
 from oscine.cluster.spec.placement import NoPlace
 from tests.cluster.scripted_router import PLACE, PLACEMENT, ScriptedRouter, served
-from tests.engine_process.harness import run, until
+from tests.engine_process.harness import run
+from tests.waiting import until
 
 
 class Response:

@@ -23,7 +23,8 @@ from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.engine.wire.messages import encode
 from tests.cluster.scripted_router import INFO, PLACE, PLACEMENT, SNAPSHOT, ScriptedRouter, served
 from tests.cluster.test_model_router import ROUTE, Cluster, placement
-from tests.engine_process.harness import run, until
+from tests.engine_process.harness import run
+from tests.waiting import until
 
 DYING_INGRESS = """
 import asyncio, sys

@@ -12,7 +12,8 @@ import pytest
 from oscine.cluster.data_parallel import DataParallelEngine
 from oscine.config import EngineOptions, ModelOptions
 from oscine.engine.process.client import EngineDied, EngineError
-from tests.engine_process.harness import read, request, run, serving, tokens, until
+from tests.engine_process.harness import read, request, run, serving, tokens
+from tests.waiting import until
 
 from .test_data_parallel import first, kill, parallel, where
 

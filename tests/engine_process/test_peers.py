@@ -16,8 +16,9 @@ from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.engine.wire import tcp
 from tests.cluster.local_placer import guest
+from tests.waiting import until
 
-from .harness import options, read, request, run, running, serving, tokens, until
+from .harness import options, read, request, run, running, serving, tokens
 
 SLOW_S = 0.025
 ENDLESS = 3000

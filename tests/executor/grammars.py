@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-from .tiny import CONFIG
+from tests.tiny import TINY
 
-END, STOP = CONFIG.vocab_size - 2, CONFIG.vocab_size - 1
+END, STOP = TINY.vocab_size - 2, TINY.vocab_size - 1
 TOKENS = ["".join(letters) for length in range(1, 5) for letters in product("abc", repeat=length)][:END]
 WORDS = ("abc", "b", "ca")
 

@@ -17,13 +17,13 @@ from oscine.executor.cuda_graphs import DecodeGraphs
 from oscine.executor.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationOutput, GenerationRequest
+from tests.tiny import TINY
 
 from .grammars import allowed, grammar, text_of, tokenizer_file
 from .recorded import record_graphs
 from .test_headers import SPECIALS
 from .test_headers import workload as header_workload
 from .tiny import (
-    CONFIG,
     MAX_MODEL_LEN,
     capturable_model,
     engine,
@@ -131,7 +131,7 @@ def test_grammars_are_kept_while_steps_overlap(
     make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
 ) -> None:
     """Beside free rows, in graphs and in mixed steps; masks come from tokens that the device has just made."""
-    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size)
     requests = [
         request(str(i), prompt(12, start=i), max_tokens=40, seed=i, temperature=float(i % 2), **kind)
         for i, kind in enumerate([{"grammar": grammar(80, 90)}, {"grammar": grammar(3, 90)}, {}, {}])
@@ -147,7 +147,7 @@ def test_grammars_are_kept_while_steps_overlap(
 
 @pytest.fixture(scope="module")
 def header_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GenerationOutput]:
-    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
     runner = executor(model(), options(), 64, 64, grammars)
     return run(loop(runner, options(), runner.memory), *header_workload())
 
@@ -161,7 +161,7 @@ def test_headers_are_ruled_while_steps_overlap(
     pages: int,
 ) -> None:
     """Headers within graphs, by few tokens or by masks: the tokens are those of the CPU, verified by a plain loop."""
-    grammars = GrammarCache(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path, SPECIALS), TINY.vocab_size)
     plain = [one for one in header_workload() if not one.sampling.logit_bias]
     greedy = [one for one in plain if not one.sampling.temperature]
     for requests in (greedy, plain, header_workload()):

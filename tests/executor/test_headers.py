@@ -13,10 +13,11 @@ from oscine.executor.masks import GrammarCache
 from oscine.executor.slots import Rows
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams
+from tests.tiny import TINY
 
 from .grammars import END as END_OF_TEXT
 from .grammars import TOKENS, tokenizer_file
-from .tiny import CONFIG, executor, loop, model, next_logits, options, prompt, recompute, request, run
+from .tiny import executor, loop, model, next_logits, options, prompt, recompute, request, run
 
 START, END, CHANNEL, MESSAGE = range(END_OF_TEXT - 4, END_OF_TEXT)
 SPECIALS = {"<|start|>": START, "<|end|>": END, "<|channel|>": CHANNEL, "<|message|>": MESSAGE}
@@ -29,7 +30,7 @@ WORDS = [(i, token) for i, token in enumerate(TOKENS) if i not in SPECIALS.value
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
-    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
 
 
 def follows(header: list[int]) -> set[int]:

@@ -22,14 +22,14 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
 from tests.model.tiny import relative_error, whole
 from tests.ops.bound import reference_ops
+from tests.tiny import TINY
 
-from . import tiny
 from .tiny import CPU, PAGE, LivelyTensors, options, prompt, request, run
 
 MAX_MODEL_LEN = 512
 WINDOWS = (64, None, 128, None, 64, 128)
 CONFIG = replace(
-    tiny.CONFIG,
+    TINY,
     num_hidden_layers=6,
     num_local_experts=(4, 6, 2, 4, 9, 5),
     sliding_window=WINDOWS,

@@ -16,7 +16,7 @@ from oscine.executor.parallel.meeting import Meeting
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.store_order import require_store_order
 from oscine.types import RankLostError
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 SLEEPS, WORKS = "import time; time.sleep(600)", "while True: pass"
 

@@ -18,9 +18,10 @@ from oscine.executor.lockstep import Agreed
 from oscine.executor.parallel.clock import StepClock
 from oscine.executor.parallel.meeting import Meeting, Seat
 from oscine.types import EngineStats, GenerationRequest, RankLostError
+from tests.tiny import DEEP
 
 from . import grammars
-from .tiny import DEEP, PAGE, prompt, request
+from .tiny import PAGE, prompt, request
 
 DIVISIBLE = replace(DEEP, intermediate_size=128)  # by 4 ranks
 LIMIT_S = 60.0

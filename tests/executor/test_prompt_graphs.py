@@ -24,24 +24,13 @@ from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
+from tests.tiny import TINY
 
 from .grammars import tokenizer_file
 from .recorded import record_graphs
 from .test_headers import SPECIALS
 from .test_speculation import MOST, Remembered, facts, workload
-from .tiny import (
-    CONFIG,
-    PAGE,
-    capturable_model,
-    executor,
-    loop,
-    model,
-    naive_greedy,
-    options,
-    prompt,
-    request,
-    run,
-)
+from .tiny import PAGE, capturable_model, executor, loop, model, naive_greedy, options, prompt, request, run
 
 SIZES = (8, 16, 32, 64)  # tokens
 EDGES = [size + more for size in SIZES for more in (-1, 0, 1) if size + more <= SIZES[-1]]
@@ -228,7 +217,7 @@ def test_drafts_beside_prompts(
     pages: int,
 ) -> None:
     """Also with grammars, penalties and log-probabilities."""
-    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
     asked, requests = options(max_num_batched_tokens=48), workload()
     plain = executor(model(), asked, 64, 64, grammars)
     expected = run(loop(plain, asked, plain.memory), *requests)

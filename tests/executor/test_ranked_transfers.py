@@ -15,7 +15,7 @@ import pytest
 from oscine.executor.kv.transfers import Transfer
 from oscine.executor.parallel.transfers import RankedTransfers, TransferFollower
 from oscine.types import PageMoves
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 from .test_kv_transfer import GROUPS, MOVES, PAGES, Rank, Source, empty_of, logical, of_rank
 

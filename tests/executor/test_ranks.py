@@ -26,14 +26,15 @@ from oscine.ops.target import Alone, Communicator
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.model.saved import save
 from tests.ops.ranks import on_every_rank
+from tests.tiny import TINY
 
 from .grammars import END as END_OF_TEXT
 from .grammars import TOKENS, grammar, tokenizer_file
-from .tiny import CONFIG, CPU, PAGE, LivelyTensors, loop, prompt, request, run
+from .tiny import CPU, PAGE, LivelyTensors, loop, prompt, request, run
 
 # With 2 ranks a KV head each, with 4 and 8 ranks the same one on several. Three blocks of intermediate columns: parts
 # are filled up with zeros, and some of 8 ranks have nothing else.
-RANKED = replace(CONFIG, vocab_size=104, num_attention_heads=8, intermediate_size=96)
+RANKED = replace(TINY, vocab_size=104, num_attention_heads=8, intermediate_size=96)
 
 START, END, CHANNEL, MESSAGE = range(END_OF_TEXT - 4, END_OF_TEXT)
 SPECIALS = {"<|start|>": START, "<|end|>": END, "<|channel|>": CHANNEL, "<|message|>": MESSAGE}

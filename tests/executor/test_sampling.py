@@ -14,8 +14,9 @@ from oscine.executor.logprobs import ROWS_AT_ONCE
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationOutput, SamplingParams
+from tests.tiny import TINY
 
-from .tiny import CONFIG, all_logits, engine, next_logits, options, prompt, request, run
+from .tiny import all_logits, engine, next_logits, options, prompt, request, run
 
 PROMPT = prompt(20)
 STOP = 5
@@ -215,7 +216,7 @@ def test_logits_of_many_sequences_are_computed_in_parts(case: dict[str, Any], mo
 
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:
-    assert all(0 <= token < CONFIG.vocab_size - 1 for token in prompt(100))
+    assert all(0 <= token < TINY.vocab_size - 1 for token in prompt(100))
 
 
 def test_penalties_count_what_was_generated_before_a_preemption() -> None:

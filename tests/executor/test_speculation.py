@@ -14,10 +14,11 @@ from oscine.executor.parallel.messages import decode_plan, encode_plan
 from oscine.executor.slots import ColumnArray
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.engine.harness import SomeDrafts
+from tests.tiny import TINY
 
 from .grammars import forced_grammar, grammar, tokenizer_file
 from .test_headers import CHANNEL, END, MESSAGE, ROLE, RULE, SPECIALS, START
-from .tiny import CONFIG, executor, loop, model, options, prompt, request, run
+from .tiny import executor, loop, model, options, prompt, request, run
 
 MOST = 3
 
@@ -51,7 +52,7 @@ class Remembered:
         drafts = whole[len(tokens) : len(tokens) + most]
         draw = hash((slot, *tokens[-3:]))
         if drafts and draw % 3:
-            drafts[draw % len(drafts)] = draw // 5 % CONFIG.vocab_size
+            drafts[draw % len(drafts)] = draw // 5 % TINY.vocab_size
         if draw % 5 == 0:
             drafts = [*drafts, 1, 2, 3][:most]  # also beyond the end
         self.num_drafts += len(drafts)
@@ -60,7 +61,7 @@ class Remembered:
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
-    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
 
 
 def engine(grammars: GrammarCache, pages: int, overlap: bool, drafter: HostDrafter | None = None) -> EngineLoop:
@@ -86,7 +87,7 @@ def workload() -> list[GenerationRequest]:
         ([], {**warm, "seed": 4, "stop_token_ids": tuple(range(0, 96, 9))}),
         ([], {"logit_bias": {5: 3.0, 7: 2.0}, "prompt_logprobs": 1, "logprobs": 0}),
         ([], {**warm, "seed": 5, "grammar": grammar(5, 30), "max_tokens": 60}),
-        ([], {"grammar": grammar(2, 4), "min_tokens": 6, "stop_token_ids": (CONFIG.vocab_size - 1,)}),
+        ([], {"grammar": grammar(2, 4), "min_tokens": 6, "stop_token_ids": (TINY.vocab_size - 1,)}),
         ([], {"grammar": grammar(3, 5), "logprobs": 1, "frequency_penalty": 1.0}),  # goes on beyond its end
         ([], {"grammar": forced_grammar("cabcacab", 3)}),
         ([], {**warm, "seed": 10, "grammar": forced_grammar("b" * 20, 3), "logprobs": 1}),

@@ -16,9 +16,10 @@ from oscine.ops.choose import screened
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose
 from tests.model.saved import save
-from tests.model.tiny import SMALL, tensors
+from tests.model.tiny import tensors
+from tests.tiny import SMALL, TINY
 
-from .tiny import CONFIG, PAGE
+from .tiny import PAGE
 
 LOST = "chooser=screened is not used: it does not suit the weights of this head, so all logits are made"
 
@@ -29,7 +30,7 @@ def test_a_head_that_cannot_be_screened_is_reported(
 ) -> None:
     monkeypatch.setattr(load, "choose", lambda platform: choose(platform, {"chooser": "screened"}))
     monkeypatch.setattr(screened, "MOST_DOUBT", most_doubt)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     options = EngineOptions(
         model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),
         cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
@@ -60,7 +61,7 @@ def test_calibrated_scales_of_a_kv_cache_are_reported_as_not_needed(tmp_path: Pa
 
 
 def test_experts_on_host_need_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     options = EngineOptions(model=ModelOptions(random_weights=str(tmp_path), device="cpu", experts_on_host="2"))
     with pytest.raises(ValueError, match="--experts-on-host needs a GPU and --dtype bfloat16"):
         load.load_executor(options, lambda text: None, Stopwatch())

@@ -23,7 +23,7 @@ from oscine.llm import LLM, LostEngineError, RequestError
 from oscine.llm.forms import response_format
 from oscine.llm.functions import Function
 from oscine.llm.options import read
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ import pytest
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.weights import size_of, tensor_specs
 from oscine.types import ModelSize
-from tests.model.tiny import SMALL, WIDE_GROUP
+from tests.tiny import SMALL, WIDE_GROUP
 
 # As published with gpt-oss-20b, less what no reader needs.
 PUBLISHED: dict[str, Any] = {

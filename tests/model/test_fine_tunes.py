@@ -25,8 +25,9 @@ from oscine.ops.moe.mxfp4 import dequantize
 from tests.model.saved import save
 from tests.model.test_gguf import greedy
 from tests.model.test_gpt_oss import transformers_logits, transformers_model
-from tests.model.tiny import SMALL, DictSource, random_tokens, relative_error, tensors, whole
+from tests.model.tiny import DictSource, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops
+from tests.tiny import SMALL
 
 PROMPTS = [[5, 900, 31, 7, 77, 1200], [1, 2, 3]]
 

@@ -27,7 +27,8 @@ from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS
 from oscine.model.weights import tensor_specs
 from oscine.types import GenerationRequest, SamplingParams
 from tests.model.gguf_files import Quantization, write_llama_cpp, write_ollama
-from tests.model.tiny import SMALL, tensors
+from tests.model.tiny import tensors
+from tests.tiny import SMALL
 
 CONFIG = replace(SMALL, eos_token_ids=(3,))
 

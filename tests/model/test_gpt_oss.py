@@ -16,19 +16,9 @@ from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from tests.model.saved import save
-from tests.model.tiny import (
-    SMALL,
-    WIDE_GROUP,
-    Sequence,
-    Stepper,
-    logits_of,
-    model,
-    random_tokens,
-    relative_error,
-    tensors,
-    whole,
-)
+from tests.model.tiny import Sequence, Stepper, logits_of, model, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops
+from tests.tiny import SMALL, WIDE_GROUP
 
 CONFIGS = {"small": SMALL, "wide_group": WIDE_GROUP}
 MODELS: dict[ModelConfig, GptOss] = {config: model(config, tensors(config)) for config in CONFIGS.values()}

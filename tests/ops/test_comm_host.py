@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oscine.ops.comm.host import HostCommunicator, Watch, bytes_of
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 SLOT = 1 << 20  # bytes

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools
 from oscine.tools.mcp import AllowedTools, Connection, McpTool, ServerEntry
 from oscine.tools.toolbox import McpCall, Toolbox, ToolResult
+from tests.children import children
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO: dict[str, Any] = {"command": sys.executable, "args": [SERVER], "env": {"TOKEN": "x"}}
@@ -102,7 +102,7 @@ def test_a_command(tmp_path: Path) -> None:
             assert "no JSON object" in (await toolbox.call("sums.add", "[" * 100_000)).text
 
     use(ToolOptions(mcp_servers=servers_file(tmp_path, sums=STDIO)), run)
-    assert not any(SERVER in child.cmdline() for child in psutil.Process().children(recursive=True))
+    assert not children(SERVER)
 
 
 def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
             assert (await call(toolbox, "die")).text == "Error: the MCP server failed: Connection closed"
             assert (await waiting).text == "Error: the MCP server failed: Connection closed"
             assert (await call(other, "add", a=1, b=2)).text == "3"
-            process = next(p for p in psutil.Process().children(recursive=True) if SERVER in p.cmdline())
+            (process,) = children(SERVER)
             process.kill()
             process.wait()
         async with tools.toolbox([SUMS]) as toolbox:  # finds the connection broken, and makes another

@@ -11,24 +11,11 @@ from uvicorn.server import ServerState
 
 from oscine.api.http import uvicorn_protocol
 from oscine.api.http.uvicorn_protocol import HEAD_S, LINGER_S, STALLED_S, BoundedHttp
+from tests.clock import pass_time, run
 from tests.waiting import until
 
 FIRST_LINE = b"POST / HTTP/1.1\r\nHost: x\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class Loop(asyncio.SelectorEventLoop):
-    skipped_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.skipped_s
-
-
-def pass_time(seconds: float) -> None:
-    """What was to happen within this time happens next."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, Loop)
-    loop.skipped_s += seconds
 
 
 async def connection_of(state: ServerState) -> BoundedHttp:
@@ -78,8 +65,7 @@ def serve(
                     transport.abort()
                 await asyncio.gather(*state.tasks, *(w.wait_closed() for w in writers), return_exceptions=True)
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
-        runner.run(main())
+    run(main())
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
@@ -185,8 +171,7 @@ def test_at_the_limit_a_new_connection_displaces_the_oldest_without_a_request(se
         assert (await answer(third[0])).endswith(b"ok")
         assert await answer(first[0]) == b""
         second[1].write(b"ET / HTTP/1.1\r\nHost: x\r\n\r\n" if sent[:1] == b"P" else GET % b"/")
-        for _, writer in (first, second, third):
-    
+
     serve(test)
 
 

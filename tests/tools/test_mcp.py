@@ -17,6 +17,7 @@ from oscine.tools.builtin import BuiltinTools
 from oscine.tools.mcp import AllowedTools, Connection, McpTool, ServerEntry
 from oscine.tools.toolbox import McpCall, Toolbox, ToolResult
 from tests.children import children
+from tests.waiting import until
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO: dict[str, Any] = {"command": sys.executable, "args": [SERVER], "env": {"TOKEN": "x"}}
@@ -108,8 +109,9 @@ def test_a_command(tmp_path: Path) -> None:
 def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
     async def run(tools: BuiltinTools) -> None:
         async with tools.toolbox([SUMS]) as toolbox, tools.toolbox([SUMS]) as other:
-            waiting = asyncio.ensure_future(call(other, "sleep", seconds=100))
-            await asyncio.sleep(0.1)
+            begun = tmp_path / "begun"
+            waiting = asyncio.ensure_future(call(other, "sleep", seconds=100, begun=str(begun)))
+            await until(begun.exists, "the call of the other")
             assert (await call(toolbox, "die")).text == "Error: the MCP server failed: Connection closed"
             assert (await waiting).text == "Error: the MCP server failed: Connection closed"
             assert (await call(other, "add", a=1, b=2)).text == "3"

@@ -16,6 +16,7 @@ from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.engine.wire import tcp
 from tests.cluster.local_placer import guest
+from tests.engine_process.watch_clock import TIMEOUT_S, WatchClock
 from tests.waiting import until
 
 from .harness import options, read, request, run, running, serving, tokens
@@ -135,15 +136,18 @@ def test_a_machine_that_falls_silent_is_noticed_on_both_sides(folder: Path, monk
     run(test)
 
 
-def test_an_engine_that_hangs_is_started_again_though_all_its_requests_are_of_guests(folder: Path) -> None:
-    hasty = replace(peer(folder, fake_step_s=SLOW_S), engine_timeout_s=3.0)
+def test_an_engine_that_hangs_is_started_again_though_all_its_requests_are_of_guests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = replace(peer(folder, fake_step_s=SLOW_S), engine_timeout_s=TIMEOUT_S)
 
     async def test() -> None:
-        async with serving(hasty) as owner, running(guest(address_of(owner))) as other:
+        clock = WatchClock(monkeypatch)
+        async with serving(watched) as owner, running(guest(address_of(owner))) as other:
             stream, first = other.submit(request("a", max_tokens=ENDLESS)), owner.pid
             await anext(stream)
             assert first is not None
-            psutil.Process(first).suspend()
+            await clock.hang(first)
             with pytest.raises(EngineDied):
                 await read(stream)
             await until(lambda: owner.restarts == 1)

@@ -60,7 +60,7 @@ COMMANDS = [
 @pytest.mark.parametrize("words", COMMANDS)
 def test_commands_are_those_of_the_command_line(words: list[str]) -> None:
     args = vars(_parser().parse_args(words[1:]))
-    args.pop("run")
+    assert callable(args.pop("run"))
     if words[1] == "serve" and not {"config", "kv-events-config"} & args.keys():
         args.pop("api-keys-file", None)
         read_config(args, note=lambda note: None, num_gpus=8 if "gpus" in args else 1)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -334,7 +333,7 @@ def test_a_script_needs_no_guard_and_leaves_no_engine(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(pid))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # each starts a process that loads the model
 @pytest.mark.parametrize(
     "work", ["llm.generate('one', max_tokens=100000)", "llm.chat(['Tell me a story.'] * 1000, progress=False)"]
 )
@@ -347,7 +346,9 @@ def test_an_interrupt_stops_a_script_cleanly(tmp_path: Path, work: str) -> None:
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.stdout.readline()
-    time.sleep(0.5)
+    engine = psutil.Process(pid)
+    before_s = engine.cpu_times().user
+    wait_until(lambda: engine.cpu_times().user > before_s + 0.2, "an engine at work")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, said = process.communicate(timeout=30)
     assert said.rstrip().endswith("KeyboardInterrupt")

@@ -4,7 +4,6 @@ Answers, prefixes, offloaded pages, and refusals.
 """
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +27,7 @@ from oscine.kv_group import FP8
 from oscine.ops import table
 from oscine.ops.target import Target
 from tests.tiny import TINY
+from tests.waiting import wait_until
 from training.evaluate import SKILLS, engine_generator
 from training.packing import Encoder
 from training.split import Draw
@@ -76,10 +76,7 @@ def test_a_cached_prefix_gives_the_answer_of_a_cold_run(max_num_batched_tokens: 
 
 
 def done(job: Job) -> Job:
-    end_s = time.monotonic() + 30
-    while job.state == "running":
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+    wait_until(lambda: job.state != "running", "the end of the job")
     return job
 
 

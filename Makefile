@@ -35,7 +35,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: demo serve test conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: demo serve test quick stress conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -75,6 +75,13 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+quick: $(TEST)  ## the tests that start no process and take no half second: while one works
+	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -p tests.quick -n 2 --timeout 30 --durations 5 --durations-min 1
+
+ROUNDS ?= 30
+stress: $(TEST)  ## the tests that once failed on a busy machine, beside two busy loops, ROUNDS times
+	$(BIN)/python -m tests.stress --rounds $(ROUNDS)
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt

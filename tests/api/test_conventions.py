@@ -86,6 +86,7 @@ def test_1_malformed_output_becomes_reasoning_content_or_calls(scripted: Scripte
         assert (message["content"], message["reasoning"], message["tool_calls"]) == (content, reasoning, calls)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_1_no_output_raises_and_no_special_token_leaks(scripted: ScriptedServer, data: st.DataObject) -> None:

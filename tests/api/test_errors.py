@@ -191,6 +191,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("param", "body"), CHAT, ids=lambda v: str(v)[:60])
 def test_bad_value_in_a_chat_completion(scripted: ScriptedServer, param: str, body: dict[str, Any]) -> None:
     error = refused(scripted, "/v1/chat/completions", {"messages": [USER], **body})

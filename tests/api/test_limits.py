@@ -245,6 +245,7 @@ def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
     check_values(json.dumps({"prompt": list(range(131_072))}).encode())
 
 
+@pytest.mark.long
 def test_large_requests_are_worked_on_beside_the_event_loop(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
     assert seen == {False}
 
 
+@pytest.mark.long
 def test_the_loop_goes_round_while_a_large_conversation_is_read(scripted: ScriptedServer) -> None:
     turns = 0
 

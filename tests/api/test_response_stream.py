@@ -71,6 +71,7 @@ def without_ids(response: dict[str, Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 def test_streamed_is_whole_for_every_kind_of_turn(scripted: ScriptedServer, size: int) -> None:
     for name, ids in turns(scripted.tokenizer).items():
@@ -141,6 +142,7 @@ def test_tools_of_other_kinds_are_called_by_their_own_names(scripted: ScriptedSe
     assert [tool["type"] for tool in whole(scripted, tools=TOOLS)["tools"]] == ["function", "custom", "namespace"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("name", "kind"), [("an answer", "reasoning"), ("a call", "function_call")])
 def test_a_turn_that_is_cut_is_incomplete(scripted: ScriptedServer, size: int, name: str, kind: str) -> None:
@@ -171,6 +173,7 @@ WORDS = (
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(st.sampled_from([*SPECIAL, *WORDS]), min_size=1, max_size=14),

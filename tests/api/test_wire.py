@@ -215,6 +215,7 @@ def test_connections_above_the_limit_have_a_limit_of_their_own() -> None:
     serve(test, waits_unless_probed)
 
 
+@pytest.mark.long
 def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
     """One megabyte of heads would become a hundred megabytes of request objects."""
     number, go = 20_000, asyncio.Event()

@@ -45,6 +45,7 @@ def prompt(*namespaces: ToolNamespace, tools: tuple[FunctionTool, ...] = ()) -> 
     return Conversation((Message("user", "hi"),), tools, namespaces=namespaces)
 
 
+@pytest.mark.long
 def test_the_browser_is_declared_as_the_oracle_declares_it(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding
 ) -> None:
@@ -52,6 +53,7 @@ def test_the_browser_is_declared_as_the_oracle_declares_it(
     assert renderer.render(prompt(DECLARATION)) == expected
 
 
+@pytest.mark.long
 def test_declarations_stand_where_the_oracle_puts_them(renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding) -> None:
     system = oh.SystemContent.new().with_browser_tool().with_tools(described(PYTHON))
     function = oh.ToolDescription.new(FUNCTION.name, FUNCTION.description, FUNCTION.parameters)
@@ -236,6 +238,7 @@ PIECES = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>",
 WORDS = ["analysis", "commentary", " to=python", " to=browser.search", " to=functions.f", "python", " code", "x", "é "]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from(PIECES + WORDS), max_size=14), st.integers(1, 20))
 def test_any_stream_is_read_the_same_however_it_is_cut(

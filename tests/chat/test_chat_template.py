@@ -64,6 +64,7 @@ def rendered(renderer: HarmonyRenderer, o200k: Tokenizer) -> Callable[[Conversat
     return lambda conversation: o200k.decode(renderer.render(conversation))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=50)
 @given(conversations(formats=False))
 def test_the_template_says_what_the_renderer_says(
@@ -73,6 +74,7 @@ def test_the_template_says_what_the_renderer_says(
     assert templated(conversation) == rendered(conversation)
 
 
+@pytest.mark.long
 def test_the_template_loses_nothing_either(rendered: Callable[[Conversation], str]) -> None:
     each = {f"p{i}": schema for i, (schema, _) in enumerate(NOTHING_LOST)}
     tools = (FunctionTool("f", "All.", {"type": "object", "properties": each}), FunctionTool("g", "", REFERRING))

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,6 +8,7 @@ from oscine.chat.tokenizer import Tokenizer
 byte_ids = st.integers(0, 255)  # of the byte tokenizer
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(
     data=st.one_of(st.lists(byte_ids), st.text().map(lambda text: list(text.encode()))),

@@ -134,6 +134,7 @@ SCHEMAS: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("schema", "valid", "invalid"), SCHEMAS, ids=[str(schema)[:50] for schema, _, _ in SCHEMAS])
 def test_the_final_message_satisfies_the_schema(
     accepts: Accepts, schema: dict[str, Any], valid: list[Any], invalid: list[Any]
@@ -146,6 +147,7 @@ def test_the_final_message_satisfies_the_schema(
             assert not accepts(grammar, THOUGHT + final(json.dumps(value, indent=indent)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "valid", "invalid"),
     [
@@ -328,6 +330,7 @@ def test_nothing_to_enforce_is_no_grammar() -> None:
     assert turn_grammar(tool_choice="none", parallel=False) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opening", ["<|end|><|start|>assistant", "<|start|>assistant", ""])
 def test_headers_name_no_recipient_but_those_that_may_be_called(accepts: Accepts, opening: str) -> None:
     free, called = header_grammar(), header_grammar([LOOSE, WEATHER], ["python", "browser.search"])
@@ -401,6 +404,7 @@ def test_broken_forms_have_a_problem(form: Any) -> None:
     assert problem_of(form)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "schema",
     [

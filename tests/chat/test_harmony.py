@@ -99,6 +99,7 @@ def unique_call_ids(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=tuple(messages))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=100)
 @given(conversations())
 def test_renders_what_the_oracle_renders(
@@ -112,6 +113,7 @@ def test_renders_what_the_oracle_renders(
     assert renderer.render(conversation) == oracle_prompt(oracle, kept, drop=False)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(conversations(max_turns=1))
 def test_drops_the_reasoning_that_the_oracle_drops(

@@ -19,6 +19,7 @@ def cut_by_definition(text: str, stops: list[str]) -> str:
     return text
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=500)
 @given(pieces=st.lists(letters), stops=stops_of)
 def test_shows_what_comes_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:

@@ -276,6 +276,7 @@ def test_ends_of_a_cluster(model_folder: Path) -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_a_cluster_is_ready_when_its_model_can_be_served(model_folder: Path) -> None:
     async def test() -> None:
         fleet = Fleet(

@@ -223,6 +223,7 @@ def test_what_cannot_be_sent_is_a_clean_error_too() -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_a_placer_that_stumbles_costs_a_moving_request_some_time() -> None:
     async def test() -> None:
         with RawEngine("a") as a, RawEngine("b") as b:

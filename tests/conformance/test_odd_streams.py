@@ -37,6 +37,7 @@ def read_all(server: ScriptedServer, interface: str, ids: list[int]) -> Said:
     return whole
 
 
+@pytest.mark.long
 @bounded
 @given(parts=odd_completions)
 @example(parts=["<|call|>"])
@@ -47,6 +48,7 @@ def test_no_tokens_are_too_odd(server: ScriptedServer, interface: str, parts: Pa
     assert not [marker for marker in MARKERS for text in said.texts if marker in text]
 
 
+@pytest.mark.long
 @bounded
 @given(message=true_completions())
 def test_what_the_model_means_arrives(server: ScriptedServer, interface: str, message: Message) -> None:

@@ -13,6 +13,7 @@ from .test_engine_properties import prompts, samplings, setting
 TEXT = [(11 * i) % 50 for i in range(150)]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     setting=setting(),

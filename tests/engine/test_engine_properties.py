@@ -1,5 +1,6 @@
 """Every request gets exactly its own tokens: any arrivals, cancellations, shared prefixes, preemptions and chunks."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -88,10 +89,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.run_.finish()
 
 
-TestEngine = EngineMachine.TestCase
+TestEngine = pytest.mark.long(EngineMachine.TestCase)
 TestEngine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     setting=setting(),

@@ -346,6 +346,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(
     requests=REQUESTS,
     slots=st.sampled_from([1, 3, 9, 60]),

@@ -1,5 +1,6 @@
 """The events of the prefix cache, followed by an independent reader, give its content."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def next_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     return digests[0]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     setting=setting(),

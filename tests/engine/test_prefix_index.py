@@ -116,6 +116,7 @@ def test_a_second_page_of_the_same_content_is_refused() -> None:
     assert index.find(digests).pages[0] == [99, 11]
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     windows=st.lists(st.integers(1, 20), max_size=3),

@@ -118,6 +118,7 @@ def gain(
     return engine.run(num_steps, fixed) * engine.times(batch) / batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_drafts_are_as_many_as_pay(machine: str, batch: int) -> None:
@@ -159,6 +160,7 @@ def test_what_a_change_of_steps_costs_is_paid_for() -> None:
         assert engine.run(1500) * times(8) / 8 > 0.985
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [32, 256])
 def test_many_sequences_find_soon_that_drafts_pay(batch: int) -> None:
     for seed in range(3):
@@ -182,6 +184,7 @@ def test_drafts_that_rarely_exist_cost_little(matched: float, overhead_ms: float
     assert engine.run(3000) > 1 / H200(1) * (1.4 if matched > 0.5 else 0.98)
 
 
+@pytest.mark.long
 def test_a_drafter_that_proposes_few_is_allowed_many() -> None:
     """Most proposals are of one draft and fail, the others are long and right. A limit costs only rows that exist."""
 

@@ -347,6 +347,7 @@ def test_events_of_a_step_are_one_message_in_the_order_in_which_they_were() -> N
     assert h[1] == 0x0101010101010101
 
 
+@pytest.mark.long
 def test_what_is_kept_for_replays_is_bounded_in_bytes() -> None:
     text = [200_000] * (16_384 * PAGE)
     with publisher() as events:

@@ -91,6 +91,7 @@ def mixed_answers() -> dict[str, GenerationOutput]:
     return run(engine(options(max_num_seqs=6)), *mixed_workload())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, pages: int, chunk: int) -> None:
     expected = mixed_answers()
@@ -103,6 +104,7 @@ def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, p
     assert (recorded.stats().preemptions > 0) == (pages < 64)
 
 
+@pytest.mark.long
 def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeEngine) -> None:
     kinds: list[dict[str, object]] = [
         {"temperature": 0.9},
@@ -126,6 +128,7 @@ def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeE
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
 def test_grammars_are_kept_while_steps_overlap(
     make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
@@ -152,6 +155,7 @@ def header_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Genera
     return run(loop(runner, options(), runner.memory), *header_workload())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
 def test_headers_are_ruled_while_steps_overlap(
     make_engine: MakeEngine,

@@ -157,6 +157,7 @@ def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, mon
         replace(rounded, experts_on_host="2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation_dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)])
 def test_the_embedded_model_answers_right(

@@ -139,6 +139,7 @@ def workload() -> list[tuple[GenerationRequest, int, int]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_tokens_are_those_of_a_loop_with_masks(grammars: GrammarCache, overlap: bool, pages: int, chunk: int) -> None:
@@ -287,6 +288,7 @@ def test_more_grammars_at_once_than_are_kept(grammars: GrammarCache, monkeypatch
     assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}
 
 
+@pytest.mark.long
 def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Path) -> None:
     judges = GrammarJudges(deadline_s=2)
     engine = constrained_engine(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges))
@@ -301,6 +303,7 @@ def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Pa
     assert found["sound"].finish_reason == found["plain"].finish_reason == "length"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("company", [1, 0])
 def test_masks_that_take_too_long_end_their_sequence_alone(
     grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch, company: int

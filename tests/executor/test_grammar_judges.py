@@ -38,6 +38,7 @@ def test_the_first_problem_is_found() -> None:
     assert "nobody" in problem.message
 
 
+@pytest.mark.long
 def test_what_takes_too_long_is_stopped_and_the_next_one_is_judged() -> None:
     judges = GrammarJudges(deadline_s=2)
     case = judges.judge(ENDLESS)

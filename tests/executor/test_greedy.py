@@ -1,5 +1,6 @@
 """Under any schedule, greedy output equals that of a loop that recomputes everything for each token."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ def _workloads(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return draw(st.lists(st.tuples(lengths, st.integers(0, 2), st.integers(0, 1)), min_size=2, max_size=7))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
     workload=_workloads(),
@@ -51,6 +53,7 @@ def test_greedy_equals_full_recomputation(
     assert stats.full_pages_used == stats.sliding_pages_used == 0
 
 
+@pytest.mark.long
 def test_a_prefix_hit_and_preemptions_did_happen() -> None:
     """So that the test above has something to test."""
     loop = engine(options(max_num_batched_tokens=16, overlap=True), num_full_pages=10, num_sliding_pages=10)

@@ -112,6 +112,7 @@ def workload() -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_headers_are_held_to_their_grammar_and_texts_are_free(
@@ -187,6 +188,7 @@ def test_a_grammar_of_the_whole_turn_goes_before(grammars: GrammarCache) -> None
     assert "".join(TOKENS[i] for i in run(engine(grammars, 64, True, 64), one)["a"].token_ids).startswith("cb")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("few", [True, False])
 def test_plain_rows_need_no_logits(grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     if few:

@@ -169,6 +169,7 @@ LENGTHS = (100, 90, 30)  # with the answers, past both windows
 ROOMY, TIGHT = (64, 64, 64), (17, 12, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_pages", "overlap", "chunk"), [(ROOMY, False, 64), (ROOMY, True, 7), (TIGHT, False, 24), (TIGHT, True, 64)]
 )
@@ -190,6 +191,7 @@ def test_tokens_are_those_of_plain_loops_through_chunks_hits_and_preemptions(
     assert stats.full_pages_used == stats.sliding_pages_used == 0
 
 
+@pytest.mark.long
 def test_logits_are_those_of_plain_loops() -> None:
     tokens, oracle = torch.tensor(prompt(200)), Oracle()
     expected = torch.stack([oracle.next_logits(int(token)) for token in tokens])

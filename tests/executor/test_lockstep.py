@@ -113,6 +113,7 @@ def alone(options: EngineOptions, *asked: GenerationRequest) -> dict[str, list[i
     return client.tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overlap", "drafting"),
     [(True, False), (False, False), (True, True)],
@@ -151,6 +152,7 @@ def test_prompts_that_arrive_while_others_decode_prefixes_and_cancellations(tmp_
     assert interrupted == {"late": expected["late"], "steady": expected["steady"]}
 
 
+@pytest.mark.long
 def test_preemption_on_one_rank(tmp_path: Path) -> None:
     roomy, narrow = options(tmp_path), options(tmp_path, kv_cache_bytes=120_000)
     many = [request(str(n), prompt(30, n), max_tokens=50) for n in range(5)]

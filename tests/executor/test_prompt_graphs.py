@@ -70,6 +70,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", EDGES)
 def test_prompts_at_the_borders_of_sizes(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]], tokens: int
@@ -209,6 +210,7 @@ def test_a_draft_head_is_told_what_it_is_told_of_eager_steps(make_executor: Make
     assert len(told.calls) > 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pages", [64, 10])
 def test_drafts_beside_prompts(
     make_executor: MakeExecutor,

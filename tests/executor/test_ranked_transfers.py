@@ -77,6 +77,7 @@ def test_each_rank_has_its_heads_of_the_pages(there: int) -> None:
     source.kill()
 
 
+@pytest.mark.long
 def test_an_engine_on_several_ranks_can_be_read_from() -> None:
     with two_ranks() as there, two_ranks() as here:
         for rank, group_pages in ((rank, i) for rank in range(2) for i in range(len(GROUPS))):

@@ -121,6 +121,7 @@ def logprobs(output: GenerationOutput) -> list[tuple[int, float]]:
     return [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])  # 4: more than KV heads
 def test_ranks_answer_as_one(options: EngineOptions, alone: Answers, num_ranks: int) -> None:
     first, *others = on_every_rank(num_ranks, lambda own: answers(options, own))
@@ -190,6 +191,7 @@ def without_filling(part: Tensor, dimension: int) -> list[Tensor]:
 PUBLISHED = {1: (64, 8, 90), 2: (32, 4, 45), 4: (16, 2, 23), 8: (8, 1, 12), 16: (4, 1, 6)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", PUBLISHED)
 @pytest.mark.parametrize("config", [gpt_oss_20b(), gpt_oss_120b()], ids=["20b", "120b"])
 def test_shards_of_published_models(config: ModelConfig, num_ranks: int) -> None:
@@ -249,6 +251,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_rank_reads_its_own_bytes_of_a_file(tmp_path: Path, num_ranks: int) -> None:
     config = replace(RANKED, num_key_value_heads=4, intermediate_size=128)

@@ -85,6 +85,7 @@ CASES: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_parameter_does_what_it_says(case: str) -> None:
     sampling = SamplingParams(**{"max_tokens": 16, "temperature": 0.0, "seed": 11, **CASES[case]})  # type: ignore[arg-type]
@@ -104,6 +105,7 @@ def test_min_tokens_holds_back_the_stop_tokens_and_no_longer() -> None:
     assert STOP not in held.token_ids[:4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_seeded_sample_is_the_same_alone_and_in_company(overlap: bool) -> None:
     requests = [
@@ -219,6 +221,7 @@ def test_the_vocabulary_is_what_the_tests_think() -> None:
     assert all(0 <= token < TINY.vocab_size - 1 for token in prompt(100))
 
 
+@pytest.mark.long
 def test_penalties_count_what_was_generated_before_a_preemption() -> None:
     requests = [
         request(str(i), prompt(12, start=i), max_tokens=60, temperature=1.0, seed=i, frequency_penalty=0.7)

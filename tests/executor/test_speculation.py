@@ -116,6 +116,7 @@ def plain(grammars: GrammarCache) -> dict[str, GenerationOutput]:
     return run(engine(grammars, 64, False), *workload())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("pages", [64, 10])
 def test_answers_with_drafts_are_those_without(
@@ -141,6 +142,7 @@ def test_answers_with_drafts_are_those_without(
     assert stats.steps < 0.9 * without.stats().steps, "few were accepted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("salts", [("", ""), ("", "mine"), ("mine", ""), ("mine", "yours")])
 def test_answers_of_requests_with_a_salt_are_no_drafts_of_others(
     grammars: GrammarCache, salts: tuple[str, str]
@@ -179,6 +181,7 @@ class SeldomDrafts(SomeDrafts):
             one.num_drafts *= self.num_decisions % 3 == 0
 
 
+@pytest.mark.long
 def test_drafts_are_the_same_on_ranks_that_collect_later(
     grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

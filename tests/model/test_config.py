@@ -78,6 +78,7 @@ def test_the_spelling_of_transformers_5() -> None:
     assert ModelConfig.from_dict(values) == gpt_oss_20b()
 
 
+@pytest.mark.long
 def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
     from transformers import GptOssConfig, Mxfp4Config
 

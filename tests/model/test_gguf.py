@@ -104,6 +104,7 @@ def greedy(model: str, prompts: list[list[int]]) -> list[list[int]]:
     return [[i for output in outputs[str(number)] for i in output.token_ids] for number in range(len(prompts))]
 
 
+@pytest.mark.long
 def test_the_embedded_model_gives_the_same_tokens_from_every_format(tmp_path: Path) -> None:
     config = ModelConfig.from_file(NANO_FOLDER / "config.json")
     checkpoint = Checkpoint(NANO_FOLDER, config)
@@ -120,6 +121,7 @@ def test_the_embedded_model_gives_the_same_tokens_from_every_format(tmp_path: Pa
 # ---- types of blocks ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", READ)
 def test_blocks_are_read_as_ggml_reads_them(name: str) -> None:
     kind = next(kind for kind in TYPES.values() if kind.name == name)
@@ -162,6 +164,7 @@ def resident() -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.long
 def test_read_tensors_are_released_from_memory(tmp_path: Path) -> None:
     config = replace(CONFIG, hidden_size=512, intermediate_size=512, num_local_experts=16)
     write_llama_cpp(tmp_path / "m.gguf", config, tensors(config), types=lambda name: Quantization.Q8_0)
@@ -265,6 +268,7 @@ def test_a_truncated_file(written: Path, tmp_path: Path, keep: int) -> None:
     assert refusal(path).startswith(f"{path}: truncated or malformed: ")
 
 
+@pytest.mark.long
 def test_hostile_headers_are_one_error(written: Path, tmp_path: Path) -> None:
     """Any byte of the header may be anything."""
     path, whole, errors = tmp_path / "m.gguf", written.read_bytes(), list[str]()
@@ -296,6 +300,7 @@ def test_a_vocabulary_needs_a_tokenizer_of_its_own(written: Path, tmp_path: Path
     assert open_model(ModelOptions(str(tmp_path))).tokenizer == tmp_path
 
 
+@pytest.mark.long
 def test_gpt_oss_s_own_vocabulary_is_known(tmp_path: Path) -> None:
     config, path = replace(CONFIG, vocab_size=NUM_TOKENS, hidden_size=32), tmp_path / "m.gguf"
     tokens = [f"t{i}" for i in range(NUM_TOKENS)]

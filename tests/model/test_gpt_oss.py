@@ -51,6 +51,7 @@ def transformers_logits(oracle: Any, tokens: Tensor, offset: int) -> Tensor:
     return logits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "offset"), [(1, 0), (7, 0), (300, 0), (300, 4000), (200, 7990)], ids=lambda value: str(value)
 )
@@ -75,6 +76,7 @@ def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) 
     assert relative_error(x_NH, expected[last][0][[3, 8]]) < 1e-5
 
 
+@pytest.mark.long
 def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
     """A context of 4,100 tokens, a chunk and three single tokens. Few heads, because the oracle is slow."""
     config = replace(WIDE_GROUP, num_attention_heads=2, num_hidden_layers=2, layer_types=WIDE_GROUP.layer_types[1:])
@@ -86,6 +88,7 @@ def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
     assert relative_error(torch.cat(parts), expected) < 1e-5
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(deadline=None, max_examples=8)
 def test_chunks_and_decodes_in_any_mixture_equal_the_whole(data: st.DataObject) -> None:

@@ -73,6 +73,7 @@ def test_the_best_is_that_of_the_lowest_rank_that_has_it() -> None:
     assert found == [[4, 13, 10, -1]] * 4
 
 
+@pytest.mark.long
 def test_thousands_of_exchanges_in_a_row_stay_in_step() -> None:
     """Ranks that are late in turn: a slot that is written too early would show."""
 

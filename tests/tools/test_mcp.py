@@ -106,6 +106,7 @@ def test_a_command(tmp_path: Path) -> None:
     assert not children(SERVER)
 
 
+@pytest.mark.long
 def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
     async def run(tools: BuiltinTools) -> None:
         async with tools.toolbox([SUMS]) as toolbox, tools.toolbox([SUMS]) as other:

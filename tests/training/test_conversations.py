@@ -95,6 +95,7 @@ def test_json_answers_fit_their_schema() -> None:
         assert valid_json(made, f"<|channel|>final<|message|>{made.completion.content}<|return|>")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [schema_shown, keys_named, class_schema, unfillable, extraction_call, forced_call])
 def test_what_is_extracted_fits_its_schema(make: Callable[[Draw, Effort], Episode]) -> None:
     for seed in range(150):

@@ -1,4 +1,4 @@
-"""`make stress`: tests that once failed on a busy machine, again and again beside two busy loops. For people, not for CI."""
+"""`make stress`: tests that once failed on a busy machine, beside two busy loops, many times. Not a part of CI."""
 
 import argparse
 import os

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscine.chat.tokenizer import Tokenizer
@@ -174,7 +174,7 @@ WORDS = (
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.sampled_from([*SPECIAL, *WORDS]), min_size=1, max_size=14),
     size=st.sampled_from(SIZES),

@@ -239,7 +239,7 @@ WORDS = ["analysis", "commentary", " to=python", " to=browser.search", " to=func
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES + WORDS), max_size=14), st.integers(1, 20))
 def test_any_stream_is_read_the_same_however_it_is_cut(
     oracle: oh.HarmonyEncoding, o200k: Tokenizer, written: list[str], step: int

@@ -65,7 +65,7 @@ def rendered(renderer: HarmonyRenderer, o200k: Tokenizer) -> Callable[[Conversat
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(conversations(formats=False))
 def test_the_template_says_what_the_renderer_says(
     rendered: Callable[[Conversation], str], conversation: Conversation

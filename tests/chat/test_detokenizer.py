@@ -9,7 +9,7 @@ byte_ids = st.integers(0, 255)  # of the byte tokenizer
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     data=st.one_of(st.lists(byte_ids), st.text().map(lambda text: list(text.encode()))),
     sizes=st.lists(st.integers(1, 5), min_size=1),

@@ -100,7 +100,7 @@ def unique_call_ids(conversation: Conversation) -> Conversation:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(conversations())
 def test_renders_what_the_oracle_renders(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding, conversation: Conversation
@@ -114,7 +114,7 @@ def test_renders_what_the_oracle_renders(
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(conversations(max_turns=1))
 def test_drops_the_reasoning_that_the_oracle_drops(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding, conversation: Conversation

@@ -16,7 +16,7 @@ texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(sorted(SPECIAL_
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(texts)
 def test_encodes_like_the_oracle(o200k: Tokenizer, oracle: HarmonyEncoding, text: str) -> None:
     ids = o200k.encode(text)
@@ -25,7 +25,7 @@ def test_encodes_like_the_oracle(o200k: Tokenizer, oracle: HarmonyEncoding, text
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(texts)
 def test_text_never_becomes_a_special_id(byte_tokenizer: Tokenizer, text: str) -> None:
     ids = byte_tokenizer.encode(text)

@@ -163,7 +163,7 @@ values = st.recursive(
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(values)
 def test_no_schema_does_worse_than_a_clear_error(schema: Any) -> None:
     declared, error = "", ""

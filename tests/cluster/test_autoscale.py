@@ -204,7 +204,7 @@ pools = st.tuples(st.floats(0.1, 60), st.integers(0, 5), st.lists(loads, max_siz
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["aggregated", "prefill", "decode"]),
     st.integers(0, 4),

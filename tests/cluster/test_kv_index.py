@@ -30,7 +30,7 @@ def naive_overlap(cached: dict[str, set[int]], prompt: list[int]) -> dict[str, i
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(operations, max_size=30), st.lists(some_pages, min_size=1, max_size=4))
 def test_it_is_the_naive_model(history: list[tuple[str, str, list[int]]], prompts: list[list[int]]) -> None:
     index = KVIndex()

@@ -90,11 +90,11 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = pytest.mark.long(EngineMachine.TestCase)
-TestEngine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestEngine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     setting=setting(),
     arrivals=st.lists(

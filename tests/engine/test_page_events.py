@@ -48,7 +48,7 @@ def next_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     setting=setting(),
     arrivals=st.lists(st.tuples(prompts, st.integers(1, 100), st.integers(0, 2), samplings), min_size=2, max_size=12),

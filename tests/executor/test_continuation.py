@@ -73,7 +73,7 @@ def undisturbed() -> dict[str, Outcome]:
 
 
 @pytest.mark.long
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(cuts=st.fixed_dictionaries(dict.fromkeys(CASES, st.integers(1, NUM_TOKENS))), other=st.booleans())
 def test_the_tokens_after_a_cut_are_those_of_the_undisturbed_run(cuts: dict[str, int], other: bool) -> None:
     for name, (found, found_logprobs, found_reason) in continued(cuts, other).items():

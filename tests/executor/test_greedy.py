@@ -1,7 +1,7 @@
 """Under any schedule, greedy output equals that of a loop that recomputes everything for each token."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .tiny import engine, naive_greedy, options, prompt, recompute, request, run
@@ -17,7 +17,7 @@ def _workloads(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6)
 @given(
     workload=_workloads(),
     chunk=st.sampled_from([4, 7, 16, 64]),

@@ -90,7 +90,7 @@ def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @given(st.data())
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_chunks_and_decodes_in_any_mixture_equal_the_whole(data: st.DataObject) -> None:
     config = data.draw(st.sampled_from([SMALL, WIDE_GROUP]))
     ours = MODELS[config]

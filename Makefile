@@ -76,7 +76,7 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-quick: $(TEST)  ## the tests that start no process and take no half second: while one works
+quick: $(TEST)  ## while one works: the tests that start no process and are not long, in a minute
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -p tests.quick -n 2 --timeout 30 --durations 5 --durations-min 1
 
 ROUNDS ?= 30

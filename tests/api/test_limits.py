@@ -221,6 +221,7 @@ MANY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MANY)
 def test_a_request_of_too_many_things_is_refused_by_its_parameter(scripted: ScriptedServer, name: str) -> None:
     answer = scripted.post(*MANY[name])
@@ -306,6 +307,7 @@ def request(server: ScriptedServer, path: str, **headers: str) -> httpx.Response
 CHAT = "/v1/chat/completions"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
 )

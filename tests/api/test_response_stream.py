@@ -108,6 +108,7 @@ def test_items_are_what_was_said(scripted: ScriptedServer) -> None:
     assert output(scripted, "nothing") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("asked", [{"summary": "auto"}, {"summary": "detailed"}, {"generate_summary": "concise"}])
 def test_reasoning_is_its_own_summary_where_one_is_asked_for(

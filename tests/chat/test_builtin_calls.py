@@ -64,12 +64,14 @@ def test_declarations_stand_where_the_oracle_puts_them(renderer: HarmonyRenderer
     assert renderer.render(prompt(WIKI)) == oracle_prompt(oracle, oh.SystemContent.new(), alone)
 
 
+@pytest.mark.long
 def test_a_tool_of_a_namespace_that_cannot_be_declared_is_named(renderer: HarmonyRenderer) -> None:
     twice = ToolNamespace("wiki", "", (ASK, ASK))
     with pytest.raises(ValueError, match="'ask' is used twice"):
         renderer.render(prompt(twice))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", [CODE, SEARCH, ASKED], ids=lambda call: call.recipient)
 def test_what_follows_a_call_is_what_history_renders(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding, call: BuiltinCall

@@ -82,6 +82,7 @@ def test_the_template_loses_nothing_either(rendered: Callable[[Conversation], st
     assert templated(conversation) == rendered(conversation)
 
 
+@pytest.mark.long
 def test_variables_of_the_template(rendered: Callable[[Conversation], str]) -> None:
     conversation = Conversation((Message("user", "q"),))
     with_prompt = rendered(conversation)

@@ -182,6 +182,7 @@ def test_formats_admit_nothing_impossible(accepts: Accepts, name: str, valid: li
         assert [value for value in invalid if accepts(grammar, f"{json.dumps(value)}<|return|>")] == []
 
 
+@pytest.mark.long
 def test_what_looks_like_a_format_is_none(accepts: Accepts) -> None:
     schema = {"properties": {"format": {"const": {"format": "date"}}}, "additionalProperties": False}
     grammar = text_grammar(JsonFormat({"type": "object", **schema, "required": ["format"]}))
@@ -219,6 +220,7 @@ def test_whitespace_is_bounded(accepts: Accepts) -> None:
     assert not accepts(grammar, final("{} "))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "valid", "invalid"),
     [
@@ -262,6 +264,7 @@ def test_a_name_of_a_special_token_is_text(nano: Tokenizer, form: Any, text: str
     assert matcher.is_stopped()
 
 
+@pytest.mark.long
 def test_a_required_call_is_one_of_the_tools_and_satisfies_its_schema(accepts: Accepts) -> None:
     grammar = turn_grammar(tools=[WEATHER, LOOSE], tool_choice="required")
     for header in CALL_HEADERS:

@@ -216,7 +216,7 @@ class Busy(BaseHTTPRequestHandler):
 def busy() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
     Busy.posts = 0
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -16,7 +16,7 @@ from tests.cluster.local_placer import RETRY_S, Fleet, clustered, guest
 from tests.engine_process.harness import options, read, request, run, running, tokens
 from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]  # each starts engines
 SLOW_S = 0.02
 RETURN = 1913  # of the embedded model
 NO_TOKEN = 10_000  # see unchecked_engines
@@ -276,7 +276,6 @@ def test_ends_of_a_cluster(model_folder: Path) -> None:
     run(test)
 
 
-@pytest.mark.long
 def test_a_cluster_is_ready_when_its_model_can_be_served(model_folder: Path) -> None:
     async def test() -> None:
         fleet = Fleet(

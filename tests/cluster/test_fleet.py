@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
+
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
@@ -14,6 +16,8 @@ from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
 from tests.waiting import until
+
+pytestmark = pytest.mark.long  # each starts engines
 
 SEED = "5eed"
 PAGE = 16

@@ -20,6 +20,8 @@ from tests.cluster.local_placer import guest
 from tests.cluster.scripted_router import ScriptedRouter, served
 from tests.waiting import until
 
+pytestmark = pytest.mark.long  # each starts engines
+
 FAKE = EngineOptions(executor="fake", fake_step_s=0.01, quiet=True)
 
 

@@ -145,6 +145,7 @@ def gain_on_h200(num_steps: int, batch: int, accepted: Accepted, seed: int) -> f
     return engine.run(num_steps) * times(batch) / batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [8, 32, 256])
 def test_drafts_that_never_pay_cost_a_percent_of_500_steps(batch: int) -> None:
     for accepted in (NONE, POOR):
@@ -176,6 +177,7 @@ def test_changes_are_noticed_and_a_bad_time_costs_little(machine: str) -> None:
         assert engine.run(2000) > plain * (1.4 if machine == "h200" and phase % 2 == 0 else 0.98)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overhead_ms", [0.0, 0.1])
 @pytest.mark.parametrize("matched", [0.0, 0.05, 0.8])
 def test_drafts_that_rarely_exist_cost_little(matched: float, overhead_ms: float) -> None:

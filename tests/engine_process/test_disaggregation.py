@@ -31,6 +31,8 @@ from tests.waiting import until
 
 from .harness import options, read, request, run, running, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 STEP_S = 0.05
 NUM_TOKENS = 2000  # 8 steps of 256, long enough that a busy machine sees them run
 

@@ -24,6 +24,8 @@ from tests.waiting import until
 
 from .harness import options, read, request, run, serving, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 SEED = "0123456789abcdef"
 PAGE = 16
 PROMPT = [(7 * i) % 250 for i in range(100)]
@@ -347,7 +349,6 @@ def test_events_of_a_step_are_one_message_in_the_order_in_which_they_were() -> N
     assert h[1] == 0x0101010101010101
 
 
-@pytest.mark.long
 def test_what_is_kept_for_replays_is_bounded_in_bytes() -> None:
     text = [200_000] * (16_384 * PAGE)
     with publisher() as events:

@@ -18,6 +18,8 @@ from tests.waiting import until
 
 from .harness import options, read, request, run, serving, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 
 def prompt(start: int, num_tokens: int = 500) -> list[int]:
     return [(start + 7 * i) % 256 for i in range(num_tokens)]

@@ -21,6 +21,8 @@ from tests.waiting import until
 
 from .harness import options, read, request, run, running, serving, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 SLOW_S = 0.025
 ENDLESS = 3000
 

@@ -31,6 +31,8 @@ from tests.waiting import until
 from .conftest import RETURN
 from .harness import PATIENCE_S, options, read, request, run, running, serving, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 SLOW_S = 0.025
 ENDLESS = 3000  # at this pace it outlasts the patience of a test
 

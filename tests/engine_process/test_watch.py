@@ -13,6 +13,8 @@ from tests.waiting import until
 
 from .harness import options, read, request, run, serving, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 
 def test_an_engine_that_hangs_is_killed_and_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:

@@ -133,6 +133,7 @@ def test_uneven_loads(tmp_path: Path, overlap: bool, drafting: bool) -> None:
     assert any(stats.accepted_tokens for stats, _ in found) == drafting
 
 
+@pytest.mark.long
 def test_prompts_that_arrive_while_others_decode_prefixes_and_cancellations(tmp_path: Path) -> None:
     given = options(tmp_path)
     first, again = request("first", prompt(80), max_tokens=10), request("again", prompt(80), max_tokens=10)
@@ -162,6 +163,7 @@ def test_preemption_on_one_rank(tmp_path: Path) -> None:
     assert crowded | calm == alone(roomy, *many, other)
 
 
+@pytest.mark.long
 def test_a_grammar_on_one_rank(tmp_path: Path) -> None:
     given = options(tmp_path)
     ruled = request(

@@ -235,6 +235,7 @@ def test_drafts_beside_prompts(
     assert drafter.num_drafts > 200
 
 
+@pytest.mark.long
 def test_prefix_hits_and_several_prompts_in_a_step(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]]
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_cancelled_transfer_has_ended_on_all_ranks() -> None:
     source.kill()
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_before_it_has_told_its_memory_is_an_error() -> None:
     rank = Rank(2, 0, filled=False)
     ours, _theirs = Pipe()

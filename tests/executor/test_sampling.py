@@ -152,6 +152,7 @@ def test_logprobs_are_those_of_the_model_before_any_adjustment(num_top: int) -> 
     assert not found["c"].logprobs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [4, 7, 64])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_prompt_logprobs_in_chunks(chunk: int, overlap: bool) -> None:
@@ -187,6 +188,7 @@ def test_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest
     _check(found["a"].prompt_logprobs or [], tokens, 1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 2}])
 def test_logits_of_many_sequences_are_computed_in_parts(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven sequences: parts of 4, 4 and 3 rows. Unless greedy, rows are sampled two at a time."""

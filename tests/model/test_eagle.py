@@ -78,6 +78,7 @@ class Pages:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_drafts_equal_the_reference(format: Format, platform: str, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def write_floats(
     return floats
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["", "_blocks"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_experts_in_floats_are_quantised_and_all_else_is_read_as_bfloat16(
@@ -195,6 +196,7 @@ SCALES_OF_A_CACHE = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCALES_OF_A_CACHE)
 def test_calibrated_scales_of_a_kv_cache_are_left_out(tmp_path: Path, name: str) -> None:
     made = tensors(SMALL)

@@ -61,6 +61,7 @@ def test_logits_equal_those_of_transformers(pair: tuple[GptOss, Any], count: int
     assert relative_error(whole(ours, tokens, offset), transformers_logits(oracle, tokens, offset)) < 1e-5
 
 
+@pytest.mark.long
 def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) -> None:
     ours, oracle = pair
     tokens, last, norm_H = random_tokens(ours.config, 9), ours.config.num_hidden_layers, ours.weights.norm_H

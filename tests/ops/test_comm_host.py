@@ -34,6 +34,7 @@ def part(rank: int, call: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * call + rank))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_those_in_the_order_of_ranks_to_the_last_bit(num_ranks: int, dtype: torch.dtype) -> None:

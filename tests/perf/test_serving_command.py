@@ -222,6 +222,7 @@ def test_a_server_with_keys() -> None:
         assert run(*given, OPENAI_API_KEY="sesame").returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [

@@ -58,6 +58,7 @@ def test_efforts_differ_in_length() -> None:
     assert lengths == sorted(set(lengths))
 
 
+@pytest.mark.long
 def test_training_and_held_out_draws_share_nothing() -> None:
     for make in (city, first_name, lambda draw: operands(draw, "+"), lambda draw: operands(draw, "*")):
         seen = {make(Draw(seed)) for seed in range(600)}

@@ -37,7 +37,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: demo serve test test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: demo serve test quick stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -91,6 +91,13 @@ triton-matrix: $(TRITONS:%=.venv-triton/%/.ready)  ## kernels compiled ahead for
 
 test-newest-triton: .venv-triton/$(NEWEST)/.ready  ## the part of that which CI runs: the newest release for Hopper
 	$(call compiles,$(NEWEST),-m 'compiles and not slow' --ignore tests/ops/test_chips.py)
+
+quick: $(TEST)  ## while one works: the tests that start no process and are not long, in a minute
+	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -p tests.quick -n 2 --timeout 30 --durations 5 --durations-min 1
+
+ROUNDS ?= 30
+stress: $(TEST)  ## the tests that once failed on a busy machine, beside two busy loops, ROUNDS times
+	$(BIN)/python -m tests.stress --rounds $(ROUNDS)
 
 # An environment of its own: ai-dynamo's dependencies do not go together with others', and it needs next to none of them.
 $(DYNAMO)/.ready: pyproject.toml constraints.txt

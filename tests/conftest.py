@@ -6,8 +6,10 @@ the kernels.
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +80,28 @@ STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be in
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _mind_interrupts()
+    _be_patient()
+    _begin_elsewhere(config)
+
+
+def _mind_interrupts() -> None:
+    """A shell lets what it starts in the background ignore interrupts. The programs that tests start inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _be_patient() -> None:
+    """Of hypothesis: examples have no deadline, and may be slow to make. A fixture may serve all examples of a test."""
+    with suppress(ImportError):  # on a GPU machine
+        from hypothesis import HealthCheck, settings
+
+        checks = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+        settings.register_profile("patient", deadline=None, suppress_health_check=checks)
+        settings.load_profile("patient")
+
+
+def _begin_elsewhere(config: pytest.Config) -> None:
     """Lets each worker begin to collect in another folder: it finds compiled what others have imported."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:

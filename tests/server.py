@@ -3,23 +3,13 @@
 import json
 import os
 import signal
-import time
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 
 from benchmarks.serving.server import Server
-
-DEADLINE_S = 30.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.01)
+from tests.waiting import DEADLINE_S, wait_until
 
 
 class ServerProcess(Server):

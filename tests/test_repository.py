@@ -25,6 +25,7 @@ def is_kernel(path: Path) -> bool:
     return "ops" in path.relative_to(ROOT).parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_holds_one_noun_in_a_readable_length(path: Path) -> None:
     text = path.read_text()
@@ -42,6 +43,7 @@ def is_door(path: Path) -> bool:
     return path.stem in ("__init__", "__main__")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", ROOMS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_room_has_few_modules_none_of_which_repeats_its_name(room: Path) -> None:
     names = [path.stem for path in SOURCES if path.parent == room and not is_door(path)]
@@ -61,6 +63,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
     modules: dict[str, set[str]] = {}
     rooms: dict[str, set[str]] = {}

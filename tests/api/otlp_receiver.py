@@ -56,7 +56,7 @@ class OtlpReceiver:
                 self.spans += scope_spans.spans
 
     def __enter__(self) -> "OtlpReceiver":
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:

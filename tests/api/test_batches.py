@@ -21,7 +21,8 @@ from oscine.api.app import create_app
 from oscine.api.batches.schemas import FileObject
 from oscine.api.batches.service import BatchService
 from oscine.config import Config, ServerOptions
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
@@ -315,13 +316,11 @@ def test_keys_see_their_own_and_have_limits(tmp_path: Path, model_folder: Path) 
             client.close()
 
 
-@pytest.mark.slow
 def test_a_batch_expires(tmp_path: Path, model_folder: Path) -> None:
     """A server is started when the time of its batch is over."""
     with served(tmp_path, model_folder) as server, OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         batch_id = start(client, line("short", max_tokens=1), line("long", max_tokens=60_000, ignore_eos=True))
         wait_until(lambda: client.batches.retrieve(batch_id).request_counts.completed == 1, "the short answer")
-        time.sleep(1.2)  # the counts are recorded once per second
         kill(server)
     with closing(sqlite3.connect(tmp_path / "index.db")) as index, index:
         (body,) = index.execute("SELECT body FROM records WHERE id = ?", (batch_id,)).fetchone()

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscine.api.serving import service
@@ -86,7 +86,8 @@ def test_1_malformed_output_becomes_reasoning_content_or_calls(scripted: Scripte
         assert (message["content"], message["reasoning"], message["tool_calls"]) == (content, reasoning, calls)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.long
+@settings(max_examples=60)
 @given(st.data())
 def test_1_no_output_raises_and_no_special_token_leaks(scripted: ScriptedServer, data: st.DataObject) -> None:
     t = scripted.tokenizer

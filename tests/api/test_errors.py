@@ -44,6 +44,7 @@ def refused(server: ScriptedServer, path: str, body: Any, status: int = 400) -> 
     return dict(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"nonsense", b'{"messages": [}', b'\xff\xfe{"a": 1}', b'{"x":' + b"[" * 100_000, b'{"messages": NaN}'],
@@ -191,6 +192,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("param", "body"), CHAT, ids=lambda v: str(v)[:60])
 def test_bad_value_in_a_chat_completion(scripted: ScriptedServer, param: str, body: dict[str, Any]) -> None:
     error = refused(scripted, "/v1/chat/completions", {"messages": [USER], **body})
@@ -226,6 +228,7 @@ TEXT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("param", "body"), TEXT, ids=lambda v: str(v)[:60])
 def test_bad_value_in_a_text_completion(scripted: ScriptedServer, param: str, body: dict[str, Any]) -> None:
     error = refused(scripted, "/v1/completions", body)

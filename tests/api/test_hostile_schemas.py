@@ -5,7 +5,8 @@ from typing import Any
 
 from tests.api.raw_client import RawClient, chat_body
 from tests.hostile_schemas import quartic_schema
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 MORE_THAN_THREADS = 12
 IN_PROGRESS = "oscine:http_requests_in_progress"

@@ -22,7 +22,8 @@ from oscine.api.http.work import Trimmer
 from oscine.api.turns import conversation
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 KEYS = ("sesame", "s3same-two")
 MAX_BODY = 4096
@@ -220,6 +221,7 @@ MANY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MANY)
 def test_a_request_of_too_many_things_is_refused_by_its_parameter(scripted: ScriptedServer, name: str) -> None:
     answer = scripted.post(*MANY[name])
@@ -244,6 +246,7 @@ def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
     check_values(json.dumps({"prompt": list(range(131_072))}).encode())
 
 
+@pytest.mark.long
 def test_large_requests_are_worked_on_beside_the_event_loop(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +269,7 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
     assert seen == {False}
 
 
+@pytest.mark.long
 def test_the_loop_goes_round_while_a_large_conversation_is_read(scripted: ScriptedServer) -> None:
     turns = 0
 
@@ -303,6 +307,7 @@ def request(server: ScriptedServer, path: str, **headers: str) -> httpx.Response
 CHAT = "/v1/chat/completions"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
 )

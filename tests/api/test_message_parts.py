@@ -43,6 +43,7 @@ INTERFACES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("interface", "kind", "role"),
     [(interface, kind, role) for interface, (kind, roles) in INTERFACES.items() for role in roles],

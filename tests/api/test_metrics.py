@@ -10,7 +10,8 @@ from oscine.api.telemetry.sequence_metrics import HISTOGRAMS, SequenceFamilies
 from oscine.engine.wire.stream import EngineDied, EngineError
 from oscine.types import EngineStats, GenerationOutput, GenerationRequest
 from tests.api.scripted_server import ScriptedServer
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 DASHBOARD_NAMES = [
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total"),

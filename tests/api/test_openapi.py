@@ -152,6 +152,7 @@ def test_the_described_bounds_are_those_that_hold(
             assert response.status_code in statuses, f"{name}={value}: {response.text}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_what_is_said_to_be_refused_is(scripted: ScriptedServer, path: str) -> None:
     document = scripted.get("/openapi.json").json()

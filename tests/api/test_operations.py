@@ -18,7 +18,8 @@ import pytest
 
 from tests.api.otlp_receiver import OtlpReceiver, attributes
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 SECRET = "the-cat-is-in-the-bag"
 ORIGIN = "https://example.org"

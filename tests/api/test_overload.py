@@ -96,6 +96,7 @@ def test_the_engine_learns_on_whose_behalf(model_folder: Path, tmp_path: Path) -
             assert server.engine.requests[-1].tenant == "team-a"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "warned"),
     [

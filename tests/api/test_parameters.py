@@ -97,6 +97,7 @@ def test_every_field_of_every_request_is_described(scripted: ScriptedServer) -> 
     assert not {name for name, field in fields.items() if not field.get("description")} - tags
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", BODIES)
 def test_a_value_that_asks_for_nothing_is_taken_and_any_other_refused(scripted: ScriptedServer, path: str) -> None:
     document = scripted.get("/openapi.json").json()

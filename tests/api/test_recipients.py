@@ -54,6 +54,7 @@ def says_call(server: ScriptedServer, name: str) -> None:
     server.says(t.channel, f"commentary to=functions.{name} ", t.constrain, "json", t.message, '{"a": 1}', t.call)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_a_name_that_was_not_declared_reaches_no_client(scripted: ScriptedServer, path: str) -> None:
     for name in ("add", "ad", "add_all", "python"):

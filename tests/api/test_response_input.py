@@ -212,6 +212,7 @@ CALL = {"type": "function_call", "call_id": "unknown", "name": "n", "arguments":
 LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("param", "body"),
     [

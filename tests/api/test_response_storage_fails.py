@@ -2,11 +2,9 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +15,8 @@ from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_response_store import ME, response, with_store
+from tests.waiting import DEADLINE_S, until, wait_until
 
-DEADLINE_S = 30.0
 FAILURES = "oscine:response_store_failures_total"
 
 
@@ -31,6 +29,20 @@ def locked(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """A lock that outlasts every write."""
+    with locked(path), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(response_store, "WRITE_S", 0.1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine makes no write fail, except within `refusing`."""
+    monkeypatch.setattr(response_store, "WRITE_S", DEADLINE_S)
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     return tmp_path / "responses.db"
@@ -38,7 +50,6 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(model_folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
-    monkeypatch.setattr(response_store, "WRITE_S", 0.1)
     monkeypatch.setattr(response_background, "FIRST_PAUSE_S", 0.01)
     with ScriptedServer(model_folder, responses_db=str(database)) as server:
         t = server.tokenizer
@@ -52,12 +63,8 @@ def failures(server: ScriptedServer) -> float:
     return value
 
 
-def wait_until(server: ScriptedServer, path: str, **expected: Any) -> dict[str, Any]:
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := server.get(path).json()) | expected != found:
-        assert time.monotonic() < deadline, found
-        server.run(asyncio.sleep(0.01))
-    return dict(found)
+def wait_completed(server: ScriptedServer, path: str) -> None:
+    wait_until(lambda: server.get(path).json()["status"] == "completed", "a completed response")
 
 
 def test_reads_do_not_wait_for_a_write_that_waits(database: Path) -> None:
@@ -77,12 +84,10 @@ def test_reads_do_not_wait_for_a_write_that_waits(database: Path) -> None:
 
 
 def test_a_write_that_waits_too_long_fails_and_so_do_those_behind_it(
-    database: Path, monkeypatch: pytest.MonkeyPatch
+    database: Path,
 ) -> None:
-    monkeypatch.setattr(response_store, "WRITE_S", 0.2)
-
     async def work(store: response_store.ResponseStore) -> None:
-        with locked(database):
+        with refusing(database):
             puts = [store.put(response(name), []) for name in "abcdefgh"]
             ends = await asyncio.gather(*puts, return_exceptions=True)
         codes = [(end.status, end.code) for end in ends if isinstance(end, APIError)]
@@ -94,7 +99,7 @@ def test_a_write_that_waits_too_long_fails_and_so_do_those_behind_it(
 
 
 def test_an_answer_says_that_it_is_not_stored(server: ScriptedServer, database: Path) -> None:
-    with locked(database):
+    with refusing(database):
         whole = check_response(server.post("/v1/responses", {"input": "hi"}).json())
         streamed = check_stream(parse(server.post("/v1/responses", {"input": "hi", "stream": True}).text))
     assert streamed is not None
@@ -108,7 +113,7 @@ def test_an_answer_says_that_it_is_not_stored(server: ScriptedServer, database: 
 
 
 def test_nothing_begins_in_the_background_that_cannot_be_stored(server: ScriptedServer, database: Path) -> None:
-    with locked(database):
+    with refusing(database):
         refused = server.post("/v1/responses", {"input": "hi", "background": True})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
     assert server.engine.requests == []
@@ -120,31 +125,29 @@ def test_what_was_made_in_the_background_is_kept_until_it_can_be_stored(server: 
     made = server.post("/v1/responses", {"input": "hi", "background": True}).json()
     path = f"/v1/responses/{made['id']}"
     server.run(asyncio.sleep(0))
-    with locked(database):
+    with refusing(database):
         (stream,) = server.engine.streams.values()
         for output in in_pieces([server.tokenizer.return_], 1)(server.engine.requests[0]):
             stream.put(output)  # type: ignore[arg-type]
-        wait_until(server, path, status="completed")
-        while not failures(server):
-            server.run(asyncio.sleep(0.01))
+        wait_completed(server, path)
+        server.run(until(lambda: failures(server) > 0, "a write that fails"))
         response = check_stream(parse(server.get(f"{path}?stream=true").text))
         assert response == server.get(path).json()
         refused = server.post("/v1/responses", {"input": "hi", "background": True})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
     background = server.service.background
-    while background.get(made["id"], "") is not None:
-        server.run(asyncio.sleep(0.01))
+    server.run(until(lambda: background.get(made["id"], "") is None, "a stored response"))
     assert server.get(path).json() == response
     server.engine.script = in_pieces([server.tokenizer.return_], 1)
     again = server.post("/v1/responses", {"input": "hi", "background": True})
-    wait_until(server, f"/v1/responses/{again.json()['id']}", status="completed")
+    wait_completed(server, f"/v1/responses/{again.json()['id']}")
 
 
 def test_what_cannot_be_stored_can_be_forgotten(server: ScriptedServer, database: Path) -> None:
     server.engine.script = lambda request: ()
     made = server.post("/v1/responses", {"input": "hi", "background": True}).json()
     path = f"/v1/responses/{made['id']}"
-    with locked(database):
+    with refusing(database):
         assert server.post(f"{path}/cancel", {}).json()["status"] == "cancelled"
         assert server.delete(path).status_code == 503
     assert server.delete(path).json()["deleted"] is True

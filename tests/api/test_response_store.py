@@ -17,7 +17,8 @@ import pytest
 
 from oscine.api.responses.store import MEMORY, ResponseStore, StoredResponse
 from tests.api.response_stream import check_response, check_stream, parse
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 ME = "me"  # the owner of all responses here
 DAY_S = 86400.0

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscine.chat.tokenizer import Tokenizer
@@ -71,6 +71,7 @@ def without_ids(response: dict[str, Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 def test_streamed_is_whole_for_every_kind_of_turn(scripted: ScriptedServer, size: int) -> None:
     for name, ids in turns(scripted.tokenizer).items():
@@ -107,6 +108,7 @@ def test_items_are_what_was_said(scripted: ScriptedServer) -> None:
     assert output(scripted, "nothing") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("asked", [{"summary": "auto"}, {"summary": "detailed"}, {"generate_summary": "concise"}])
 def test_reasoning_is_its_own_summary_where_one_is_asked_for(
@@ -141,6 +143,7 @@ def test_tools_of_other_kinds_are_called_by_their_own_names(scripted: ScriptedSe
     assert [tool["type"] for tool in whole(scripted, tools=TOOLS)["tools"]] == ["function", "custom", "namespace"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("name", "kind"), [("an answer", "reasoning"), ("a call", "function_call")])
 def test_a_turn_that_is_cut_is_incomplete(scripted: ScriptedServer, size: int, name: str, kind: str) -> None:
@@ -171,7 +174,8 @@ WORDS = (
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.long
+@settings(max_examples=60)
 @given(
     parts=st.lists(st.sampled_from([*SPECIAL, *WORDS]), min_size=1, max_size=14),
     size=st.sampled_from(SIZES),

@@ -206,6 +206,7 @@ def test_the_web_is_searched_and_cited(server: ScriptedServer) -> None:
     assert "sources" not in shown["output"][1]["action"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 4, 200])
 def test_citations_come_with_the_text_that_completes_them(server: ScriptedServer, size: int) -> None:
     text = "é" * 400 + " so 【1】【1】 and 【" + "x" * 300 + "1】 and 【1】.】"

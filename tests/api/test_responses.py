@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from oscine.chat.tokenizer import Tokenizer
 from tests.api.response_stream import check_response, check_stream
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 MODEL = "oscine-nano"
 SUM = "What is 27 + 58?"

@@ -236,6 +236,7 @@ def running(model_folder: Path) -> Iterator[Running]:
     server.stop()
 
 
+@pytest.mark.long
 def test_two_real_engines_behind_one_client(running: Running) -> None:
     with openai.OpenAI(base_url=f"{running.server.url}/v1", api_key="x", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["alpha", "beta"]
@@ -246,6 +247,7 @@ def test_two_real_engines_behind_one_client(running: Running) -> None:
             client.completions.create(model="gamma", prompt="a")
 
 
+@pytest.mark.long
 def test_servers_share_a_port(model_folder: Path, running: Running) -> None:
     """Connections go to either; once one has gone, all go to the other."""
     port = running.server.listener.getsockname()[1]
@@ -258,6 +260,7 @@ def test_servers_share_a_port(model_folder: Path, running: Running) -> None:
     assert {name for _ in range(16) for name in served(running.server.url)} == {"alpha", "beta"}
 
 
+@pytest.mark.long
 def test_a_server_that_goes_leaves_the_port_to_the_other(model_folder: Path, running: Running) -> None:
     """No new connection meets one that refuses; a stream and an idle connection of the old one come to their ends."""
     url = running.server.url

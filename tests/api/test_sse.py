@@ -96,6 +96,7 @@ def test_a_stream_without_comments_has_events_alone() -> None:
     assert asyncio.run(main()).body == b"data: 1\n\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("comments", [True, False])
 @pytest.mark.parametrize(
     ("path", "body"),

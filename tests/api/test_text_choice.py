@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oscine.api.openai.answers import CompletionChoice
@@ -39,7 +39,6 @@ def play(
     return choice.answer(), turn.num_tokens
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 270), min_size=1, max_size=20),
     st.lists(st.integers(0, 20)),

@@ -1,4 +1,4 @@
-"""Bounds on connections and heads: the protocol by itself, over real sockets, with short times."""
+"""Bounds on connections and heads: the protocol by itself, over real sockets, on a clock that the tests move on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,10 +10,20 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from oscine.api.http import uvicorn_protocol
+from oscine.api.http.uvicorn_protocol import HEAD_S, LINGER_S, STALLED_S, BoundedHttp
+from tests.clock import pass_time, run
+from tests.waiting import until
 
-QUICK_S = 0.1
 FIRST_LINE = b"POST / HTTP/1.1\r\nHost: x\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connection_of(state: ServerState) -> BoundedHttp:
+    """The only one."""
+    await until(lambda: bool(state.connections), "a connection")
+    (connection,) = state.connections
+    assert isinstance(connection, BoundedHttp)
+    return connection
 
 
 async def no_reading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,19 +44,28 @@ def serve(
     """`test(connect, state)` against the protocol with at most two connections."""
 
     async def main() -> None:
-        config, state = uvicorn.Config(app, log_config=None, lifespan="off"), ServerState()
+        config, state = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=3600), ServerState()
         kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server:
-            await test(lambda: asyncio.open_connection("127.0.0.1", port), state)
-            server.close()
-            for connection in list(state.connections):
-                connection.transport.abort()  # type: ignore[union-attr]
-            await asyncio.gather(*state.tasks, return_exceptions=True)
+        writers = []
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+        async def connect() -> Client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(writer)
+            return reader, writer
+
+        async with server:
+            try:
+                await test(connect, state)
+            finally:
+                server.close()
+                for transport in [*(c.transport for c in state.connections), *(w.transport for w in writers)]:  # type: ignore[union-attr]
+                    transport.abort()
+                await asyncio.gather(*state.tasks, *(w.wait_closed() for w in writers), return_exceptions=True)
+
+    run(main())
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
@@ -61,35 +80,33 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", FIRST_LINE, FIRST_LINE + b"\r\nx" + FIRST_LINE])
-def test_a_head_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
     """Also the second one of a connection, and that of a client who sends nothing at all."""
-    monkeypatch.setattr(uvicorn_protocol, "HEAD_S", QUICK_S)
-    monkeypatch.setattr(uvicorn_protocol, "LINGER_S", 10.0)
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(sent.replace(b"\r\n\r\nx", b"\r\nContent-Length: 1\r\n\r\nx"))
+        connection = await connection_of(state)
+        if b"\r\n\r\n" in sent:
+            await reader.readuntil(b"ok")
+        await until(lambda: connection._head_timer is not None, "the begin of a head")
+        pass_time(HEAD_S)
         data = await answer(reader)
         assert b"HTTP/1.1 408 " in data
         assert b"did not arrive within" in data
-        writer.close()
 
     serve(test)
 
 
-def test_a_head_that_trickles_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "HEAD_S", 3 * QUICK_S)
-
+def test_a_head_that_trickles_is_given_up_all_the_same() -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
-        reading = asyncio.create_task(answer(reader))
-        for byte in FIRST_LINE + b"X: " + b"y" * 1000:
+        connection = await connection_of(state)
+        for number, byte in enumerate(FIRST_LINE[:10], 1):
             writer.write(bytes([byte]))
-            await asyncio.sleep(QUICK_S / 10)
-            if reading.done():
-                break
-        assert b"HTTP/1.1 408 " in await reading
-        writer.close()
+            await until(lambda number=number: connection._head_bytes == number, "another byte")  # type: ignore[misc]
+            pass_time(HEAD_S / 10)
+        assert b"HTTP/1.1 408 " in await answer(reader)
 
     serve(test)
 
@@ -102,7 +119,6 @@ def test_a_head_that_is_too_large_is_refused(part: bytes) -> None:
         for _ in range(100):
             writer.write(part)
         assert b"HTTP/1.1 431 " in await answer(reader)
-        writer.close()
 
     serve(test)
 
@@ -121,14 +137,12 @@ def test_a_body_is_no_part_of_the_head_that_comes_behind_it() -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(FIRST_LINE + b"Content-Length: 100000\r\n\r\n")
-        while not next((c.cycle for c in state.connections), None):  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
-        (connection,) = state.connections
-        connection.data_received(bytes(100_000) + b"GET / HTTP/1.1\r\n")  # type: ignore[union-attr]
+        connection = await connection_of(state)
+        await until(lambda: connection.cycle is not None, "a request")
+        connection.data_received(bytes(100_000) + b"GET / HTTP/1.1\r\n")
         writer.write(b"Host: x\r\nConnection: close\r\n\r\n")
         assert (await answer(reader)).count(b"HTTP/1.1 200 ") == 2
         assert bodies == [100_000, 0]
-        writer.close()
 
     serve(test, reads)
 
@@ -157,8 +171,6 @@ def test_at_the_limit_a_new_connection_displaces_the_oldest_without_a_request(se
         assert (await answer(third[0])).endswith(b"ok")
         assert await answer(first[0]) == b""
         second[1].write(b"ET / HTTP/1.1\r\nHost: x\r\n\r\n" if sent[:1] == b"P" else GET % b"/")
-        for _, writer in (first, second, third):
-            writer.close()
 
     serve(test)
 
@@ -168,8 +180,7 @@ def test_where_all_connections_have_requests_probes_are_answered_and_others_told
         busy = [await connect(), await connect()]
         for _, writer in busy:
             writer.write(GET % b"/wait")
-        while sum(connection.cycle is not None for connection in state.connections) < 2:  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
+        await until(lambda: sum(c.cycle is not None for c in state.connections) == 2, "two requests")  # type: ignore[union-attr]
         for path in (b"/alive", b"/alive?x=y", b"/other"):
             reader, writer = await connect()
             writer.write((GET % path).replace(b"Connection: close\r\n", b""))
@@ -180,13 +191,10 @@ def test_where_all_connections_have_requests_probes_are_answered_and_others_told
         assert b"Retry-After" in said
         assert b'"code":"overloaded"' in said
         busy[0][1].close()
-        while len(state.connections) > 1:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(state.connections) == 1, "one connection")
         reader, writer = await connect()
         writer.write(GET % b"/other")
         assert (await answer(reader)).endswith(b"ok")
-        busy[1][1].close()
-        writer.close()
 
     serve(test, waits_unless_probed)
 
@@ -198,8 +206,7 @@ def test_connections_above_the_limit_have_a_limit_of_their_own() -> None:
             writer.write(GET % b"/wait" if len(state.connections) < 3 else b"GET /alive")
             await asyncio.sleep(0)
         ends = [asyncio.create_task(answer(reader)) for reader, _ in clients]
-        while sum(not end.done() for end in ends) > 2 + 64:
-            await asyncio.sleep(0.001)
+        await until(lambda: sum(not end.done() for end in ends) <= 2 + 64, "the end of those above")
         assert len(state.connections) <= 2 + 64
         for _, writer in clients:
             writer.close()
@@ -208,6 +215,7 @@ def test_connections_above_the_limit_have_a_limit_of_their_own() -> None:
     serve(test, waits_unless_probed)
 
 
+@pytest.mark.long
 def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
     """One megabyte of heads would become a hundred megabytes of request objects."""
     number, go = 20_000, asyncio.Event()
@@ -223,18 +231,14 @@ def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
         reader, writer = await connect()
         reading = asyncio.create_task(answer(reader))
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * number)
-        while not state.connections:
-            await asyncio.sleep(0.001)
-        (connection,) = state.connections
-        while not connection.flow.full:  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
-        assert len(connection.pipeline) < 32  # type: ignore[union-attr]
-        assert len(connection._unparsed) < 1 << 20  # type: ignore[union-attr]
+        connection = await connection_of(state)
+        await until(lambda: connection.flow.full, "more than is kept")
+        assert len(connection.pipeline) < 32
+        assert len(connection._unparsed) < 1 << 20
         go.set()
         writer.write(GET % b"/")
         assert (await reading).count(b"HTTP/1.1 200 ") == number + 1
         assert served == number + 1
-        writer.close()
 
     serve(test, app)
 
@@ -273,44 +277,44 @@ def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPa
     serve(test, reads)
 
 
-def test_a_body_that_goes_on_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "LINGER_S", QUICK_S)
-
+def test_a_body_that_goes_on_after_its_answer_ends_the_connection() -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(FIRST_LINE + b"Content-Length: 1000000\r\n\r\nabc")
-        assert (await answer(reader)).endswith(b"ok")
-        writer.close()
+        connection = await connection_of(state)
+        await reader.readuntil(b"ok")
+        await until(lambda: connection._linger_timer is not None, "the end of the answer")
+        pass_time(LINGER_S)
+        assert await answer(reader) == b""
 
     serve(test)
 
 
-def test_a_body_that_ends_in_time_leaves_the_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "LINGER_S", 5.0)
-
+def test_a_body_that_ends_in_time_leaves_the_connection_open() -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
-        for _ in range(2):
+        connection = await connection_of(state)
+        for _ in range(3):
             writer.write(FIRST_LINE + b"Content-Length: 4\r\n\r\nab")
             await reader.readuntil(b"ok")
+            await until(lambda: connection._linger_timer is not None, "the end of the answer")
             writer.write(b"cd")
-            await asyncio.sleep(0.01)
-        writer.close()
+            await until(lambda: connection._linger_timer is None, "the end of the body")
+            pass_time(LINGER_S)
+        assert not reader.at_eof()
+        assert state.connections == {connection}
 
     serve(test)
 
 
-def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "STALLED_S", QUICK_S)
-
+def test_a_client_that_does_not_read_is_dropped() -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         _, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        while not state.connections:
-            await asyncio.sleep(0.001)
-        while state.connections:
-            await asyncio.sleep(0.001)
-        writer.close()
+        connection = await connection_of(state)
+        await until(lambda: connection._stall_timer is not None, "a full buffer")
+        pass_time(STALLED_S)
+        await until(lambda: not state.connections, "the end of the connection")
 
     serve(test, more_than_any_buffer_holds)
 
@@ -325,7 +329,6 @@ def test_what_is_no_request_is_refused_in_the_shape_of_all_errors(data: bytes) -
         refused = await answer(reader)
         assert b"HTTP/1.1 400 " in refused
         assert b'{"error":{"message":' in refused
-        writer.close()
 
     serve(test)
 
@@ -345,8 +348,7 @@ def test_a_request_that_is_answered_hears_that_the_client_left_also_with_others_
         writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(3)) + b"\x00garbage\r\n")
         await answer(reader)
         writer.close()
-        while not ends:
-            await asyncio.sleep(0.001)
+        await until(lambda: bool(ends), "the end of the request")
         assert ends == ["/0"]
 
     serve(test, waits)

@@ -45,6 +45,7 @@ def prompt(*namespaces: ToolNamespace, tools: tuple[FunctionTool, ...] = ()) -> 
     return Conversation((Message("user", "hi"),), tools, namespaces=namespaces)
 
 
+@pytest.mark.long
 def test_the_browser_is_declared_as_the_oracle_declares_it(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding
 ) -> None:
@@ -52,6 +53,7 @@ def test_the_browser_is_declared_as_the_oracle_declares_it(
     assert renderer.render(prompt(DECLARATION)) == expected
 
 
+@pytest.mark.long
 def test_declarations_stand_where_the_oracle_puts_them(renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding) -> None:
     system = oh.SystemContent.new().with_browser_tool().with_tools(described(PYTHON))
     function = oh.ToolDescription.new(FUNCTION.name, FUNCTION.description, FUNCTION.parameters)
@@ -62,12 +64,14 @@ def test_declarations_stand_where_the_oracle_puts_them(renderer: HarmonyRenderer
     assert renderer.render(prompt(WIKI)) == oracle_prompt(oracle, oh.SystemContent.new(), alone)
 
 
+@pytest.mark.long
 def test_a_tool_of_a_namespace_that_cannot_be_declared_is_named(renderer: HarmonyRenderer) -> None:
     twice = ToolNamespace("wiki", "", (ASK, ASK))
     with pytest.raises(ValueError, match="'ask' is used twice"):
         renderer.render(prompt(twice))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", [CODE, SEARCH, ASKED], ids=lambda call: call.recipient)
 def test_what_follows_a_call_is_what_history_renders(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding, call: BuiltinCall
@@ -236,7 +240,8 @@ PIECES = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>",
 WORDS = ["analysis", "commentary", " to=python", " to=browser.search", " to=functions.f", "python", " code", "x", "é "]
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.long
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES + WORDS), max_size=14), st.integers(1, 20))
 def test_any_stream_is_read_the_same_however_it_is_cut(
     oracle: oh.HarmonyEncoding, o200k: Tokenizer, written: list[str], step: int

@@ -64,7 +64,8 @@ def rendered(renderer: HarmonyRenderer, o200k: Tokenizer) -> Callable[[Conversat
     return lambda conversation: o200k.decode(renderer.render(conversation))
 
 
-@settings(deadline=None, max_examples=50)
+@pytest.mark.long
+@settings(max_examples=50)
 @given(conversations(formats=False))
 def test_the_template_says_what_the_renderer_says(
     rendered: Callable[[Conversation], str], conversation: Conversation
@@ -73,6 +74,7 @@ def test_the_template_says_what_the_renderer_says(
     assert templated(conversation) == rendered(conversation)
 
 
+@pytest.mark.long
 def test_the_template_loses_nothing_either(rendered: Callable[[Conversation], str]) -> None:
     each = {f"p{i}": schema for i, (schema, _) in enumerate(NOTHING_LOST)}
     tools = (FunctionTool("f", "All.", {"type": "object", "properties": each}), FunctionTool("g", "", REFERRING))
@@ -80,6 +82,7 @@ def test_the_template_loses_nothing_either(rendered: Callable[[Conversation], st
     assert templated(conversation) == rendered(conversation)
 
 
+@pytest.mark.long
 def test_variables_of_the_template(rendered: Callable[[Conversation], str]) -> None:
     conversation = Conversation((Message("user", "q"),))
     with_prompt = rendered(conversation)

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,7 +8,8 @@ from oscine.chat.tokenizer import Tokenizer
 byte_ids = st.integers(0, 255)  # of the byte tokenizer
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.long
+@settings(max_examples=300)
 @given(
     data=st.one_of(st.lists(byte_ids), st.text().map(lambda text: list(text.encode()))),
     sizes=st.lists(st.integers(1, 5), min_size=1),

@@ -134,6 +134,7 @@ SCHEMAS: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("schema", "valid", "invalid"), SCHEMAS, ids=[str(schema)[:50] for schema, _, _ in SCHEMAS])
 def test_the_final_message_satisfies_the_schema(
     accepts: Accepts, schema: dict[str, Any], valid: list[Any], invalid: list[Any]
@@ -146,6 +147,7 @@ def test_the_final_message_satisfies_the_schema(
             assert not accepts(grammar, THOUGHT + final(json.dumps(value, indent=indent)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "valid", "invalid"),
     [
@@ -180,6 +182,7 @@ def test_formats_admit_nothing_impossible(accepts: Accepts, name: str, valid: li
         assert [value for value in invalid if accepts(grammar, f"{json.dumps(value)}<|return|>")] == []
 
 
+@pytest.mark.long
 def test_what_looks_like_a_format_is_none(accepts: Accepts) -> None:
     schema = {"properties": {"format": {"const": {"format": "date"}}}, "additionalProperties": False}
     grammar = text_grammar(JsonFormat({"type": "object", **schema, "required": ["format"]}))
@@ -217,6 +220,7 @@ def test_whitespace_is_bounded(accepts: Accepts) -> None:
     assert not accepts(grammar, final("{} "))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "valid", "invalid"),
     [
@@ -260,6 +264,7 @@ def test_a_name_of_a_special_token_is_text(nano: Tokenizer, form: Any, text: str
     assert matcher.is_stopped()
 
 
+@pytest.mark.long
 def test_a_required_call_is_one_of_the_tools_and_satisfies_its_schema(accepts: Accepts) -> None:
     grammar = turn_grammar(tools=[WEATHER, LOOSE], tool_choice="required")
     for header in CALL_HEADERS:
@@ -328,6 +333,7 @@ def test_nothing_to_enforce_is_no_grammar() -> None:
     assert turn_grammar(tool_choice="none", parallel=False) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opening", ["<|end|><|start|>assistant", "<|start|>assistant", ""])
 def test_headers_name_no_recipient_but_those_that_may_be_called(accepts: Accepts, opening: str) -> None:
     free, called = header_grammar(), header_grammar([LOOSE, WEATHER], ["python", "browser.search"])
@@ -401,6 +407,7 @@ def test_broken_forms_have_a_problem(form: Any) -> None:
     assert problem_of(form)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "schema",
     [

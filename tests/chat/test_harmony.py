@@ -99,7 +99,8 @@ def unique_call_ids(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=tuple(messages))
 
 
-@settings(deadline=None, max_examples=100)
+@pytest.mark.long
+@settings(max_examples=100)
 @given(conversations())
 def test_renders_what_the_oracle_renders(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding, conversation: Conversation
@@ -112,7 +113,8 @@ def test_renders_what_the_oracle_renders(
     assert renderer.render(conversation) == oracle_prompt(oracle, kept, drop=False)
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.long
+@settings(max_examples=60)
 @given(conversations(max_turns=1))
 def test_drops_the_reasoning_that_the_oracle_drops(
     renderer: HarmonyRenderer, oracle: oh.HarmonyEncoding, conversation: Conversation

@@ -146,7 +146,8 @@ def test_functions_that_may_not_be_called_are_not(
     assert parser.terminator == "call"
 
 
-@settings(deadline=None, max_examples=500)
+@pytest.mark.long
+@settings(max_examples=500)
 @given(parts=st.lists(tokens, max_size=25), sizes=st.lists(st.integers(1, 6), min_size=1), guarded=st.booleans())
 @example(parts=["<|message|>", b"\xe6", "<|end|>", "Hello"], sizes=[1], guarded=True)
 def test_any_tokens_in_any_pieces_say_the_same(
@@ -167,7 +168,8 @@ def test_any_tokens_in_any_pieces_say_the_same(
     assert not any(o200k.is_special(ids[index]) for index in indices)
 
 
-@settings(deadline=None, max_examples=200)
+@pytest.mark.long
+@settings(max_examples=200)
 @given(content=texts, reasoning=st.none() | texts, calls=st.lists(st.tuples(names, texts), max_size=3))
 def test_what_is_rendered_is_parsed(
     renderer: HarmonyRenderer,

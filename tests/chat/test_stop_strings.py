@@ -19,7 +19,8 @@ def cut_by_definition(text: str, stops: list[str]) -> str:
     return text
 
 
-@settings(deadline=None, max_examples=500)
+@pytest.mark.long
+@settings(max_examples=500)
 @given(pieces=st.lists(letters), stops=stops_of)
 def test_shows_what_comes_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
     matcher = StopStrings(stops)

@@ -15,7 +15,8 @@ from .conftest import write_byte_tokenizer
 texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(sorted(SPECIAL_IDS)))).map("".join)
 
 
-@settings(deadline=None, max_examples=200)
+@pytest.mark.long
+@settings(max_examples=200)
 @given(texts)
 def test_encodes_like_the_oracle(o200k: Tokenizer, oracle: HarmonyEncoding, text: str) -> None:
     ids = o200k.encode(text)
@@ -23,7 +24,8 @@ def test_encodes_like_the_oracle(o200k: Tokenizer, oracle: HarmonyEncoding, text
     assert o200k.decode(ids) == text
 
 
-@settings(deadline=None, max_examples=200)
+@pytest.mark.long
+@settings(max_examples=200)
 @given(texts)
 def test_text_never_becomes_a_special_id(byte_tokenizer: Tokenizer, text: str) -> None:
     ids = byte_tokenizer.encode(text)
@@ -57,6 +59,7 @@ def test_lone_surrogates_are_replaced(o200k: Tokenizer) -> None:
     assert o200k.decode(o200k.encode("\ud83d\ude00")) == "😀"
 
 
+@pytest.mark.long
 def test_other_threads_go_on_while_a_long_text_is_encoded(o200k: Tokenizer) -> None:
     encoding = threading.Thread(target=o200k.encode, args=("word " * 400_000,))
     encoding.start()
@@ -87,6 +90,7 @@ def test_a_vocabulary_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
         Tokenizer(folder)
 
 
+@pytest.mark.long
 def test_o200k_is_rebuilt_the_same_from_scratch(tmp_path: Path, o200k: Tokenizer) -> None:
     rebuilt = o200k_folder(tmp_path) / "tokenizer.json"
     assert rebuilt.read_bytes() == o200k.path.read_bytes()

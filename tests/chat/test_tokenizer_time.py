@@ -34,6 +34,7 @@ def nano() -> Tokenizer:
     return Tokenizer(NANO)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", ["o200k", "nano"])
 def test_a_text_takes_time_in_proportion_to_its_length(name: str, run: str, request: pytest.FixtureRequest) -> None:

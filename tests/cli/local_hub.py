@@ -45,7 +45,7 @@ class LocalHub(ThreadingHTTPServer):
 @contextmanager
 def local_hub() -> Iterator[LocalHub]:
     with LocalHub() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server

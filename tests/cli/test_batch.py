@@ -23,7 +23,8 @@ from oscine.cli.batch.run import BatchRun
 from oscine.cli.error import CommandError
 from oscine.executor.fake import TEXT
 from tests.cli.test_commands import run
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -215,7 +216,7 @@ class Busy(BaseHTTPRequestHandler):
 def busy() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
     Busy.posts = 0
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

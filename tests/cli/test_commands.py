@@ -146,7 +146,7 @@ class Small(BaseHTTPRequestHandler):
 def small() -> Iterator[str]:
     Small.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Small) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

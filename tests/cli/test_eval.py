@@ -219,6 +219,7 @@ def test_a_test_set_of_the_hub(tmp_path: Path, url: str) -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.raw_client import LONG_ANSWER, RawClient
-from tests.server import DEADLINE_S, ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def test_a_line_says_what_is_awaited_and_how_to_end_at_once(model_folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,7 +28,7 @@ from tests.model.gguf_files import write_llama_cpp, write_ollama
 from tests.model.test_gguf import CONFIG
 from tests.model.test_ollama import add_model
 from tests.model.tiny import tensors
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 NAME, WEIGHTS = "openai/gpt-oss-20b", "model.safetensors"
 FILES = {path.name: path.read_bytes() for path in NANO_FOLDER.iterdir() if path.is_file()}
@@ -68,6 +67,10 @@ class Machine:
         (found,) = self.cache.glob("models--openai--gpt-oss-20b/snapshots/*")
         return found
 
+    def partial(self, content: bytes) -> Path:
+        """Where a download of this file is kept until it is whole."""
+        return self.cache / f"models--openai--gpt-oss-20b/blobs/{hashlib.sha256(content).hexdigest()}.incomplete"
+
     def listed(self) -> dict[str, list[str]]:
         return {line.split()[0]: line.split()[1:] for line in self.said("list").splitlines()[1:]}
 
@@ -103,11 +106,9 @@ def test_a_model_is_pulled_listed_and_removed(machine: Machine, monkeypatch: pyt
 
 def test_an_interrupted_download_is_resumed(machine: Machine) -> None:
     machine.hub.stalls_after = 5 << 20
+    partial = machine.partial(FILES[WEIGHTS])
     pulling = machine.start("pull", NAME, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (held := [path.stat().st_size for path in machine.cache.rglob("*.incomplete")]) or held[0] < 5 << 20:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: partial.exists() and partial.stat().st_size >= 5 << 20, "five megabytes")
     pulling.send_signal(signal.SIGINT)
     machine.hub.end_stalls()
     assert pulling.wait(60) == 130
@@ -127,10 +128,9 @@ def test_broken_connections_are_retried(machine: Machine) -> None:
 
 
 def test_a_server_without_ranges_sends_all_again(machine: Machine) -> None:
-    blobs = machine.cache / "models--openai--gpt-oss-20b/blobs"
-    blobs.mkdir(parents=True)
-    digest = hashlib.sha256((NANO_FOLDER / WEIGHTS).read_bytes()).hexdigest()
-    (blobs / f"{digest}.incomplete").write_bytes(b"half")
+    partial = machine.partial(FILES[WEIGHTS])
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"half")
     machine.hub.knows_ranges = False
     machine.said("pull", NAME)
     assert machine.hub.ranges(WEIGHTS) == ["bytes=4-"]
@@ -161,8 +161,7 @@ def test_a_download_that_another_process_works_at(
 
 
 def test_a_wait_for_another_process_can_be_interrupted(machine: Machine) -> None:
-    digest = hashlib.sha256((NANO_FOLDER / WEIGHTS).read_bytes()).hexdigest()
-    partial = machine.cache / f"models--openai--gpt-oss-20b/blobs/{digest}.incomplete"
+    partial = machine.partial(FILES[WEIGHTS])
     partial.parent.mkdir(parents=True)
     with partial.open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -49,7 +49,7 @@ class Hub(BaseHTTPRequestHandler):
 def url() -> Iterator[str]:
     Hub.files, Hub.asked = {}, []
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -84,7 +84,9 @@ def test_structured_output(chat: Chat, method: str | None) -> None:
 
 def test_every_effort_is_taken(chat: Chat) -> None:
     for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
-        chat(reasoning_effort=effort, verbosity="low", max_tokens=1).invoke(SUM)
+        message = chat(reasoning_effort=effort, verbosity="low", max_tokens=1).invoke(SUM)
+        assert message.usage_metadata is not None
+        assert message.usage_metadata["output_tokens"] == 1
 
 
 @pytest.mark.parametrize("chat", ["responses"], indirect=True)

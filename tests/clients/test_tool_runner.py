@@ -84,7 +84,9 @@ def test_the_tool_runner_streams(client: anthropic.Anthropic) -> None:
 def test_every_effort_is_taken(client: anthropic.Anthropic) -> None:
     efforts: tuple[Any, ...] = ("low", "medium", "high", "xhigh", "max")
     for effort in efforts:
-        client.messages.create(**ASKED | {"max_tokens": 1}, messages=user(SUM), output_config={"effort": effort})
+        asked = ASKED | {"max_tokens": 1}
+        message = client.messages.create(**asked, messages=user(SUM), output_config={"effort": effort})
+        assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 1)
 
 
 def test_models_have_anthropics_shape(client: anthropic.Anthropic) -> None:

@@ -5,9 +5,7 @@
 
 import json
 import os
-import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,10 +14,11 @@ from urllib.parse import urlsplit
 import ray
 from ray import serve
 from ray.serve._private.api import serve_start
+from ray.serve._private.client import ServeControllerClient
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from oscine.cluster.ray import control
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 DEADLINE_S = 120.0
 FILE = """
@@ -42,16 +41,21 @@ def applications(file: Path) -> ServeDeploySchema:
     return ServeDeploySchema(proxy_location="Disabled", applications=apps)  # type: ignore[arg-type]
 
 
-def wait_running() -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
+def run_apps(client: ServeControllerClient, file: Path) -> None:
+    """Until both run. Of what is deployed once more, what runs is not what ran before the controller took note."""
+    before = {name: app.last_deployed_time_s for name, app in serve.status().applications.items()}
+    client.deploy_apps(applications(file))
+
+    def run() -> bool:
         apps = serve.status().applications
-        if len(apps) == 2 and all(app.status == ApplicationStatus.RUNNING for app in apps.values()):
-            return
         failed = [app.message for app in apps.values() if app.status == ApplicationStatus.DEPLOY_FAILED]
-        if failed or time.monotonic() > deadline:
-            sys.exit(f"not running: {failed or apps}")
-        time.sleep(0.2)
+        assert not failed, failed
+        return len(apps) == 2 and all(
+            app.status == ApplicationStatus.RUNNING and app.last_deployed_time_s > before.get(name, 0.0)
+            for name, app in apps.items()
+        )
+
+    wait_until(run, "two applications that run", DEADLINE_S)
 
 
 def is_ready(port: int | None) -> bool:
@@ -92,14 +96,11 @@ def main() -> None:
         )
         try:
             client = serve_start(proxy_location="Disabled")
-            client.deploy_apps(applications(file))
-            wait_running()
+            run_apps(client, file)
             port = urlsplit(control.url()).port
             wait_until(lambda: is_ready(port), "readiness", DEADLINE_S)
             answer, before = ask(port), replicas()
-            client.deploy_apps(applications(file))
-            time.sleep(2)
-            wait_running()
+            run_apps(client, file)
             print(json.dumps({"answer": answer, "kept": replicas() == before, "again": ask(port)}))
         finally:
             serve.shutdown()

@@ -35,6 +35,7 @@ def simulate(machine: Machine, replicas: float, seconds: float, **options: objec
 # ---- a constant load ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("machine", "replicas"), [(FEW, 0.4), (FEW, 3.3), (MANY, 0.6), (MANY, 1.6), (MANY, 7.5)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_constant_load_of_any_size_is_met_without_flapping(machine: Machine, replicas: float, seed: int) -> None:
@@ -202,7 +203,8 @@ loads = st.builds(
 pools = st.tuples(st.floats(0.1, 60), st.integers(0, 5), st.lists(loads, max_size=4))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=60)
 @given(
     st.sampled_from(["aggregated", "prefill", "decode"]),
     st.integers(0, 4),

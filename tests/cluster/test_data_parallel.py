@@ -23,9 +23,11 @@ from oscine.engine.process.client import EngineDied, EngineError
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
 from tests.api.test_metrics import samples, total
-from tests.engine_process.harness import options, read, request, run, tokens, until
+from tests.children import children
+from tests.engine_process.harness import options, read, request, run, tokens
 from tests.engine_process.test_lost_ranks import is_alive
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import until, wait_until
 
 SLOW_S = 0.02
 ENDLESS = 3000
@@ -202,7 +204,7 @@ def test_engines_of_two_ranks_each_answer_and_outlive_the_loss_of_a_rank() -> No
     with ServerProcess("--device", "cpu", *sizes, "--kv-cache-bytes", "64M") as server:
 
         def ranks() -> list[psutil.Process]:
-            return [one for one in server.processes() if "oscine.executor.start.rank" in one.cmdline()]
+            return children("oscine.executor.start.rank", psutil.Process(server.pid))
 
         def answer(number: int) -> str:
             prompt = f"What is {number} + 58?"

@@ -13,9 +13,10 @@ from oscine.engine.process.client import EngineDied, EngineOverloaded
 from oscine.engine.wire.stream import RequestStream
 from oscine.types import GenerationOutput
 from tests.cluster.local_placer import RETRY_S, Fleet, clustered, guest
-from tests.engine_process.harness import options, read, request, run, running, tokens, until
+from tests.engine_process.harness import options, read, request, run, running, tokens
+from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]  # each starts engines
 SLOW_S = 0.02
 RETURN = 1913  # of the embedded model
 NO_TOKEN = 10_000  # see unchecked_engines

@@ -179,6 +179,7 @@ def test_nothing_is_lost_or_served_twice_and_a_tenant_is_never_overtaken_by_itse
     assert len(q) == 0
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from([50, 100, 400]), min_size=30, max_size=60), st.integers(2, 4))
 def test_backlogged_tenants_get_equal_shares_up_to_one_request_each(sizes: list[int], num_tenants: int) -> None:
     q = queue()

@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
+
 from oscine.cluster.routing.fleet import Fleet
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
 from oscine.types import EngineInfo, GenerationRequest, SamplingParams
+from tests.waiting import until
+
+pytestmark = pytest.mark.long  # each starts engines
 
 SEED = "5eed"
 PAGE = 16
@@ -44,12 +49,6 @@ async def generate(engine: EngineClient, name: str, prompt: list[int]) -> int:
         async for outputs in stream:
             cached = max([cached, *[output.num_cached_tokens for output in outputs]])
     return cached
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """The models of an ingress are added, changed and removed independently of each other."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from oscine.engine.process.client import Engine
 from oscine.engine.wire.stream import EngineDied
 from oscine.types import EngineInfo
 from tests.api.scripted_engine import ScriptedEngine, in_pieces
+from tests.waiting import until
 
 
 class LateEngine(ScriptedEngine):
@@ -57,11 +57,6 @@ class Followed:
         self.models.update(models, self._engine, prefix_seed)
         await asyncio.sleep(0)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.001)
-
     @property
     def states(self) -> dict[str, str]:
         return {name: model.state for model in self.service.models for name in model.names}
@@ -77,13 +72,13 @@ def test_a_model_that_nobody_serves_delays_no_other(followed: Followed) -> None:
         stuck, good, later = followed.spec("stuck"), followed.spec("good"), followed.spec("later")
         await followed.update(stuck, good)
         followed.engines["good"][0].served.set()
-        await followed.until(lambda: followed.states["good"] == "ready")
+        await until(lambda: followed.states["good"] == "ready")
         assert followed.models.pending == ["stuck"]
         await followed.update(stuck, good, later)
         followed.engines["later"][0].served.set()
-        await followed.until(lambda: followed.states == {"stuck": "starting", "good": "ready", "later": "ready"})
+        await until(lambda: followed.states == {"stuck": "starting", "good": "ready", "later": "ready"})
         await followed.update(good, later)
-        await followed.until(lambda: not followed.models.pending)
+        await until(lambda: not followed.models.pending)
         assert followed.states == {"good": "ready", "later": "ready"}
         assert followed.engines["stuck"][0].state == "stopped"
         assert [len(engines) for engines in followed.engines.values()] == [1, 1, 1]
@@ -107,15 +102,15 @@ def test_what_is_changed_once_more_takes_the_last_form(followed: Followed) -> No
         await followed.update(followed.spec("a"))
         first = followed.engines["a"][0]
         first.served.set()
-        await followed.until(lambda: not followed.models.pending)
+        await until(lambda: not followed.models.pending)
         await followed.update(followed.spec("a", max_num_seqs=16))
         await followed.update(followed.spec("a", "b", max_num_seqs=16))
         _, second, third = followed.engines["a"]
-        await followed.until(lambda: second.state == "stopped")
+        await until(lambda: second.state == "stopped")
         assert followed.states == {"a": "ready"}
         assert followed.models.engines == {"a": first}
         third.served.set()
-        await followed.until(lambda: not followed.models.pending)
+        await until(lambda: not followed.models.pending)
         assert followed.states == {"a": "ready", "b": "ready"}
         assert followed.models.engines == {"a": third}
 
@@ -137,11 +132,11 @@ def test_what_failed_is_tried_again(followed: Followed, caplog: pytest.LogCaptur
         engine = followed.engines["a"][0]
         engine.failure = "no such weights"
         engine.served.set()
-        await followed.until(lambda: not followed.models.pending)
+        await until(lambda: not followed.models.pending)
         assert caplog.messages == ["a cannot be served: no such weights"]
         await followed.update(followed.spec("a"))
         followed.engines["a"][1].served.set()
-        await followed.until(lambda: not followed.models.pending)
+        await until(lambda: not followed.models.pending)
         assert followed.states == {"a": "ready"}
         await followed.update(followed.spec("a"))
         assert not followed.models.pending

@@ -1,5 +1,6 @@
 """The index of cached pages against a naive model."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,8 @@ def naive_overlap(cached: dict[str, set[int]], prompt: list[int]) -> dict[str, i
     return overlap
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.long
+@settings(max_examples=300)
 @given(st.lists(operations, max_size=30), st.lists(some_pages, min_size=1, max_size=4))
 def test_it_is_the_naive_model(history: list[tuple[str, str, list[int]]], prompts: list[list[int]]) -> None:
     index = KVIndex()

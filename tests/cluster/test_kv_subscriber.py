@@ -11,6 +11,7 @@ from oscine.cluster.routing.kv_subscriber import KVSubscriber
 from oscine.types import Endpoints, EngineStats
 from tests.cluster.kv_publisher import Publisher
 from tests.kept_port import kept_port
+from tests.waiting import until
 
 A, B, C, D = (bytes([i]) * 16 for i in range(4))
 
@@ -24,12 +25,6 @@ class Belief:
     @property
     def pages(self) -> set[Hashable]:
         return set(self.index._pages["replica"])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -47,6 +47,7 @@ def test_a_plan_says_each_step_and_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "0.04 replica-hours; the recorded load had 0.04" in prefill
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -131,8 +131,8 @@ def test_the_router_and_the_requests_that_moved(scripted: ScriptedServer, router
 def test_without_a_router_the_rest_is_still_there(
     scripted: ScriptedServer, router: Router, monkeypatch: pytest.MonkeyPatch, answer: Exception | None
 ) -> None:
-    monkeypatch.setattr(metrics, "_PATIENCE_S", 0.05)
     assert scrape(scripted)["oscine:router_up", frozenset()] == 1
+    monkeypatch.setattr(metrics, "_PATIENCE_S", 0.05)
     router.answer = answer
     found = scrape(scripted)
     assert found["oscine:router_up", frozenset()] == 0

@@ -133,6 +133,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BODIES)
 def test_the_answer_is_that_of_an_undisturbed_run(
     cluster: ClusterServer, client: openai.OpenAI, deadly: list[str], kind: str
@@ -151,6 +152,7 @@ def test_the_answer_is_that_of_an_undisturbed_run(
         assert set(json.loads(calm["content"])) == {"name", "age"}
 
 
+@pytest.mark.long
 def test_all_choices_of_a_completion_go_on(cluster: ClusterServer, client: openai.OpenAI, deadly: list[str]) -> None:
     def ask() -> list[str]:
         answer = client.completions.create(model=MODEL, prompt="The", n=3, seed=5, temperature=1.5, max_tokens=30)

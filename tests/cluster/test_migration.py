@@ -15,7 +15,8 @@ from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import EngineInfo, PrefillSource, RemotePrefill, TokenLogprobs
 from tests.cluster.local_placer import SEED, ScriptedPlacer
 from tests.cluster.raw_engine import RawEngine
-from tests.engine_process.harness import read, request, run, tokens, until
+from tests.engine_process.harness import read, request, run, tokens
+from tests.waiting import until
 
 PROMPT = list(range(200))  # three pages and a bit
 
@@ -222,6 +223,7 @@ def test_what_cannot_be_sent_is_a_clean_error_too() -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_a_placer_that_stumbles_costs_a_moving_request_some_time() -> None:
     async def test() -> None:
         with RawEngine("a") as a, RawEngine("b") as b:

@@ -15,7 +15,7 @@ from oscine.engine.peers.kv_events import page_hash
 from oscine.types import Endpoints, EngineInfo, EngineStats
 
 ROLES = (RoleSpec("decode"), RoleSpec("prefill"))
-ROUTE = ModelSpec(("m",), ROLES, prefill=PrefillLimits(min_tokens=256), start_timeout_s=0.2)
+ROUTE = ModelSpec(("m",), ROLES, prefill=PrefillLimits(min_tokens=256), start_timeout_s=60)
 DIGESTS = [bytes([i]) * 16 for i in range(40)]
 HASHES = [page_hash(digest) for digest in DIGESTS]
 PAGE = 64
@@ -224,10 +224,11 @@ def test_a_request_may_leave_at_the_very_moment_that_it_has_to_make_room(leaves:
 
 def test_a_request_waits_for_the_first_replica_but_not_for_ever() -> None:
     async def test(cluster: Cluster) -> None:
-        router = cluster.router()
+        router = cluster.router(replace(ROUTE, start_timeout_s=0.05))
         with pytest.raises(NoPlace, match="no replica of m is ready") as refusal:
             await router.place(placement("1"))
         assert not refusal.value.overloaded
+        router.reconfigure(ROUTE)
         tasks = [asyncio.create_task(router.place(placement(str(i)))) for i in range(3)]
         await settle()
         assert router.num_queued == 3
@@ -268,7 +269,7 @@ def test_a_request_that_leaves_at_the_moment_of_its_turn_frees_its_place() -> No
 
 def test_roles_without_replicas_are_missed_while_requests_want_them() -> None:
     async def test(cluster: Cluster) -> None:
-        router = cluster.router(replace(ROUTE, roles=(RoleSpec(),), start_timeout_s=10))
+        router = cluster.router(replace(ROUTE, roles=(RoleSpec(),)))
         assert router.missing() == []
         describing = asyncio.create_task(router.describe())
         await settle()
@@ -290,7 +291,7 @@ def test_roles_without_replicas_are_missed_while_requests_want_them() -> None:
 def test_an_excluded_replica_may_serve_again_once_its_engine_is_another_one() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a")
-        router = cluster.router(replace(ROUTE, start_timeout_s=10))
+        router = cluster.router(ROUTE)
         task = asyncio.create_task(router.place(placement("1", exclude=["a"])))
         await settle()
         assert not task.done()
@@ -306,7 +307,7 @@ def test_the_only_replica_serves_a_request_again_that_it_has_failed_a_while_ago(
 
     async def test(cluster: Cluster) -> None:
         cluster.start("a")
-        router = cluster.router(replace(ROUTE, start_timeout_s=10))
+        router = cluster.router(ROUTE)
         task = asyncio.create_task(router.place(placement("1", exclude=["a"])))
         await settle()
         cluster.decode.hear("a", EngineStats())

@@ -8,7 +8,8 @@ import pytest
 
 from oscine.cluster.data_parallel import DataParallelEngine
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from tests.engine_process.harness import read, request, tokens, until
+from tests.engine_process.harness import read, request, tokens
+from tests.waiting import until
 
 from .test_data_parallel import parallel
 

@@ -18,7 +18,9 @@ from oscine.engine.process.client import EngineDied, EngineError
 from oscine.types import GenerationRequest, SamplingParams
 from tests.cluster.local_placer import guest
 from tests.cluster.scripted_router import ScriptedRouter, served
-from tests.engine_process.harness import until
+from tests.waiting import until
+
+pytestmark = pytest.mark.long  # each starts engines
 
 FAKE = EngineOptions(executor="fake", fake_step_s=0.01, quiet=True)
 

@@ -10,7 +10,8 @@ from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Placement
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.types import Endpoints, EngineInfo
-from tests.engine_process.harness import run, until
+from tests.engine_process.harness import run
+from tests.waiting import until
 
 
 def report(name: str, **changes: object) -> ReplicaReport:

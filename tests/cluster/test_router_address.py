@@ -8,11 +8,13 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
-from oscine.cluster.client.router import RouterClient
+from oscine.cluster.client.router import _WHERE_S, RouterClient
 from oscine.cluster.ray.names import router_address
 from oscine.cluster.spec.placement import NoPlace
+from tests import clock
 from tests.cluster.scripted_router import PLACE, PLACEMENT, ScriptedRouter, served
-from tests.engine_process.harness import run, until
+from tests.engine_process.harness import run
+from tests.waiting import until
 
 
 class Response:
@@ -88,28 +90,33 @@ def test_a_router_that_died_is_waited_for() -> None:
 def test_a_router_that_stays_away_or_hangs_is_no_place() -> None:
     async def test() -> None:
         for answer, reason in ((ActorDiedError(), "ActorDiedError"), (None, "it does not answer")):
-            client = asking(Handle(answer), absence_s=0.3)
+            handle = Handle(answer)
+            client = asking(handle, absence_s=60)
+            asked = asyncio.create_task(client.place(PLACEMENT))
+            await until(lambda: bool(handle.calls) and client._away == reason)  # noqa: B023
+            clock.pass_time(60)
             with pytest.raises(NoPlace, match=f"the router cannot be reached: {reason}") as caught:
-                await client.place(PLACEMENT)
+                await asked
             assert not caught.value.overloaded
             assert caught.value.retry_after_s > 0
             client.close()
 
-    run(test)
+    clock.run(test())
 
 
-def test_a_call_that_takes_too_long_is_cancelled_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.cluster.client.router._WHERE_S", 0.05)
-
+def test_a_call_that_takes_too_long_is_cancelled_and_made_again() -> None:
     async def test() -> None:
         async with served(ScriptedRouter()) as service:
             handle = Handle(None, service.address)
             client = asking(handle)
-            assert await client.place(PLACEMENT) == PLACE
+            asked = asyncio.create_task(client.place(PLACEMENT))
+            await until(lambda: bool(handle.calls))
+            clock.pass_time(_WHERE_S)
+            assert await asked == PLACE
             assert [response.cancelled for response in handle.responses] == [True, False]
             client.close()
 
-    run(test)
+    clock.run(test())
 
 
 def test_all_that_wait_share_one_call() -> None:

@@ -21,13 +21,16 @@ from oscine.cluster.spec.deployment import QueueLimits, RoleSpec
 from oscine.cluster.spec.placement import NoPlace, Place, Placement
 from oscine.cluster.spec.snapshot import ReplicaReport
 from oscine.engine.wire.messages import encode
+from tests import clock
 from tests.cluster.scripted_router import INFO, PLACE, PLACEMENT, SNAPSHOT, ScriptedRouter, served
 from tests.cluster.test_model_router import ROUTE, Cluster, placement
-from tests.engine_process.harness import run, until
+from tests.engine_process.harness import run
+from tests.waiting import until
 
 DYING_INGRESS = """
 import asyncio, sys
 from oscine.cluster.client.router import RouterClient
+from tests import clock
 from tests.cluster.scripted_router import PLACEMENT
 
 async def address() -> str:
@@ -207,17 +210,20 @@ def test_an_answer_that_never_comes_is_not_waited_for() -> None:
     async def test() -> None:
         router = ScriptedRouter()
         router.gates = {"r": asyncio.Event()}
-        async with served(router) as service, asking(Whereabouts(service), answer_s=0.2) as client:
+        async with served(router) as service, asking(Whereabouts(service), answer_s=3600) as client:
+            asked = asyncio.create_task(client.place(PLACEMENT))
+            await until(lambda: router.asked == [PLACEMENT])
+            clock.pass_time(3600)
             with pytest.raises(NoPlace, match="the router cannot be reached: it does not answer"):
-                await client.place(PLACEMENT)
+                await asked
             await until(lambda: router.cancelled == ["r"])
 
-    run(test)
+    clock.run(test())
 
 
 def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an engine that got the port of a router that is gone."""
-    monkeypatch.setattr(router_client, "_LOOK_S", 0.01)
+    monkeypatch.setattr(router_client, "_LOOK_S", 3600)  # the test looks
 
     async def test() -> None:
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as stranger:
@@ -226,26 +232,31 @@ def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
                 where = Whereabouts(service)
                 where.addresses.insert(0, f"tcp://127.0.0.1:{port}")
                 async with asking(where) as client:
-                    assert await client.place(PLACEMENT) == PLACE
+                    asked = asyncio.create_task(client.place(PLACEMENT))
+                    await until(lambda: bool(client._open))
+                    for _ in range(router_client._SILENT_LOOKS + 1):
+                        client._look()
+                    assert await asked == PLACE
                     assert where.asked == 2
 
     run(test)
 
 
 def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes longer than the client waits for a silent router. The router sends ten signs of life per such wait."""
-    monkeypatch.setattr(router_client, "_LOOK_S", 0.1)
+    """Takes more looks than the client has for a silent router, each with a sign of life before the next one."""
+    monkeypatch.setattr(router_client, "_LOOK_S", 3600)  # the test looks
     monkeypatch.setattr(router_messages, "WAITING_S", 0.01)
-    looks: list[None] = []
-    look = RouterClient._look
-    monkeypatch.setattr(RouterClient, "_look", lambda link: (looks.append(None), look(link)))
 
     async def test() -> None:
         router = ScriptedRouter()
         router.gates = {"r": asyncio.Event()}
         async with pair(router) as (_, client):
             asked = asyncio.create_task(client.place(PLACEMENT))
-            await until(lambda: len(looks) > router_client._SILENT_LOOKS + 3)
+            await until(lambda: router.asked == [PLACEMENT])
+            for _ in range(router_client._SILENT_LOOKS + 3):
+                client._look()
+                assert client._silent_looks == 1
+                await until(lambda: client._silent_looks == 0, "a sign of life")
             router.gates["r"].set()
             assert await asked == PLACE
             assert len(router.asked) == 1

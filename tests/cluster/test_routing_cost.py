@@ -86,6 +86,7 @@ def test_more_overlap_never_costs_more(load: ReplicaLoad, num_tokens: int, data:
     assert 0 <= cost(load, num_tokens, more) <= cost(load, num_tokens, less)
 
 
+@pytest.mark.long
 @given(st.lists(loads, max_size=6, unique_by=lambda load: load.replica), st.integers(1, 5000))
 def test_every_replica_is_ranked_once_and_none_is_much_cheaper_than_the_first(
     given: list[ReplicaLoad], num: int

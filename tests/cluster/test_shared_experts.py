@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,9 @@ import pytest
 from oscine.cluster.data_parallel import DataParallelEngine
 from oscine.config import EngineOptions, ModelOptions
 from oscine.engine.process.client import EngineDied, EngineError
-from tests.engine_process.harness import read, request, run, serving, tokens, until
+from tests.engine_process.harness import read, request, run, serving, tokens
+from tests.engine_process.watch_clock import TIMEOUT_S, WatchClock
+from tests.waiting import until
 
 from .test_data_parallel import first, kill, parallel, where
 
@@ -89,7 +90,7 @@ def test_tokens_are_those_of_one_engine_though_one_is_killed_until_the_group_is_
     run(test)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # looks at two engines of the model that do nothing, for two seconds
 def test_engines_without_requests_cost_nothing() -> None:
     async def test() -> None:
         async with group(2) as engine:
@@ -104,14 +105,15 @@ def test_engines_without_requests_cost_nothing() -> None:
     run(test)
 
 
-@pytest.mark.slow
-def test_an_engine_that_hangs_ends_the_group(expected: list[list[int]]) -> None:
+@pytest.mark.slow  # the group is started twice; test_watch.py has one engine of its own
+def test_an_engine_that_hangs_ends_the_group(expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        async with group(2, replace(ONE, engine_timeout_s=3.0)) as engine:
+        clock = WatchClock(monkeypatch)
+        async with group(2, replace(ONE, engine_timeout_s=TIMEOUT_S)) as engine:
             hung = engine.engines["1"].pid
             assert hung is not None
-            os.kill(hung, signal.SIGSTOP)
             stream = engine.submit(REQUESTS[0])
+            await clock.hang(hung)
             assert tokens(await read(stream)) == expected[0]
             assert not Path(f"/proc/{hung}").exists()
 

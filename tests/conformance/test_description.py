@@ -90,7 +90,7 @@ class Prober:
 
 def bounded(examples: int) -> Any:
     health = list(HealthCheck)
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=health)
+    return settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=health)
 
 
 def check_valid(prober: Prober, examples: int) -> None:
@@ -111,9 +111,7 @@ def check_invalid(prober: Prober, examples: int) -> None:
 def check_examples(prober: Prober, _: int) -> None:
     """The document's own examples are answered."""
     for cases in prober.operation.get_strategies_from_examples():
-        run = settings(max_examples=1, deadline=None, database=None)(
-            given(cases)(lambda case: prober.send_example(case))
-        )
+        run = settings(max_examples=1, database=None)(given(cases)(lambda case: prober.send_example(case)))
         run()
         assert prober.statuses[200], prober.statuses
 

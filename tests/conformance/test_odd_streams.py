@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Message
@@ -15,9 +15,7 @@ from tests.conformance.interfaces import INTERFACES, Said
 from tests.conformance.odd_streams import INTERVALS, MARKERS, Parts, ids_of, odd_completions, true_completions
 
 pytestmark = pytest.mark.parametrize("interface", INTERFACES)
-bounded = settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+bounded = settings(max_examples=30, derandomize=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +35,7 @@ def read_all(server: ScriptedServer, interface: str, ids: list[int]) -> Said:
     return whole
 
 
+@pytest.mark.long
 @bounded
 @given(parts=odd_completions)
 @example(parts=["<|call|>"])
@@ -47,6 +46,7 @@ def test_no_tokens_are_too_odd(server: ScriptedServer, interface: str, parts: Pa
     assert not [marker for marker in MARKERS for text in said.texts if marker in text]
 
 
+@pytest.mark.long
 @bounded
 @given(message=true_completions())
 def test_what_the_model_means_arrives(server: ScriptedServer, interface: str, message: Message) -> None:

@@ -57,10 +57,11 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", COMMANDS)
 def test_commands_are_those_of_the_command_line(words: list[str]) -> None:
     args = vars(_parser().parse_args(words[1:]))
-    args.pop("run")
+    assert callable(args.pop("run"))
     if words[1] == "serve" and not {"config", "kv-events-config"} & args.keys():
         args.pop("api-keys-file", None)
         read_config(args, note=lambda note: None, num_gpus=8 if "gpus" in args else 1)
@@ -91,6 +92,7 @@ def test_the_guide_says_what_the_profiles_set() -> None:
         assert rows[row] == " | ".join(f"{getattr(profile, field):,}" for profile in profiles)
 
 
+@pytest.mark.long
 def test_the_table_of_gpus_is_that_of_the_memory_plan() -> None:
     """Where this fails, `python -m tests.documents.gpu_table` prints what docs/gpus.md has to say."""
     text = (DOCS / "gpus.md").read_text()

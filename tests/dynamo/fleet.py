@@ -21,8 +21,9 @@ import openai
 import psutil
 
 from oscine.model.o200k import NUM_RANKS
+from tests.children import children
 from tests.kept_port import kept_port
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 MODEL = "oscine-nano"
 READY_S = 120.0
@@ -103,7 +104,7 @@ class DynamoWorker(Process):
         return int(float(line.rsplit(" ", 1)[1]))
 
     def engine(self) -> psutil.Process:
-        (engine,) = (p for p in self.family() if "oscine.engine.process.server" in p.cmdline())
+        (engine,) = children("oscine.engine.process.server", psutil.Process(self.pid))
         return engine
 
     def _get(self, path: str) -> str:

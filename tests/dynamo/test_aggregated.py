@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 from .fleet import MODEL, Fleet
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 from .fleet import DynamoWorker, Fleet
 

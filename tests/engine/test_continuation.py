@@ -13,7 +13,8 @@ from .test_engine_properties import prompts, samplings, setting
 TEXT = [(11 * i) % 50 for i in range(150)]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=60)
 @given(
     setting=setting(),
     cuts=st.lists(st.tuples(prompts, st.integers(0, 100), st.integers(1, 100), samplings), min_size=1, max_size=8),

@@ -1,5 +1,6 @@
 """Every request gets exactly its own tokens: any arrivals, cancellations, shared prefixes, preemptions and chunks."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -88,11 +89,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.run_.finish()
 
 
-TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestEngine = pytest.mark.long(EngineMachine.TestCase)
+TestEngine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=60)
 @given(
     setting=setting(),
     arrivals=st.lists(

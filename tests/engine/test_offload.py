@@ -346,6 +346,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(
     requests=REQUESTS,
     slots=st.sampled_from([1, 3, 9, 60]),
@@ -354,7 +355,7 @@ REQUESTS = st.lists(
     overlap=st.booleans(),
     windows=st.sampled_from([(24,), (40, 5)]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_requests_get_the_tokens_that_they_would_get_without(
     tmp_path_factory: pytest.TempPathFactory,
     requests: list[tuple[int, int, int, int, int | None, int]],

@@ -1,5 +1,6 @@
 """The events of the prefix cache, followed by an independent reader, give its content."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,8 @@ def next_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     return digests[0]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=60)
 @given(
     setting=setting(),
     arrivals=st.lists(st.tuples(prompts, st.integers(1, 100), st.integers(0, 2), samplings), min_size=2, max_size=12),

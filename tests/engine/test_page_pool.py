@@ -111,4 +111,4 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 
 TestPagePool = PagePoolMachine.TestCase
-TestPagePool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPagePool.settings = settings(max_examples=40, stateful_step_count=30)

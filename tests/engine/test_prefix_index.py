@@ -116,7 +116,8 @@ def test_a_second_page_of_the_same_content_is_refused() -> None:
     assert index.find(digests).pages[0] == [99, 11]
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.long
+@settings(max_examples=200)
 @given(
     windows=st.lists(st.integers(1, 20), max_size=3),
     num_pages=st.integers(0, 8),

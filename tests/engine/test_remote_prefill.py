@@ -307,7 +307,8 @@ def test_a_cache_full_of_running_requests_is_left_to_them() -> None:
 PROMPTS = st.tuples(st.integers(1, 150), st.integers(0, 2), st.integers(0, 150))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=60)
 @given(data=st.data())
 def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObject) -> None:
     draw = data.draw

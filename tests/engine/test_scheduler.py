@@ -180,6 +180,7 @@ def test_a_large_request_is_not_overtaken_for_ever_by_small_ones() -> None:
     assert run.finished.index("large") == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("priorities", [[0, 0, 0, 0], [0, 1, 2, 3], [3, 2, 1, 0]])
@@ -207,6 +208,7 @@ def test_a_long_chunk_leaves_pages_to_those_who_run() -> None:
     assert run.loop.stats().preemptions == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("staggered", [False, True])

@@ -118,6 +118,7 @@ def gain(
     return engine.run(num_steps, fixed) * engine.times(batch) / batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_drafts_are_as_many_as_pay(machine: str, batch: int) -> None:
@@ -144,6 +145,7 @@ def gain_on_h200(num_steps: int, batch: int, accepted: Accepted, seed: int) -> f
     return engine.run(num_steps) * times(batch) / batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [8, 32, 256])
 def test_drafts_that_never_pay_cost_a_percent_of_500_steps(batch: int) -> None:
     for accepted in (NONE, POOR):
@@ -159,6 +161,7 @@ def test_what_a_change_of_steps_costs_is_paid_for() -> None:
         assert engine.run(1500) * times(8) / 8 > 0.985
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [32, 256])
 def test_many_sequences_find_soon_that_drafts_pay(batch: int) -> None:
     for seed in range(3):
@@ -174,6 +177,7 @@ def test_changes_are_noticed_and_a_bad_time_costs_little(machine: str) -> None:
         assert engine.run(2000) > plain * (1.4 if machine == "h200" and phase % 2 == 0 else 0.98)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overhead_ms", [0.0, 0.1])
 @pytest.mark.parametrize("matched", [0.0, 0.05, 0.8])
 def test_drafts_that_rarely_exist_cost_little(matched: float, overhead_ms: float) -> None:
@@ -182,6 +186,7 @@ def test_drafts_that_rarely_exist_cost_little(matched: float, overhead_ms: float
     assert engine.run(3000) > 1 / H200(1) * (1.4 if matched > 0.5 else 0.98)
 
 
+@pytest.mark.long
 def test_a_drafter_that_proposes_few_is_allowed_many() -> None:
     """Most proposals are of one draft and fail, the others are long and right. A limit costs only rows that exist."""
 

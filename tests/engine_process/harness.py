@@ -11,7 +11,7 @@ from oscine.engine.process.client import Engine, EngineClient, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0  # of a whole test; it bounds a failure
 
 
 def options(folder: Path, executor: str = "fake", fake_step_s: float = 0.0, **scheduler: Any) -> EngineOptions:
@@ -49,13 +49,6 @@ async def read(stream: RequestStream) -> list[GenerationOutput]:
 
 def tokens(outputs: list[GenerationOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Looks until it holds, for as long as the patience of a test."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -27,8 +27,11 @@ from benchmarks.cluster.disaggregation import options as embedded
 from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, RemotePrefill, SamplingParams
+from tests.waiting import until
 
-from .harness import options, read, request, run, running, tokens, until
+from .harness import options, read, request, run, running, tokens
+
+pytestmark = pytest.mark.long  # each starts engines
 
 STEP_S = 0.05
 NUM_TOKENS = 2000  # 8 steps of 256, long enough that a busy machine sees them run

@@ -20,8 +20,11 @@ from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.peers.kv_events import KEPT_BYTES, KVEvents, page_hash
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.types import EngineStats
+from tests.waiting import until
 
-from .harness import options, read, request, run, serving, tokens, until
+from .harness import options, read, request, run, serving, tokens
+
+pytestmark = pytest.mark.long  # each starts engines
 
 SEED = "0123456789abcdef"
 PAGE = 16

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from oscine.executor.parallel.liveness import HUNG_S
-from tests.server import ServerProcess, wait_until
+from tests.children import children
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 OPTIONS = ("--device", "cpu", "--tensor-parallel-size", "2", "--kv-cache-bytes", "64M")
 ENDLESS: dict[str, Any] = {"model": "oscine-nano", "prompt": "abc", "max_tokens": 8000, "ignore_eos": True}
@@ -41,8 +43,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 def ranks(server: ServerProcess) -> list[psutil.Process]:
     """All of them, rank 0 first."""
-    children = server.engine.children()
-    return [server.engine, *(child for child in children if "oscine.executor.start.rank" in child.cmdline())]
+    return [server.engine, *children("oscine.executor.start.rank", server.engine)]
 
 
 def answers(server: ServerProcess) -> bool:

@@ -16,8 +16,12 @@ from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.engine.wire import tcp
 from tests.cluster.local_placer import guest
+from tests.engine_process.watch_clock import TIMEOUT_S, WatchClock
+from tests.waiting import until
 
-from .harness import options, read, request, run, running, serving, tokens, until
+from .harness import options, read, request, run, running, serving, tokens
+
+pytestmark = pytest.mark.long  # each starts engines
 
 SLOW_S = 0.025
 ENDLESS = 3000
@@ -134,15 +138,18 @@ def test_a_machine_that_falls_silent_is_noticed_on_both_sides(folder: Path, monk
     run(test)
 
 
-def test_an_engine_that_hangs_is_started_again_though_all_its_requests_are_of_guests(folder: Path) -> None:
-    hasty = replace(peer(folder, fake_step_s=SLOW_S), engine_timeout_s=3.0)
+def test_an_engine_that_hangs_is_started_again_though_all_its_requests_are_of_guests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = replace(peer(folder, fake_step_s=SLOW_S), engine_timeout_s=TIMEOUT_S)
 
     async def test() -> None:
-        async with serving(hasty) as owner, running(guest(address_of(owner))) as other:
+        clock = WatchClock(monkeypatch)
+        async with serving(watched) as owner, running(guest(address_of(owner))) as other:
             stream, first = other.submit(request("a", max_tokens=ENDLESS)), owner.pid
             await anext(stream)
             assert first is not None
-            psutil.Process(first).suspend()
+            await clock.hang(first)
             with pytest.raises(EngineDied):
                 await read(stream)
             await until(lambda: owner.restarts == 1)
@@ -157,7 +164,7 @@ BUSY_S = 3.0
 
 def test_an_engine_in_a_long_step_is_alive(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_HEARTBEAT_MS", 50)
-    monkeypatch.setattr(tcp, "_HEARTBEAT_TIMEOUT_MS", 500)
+    monkeypatch.setattr(tcp, "_HEARTBEAT_TIMEOUT_MS", 1500)
 
     async def test() -> None:
         async with (

@@ -25,9 +25,13 @@ from oscine.engine.process.client import EngineClient, EngineDied, EngineError, 
 from oscine.engine.process.descriptors import connection_limit
 from oscine.engine.wire.messages import Failed, Hello, Launch, decode_to_client, encode
 from tests.cluster.local_placer import guest
+from tests.tiny import BYTES
+from tests.waiting import until
 
-from .conftest import CONFIG, RETURN
-from .harness import PATIENCE_S, options, read, request, run, running, serving, tokens, until
+from .conftest import RETURN
+from .harness import PATIENCE_S, options, read, request, run, running, serving, tokens
+
+pytestmark = pytest.mark.long  # each starts engines
 
 SLOW_S = 0.025
 ENDLESS = 3000  # at this pace it outlasts the patience of a test
@@ -37,7 +41,7 @@ def test_many_streams_at_once(folder: Path) -> None:
     async def test() -> None:
         async with serving(options(folder)) as client:
             assert client.info is not None
-            assert (client.info.model, client.info.vocab_size) == (str(folder), CONFIG.vocab_size)
+            assert (client.info.model, client.info.vocab_size) == (str(folder), BYTES.vocab_size)
             assert min(client.stats.full_pages_total, client.stats.sliding_pages_total) > 0  # known from the start
             requests = [request(str(i), max_tokens=20 + i) for i in range(20)]
             found = await asyncio.gather(*(read(client.submit(one)) for one in requests))
@@ -119,7 +123,7 @@ def test_one_too_many_is_refused_as_overload_and_a_bad_one_as_an_error(folder: P
                     await read(stream)
             first.close()
             assert len(tokens(await read(waiting))) == 8
-            [bad] = await read(client.submit(request("long", [1] * CONFIG.max_position_embeddings)))
+            [bad] = await read(client.submit(request("long", [1] * BYTES.max_position_embeddings)))
             assert bad.finish_reason == "error"
             assert "4096 tokens" in str(bad.error)
 
@@ -174,7 +178,7 @@ def test_a_model_runs_in_the_process_as_it_does_here_and_a_failing_step_fails_al
                 assert outputs[-1].logprobs is not None
             live = client.submit(request("live", max_tokens=4000, temperature=0.0))
             await anext(live)
-            bad = client.submit(request("bad", [CONFIG.vocab_size + 1]))
+            bad = client.submit(request("bad", [BYTES.vocab_size + 1]))
             for stream in (live, bad):
                 outputs = await read(stream)
                 assert outputs[-1].finish_reason == "error"

@@ -9,15 +9,15 @@ import pytest
 from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
+from tests.tiny import BYTES
 
-from .conftest import CONFIG
 from .harness import options, read, request, run, serving, tokens
 
 
 @pytest.fixture(scope="module")
 def config_file(folder: Path) -> Path:
     file = folder / "shapes.json"
-    file.write_text(json.dumps(CONFIG.to_dict()))
+    file.write_text(json.dumps(BYTES.to_dict()))
     return file
 
 

@@ -30,6 +30,8 @@ from oscine.types import Endpoints, GenerationRequest, PrefillSource, SamplingPa
 
 from .harness import PATIENCE_S, options, read, request, run, serving, tokens
 
+pytestmark = pytest.mark.long  # each starts engines
+
 KEY, OTHER = "k" * 32, "o" * 32
 REFUSED = (
     zmq.EVENT_DISCONNECTED

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 import pytest
 
-from .tiny import CONFIG
+from tests.tiny import TINY
 
-END, STOP = CONFIG.vocab_size - 2, CONFIG.vocab_size - 1
+END, STOP = TINY.vocab_size - 2, TINY.vocab_size - 1
 TOKENS = ["".join(letters) for length in range(1, 5) for letters in product("abc", repeat=length)][:END]
 WORDS = ("abc", "b", "ca")
 

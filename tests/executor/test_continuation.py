@@ -72,7 +72,8 @@ def undisturbed() -> dict[str, Outcome]:
     return continued(dict.fromkeys(CASES, 0), False)
 
 
-@settings(max_examples=5, deadline=None)
+@pytest.mark.long
+@settings(max_examples=5)
 @given(cuts=st.fixed_dictionaries(dict.fromkeys(CASES, st.integers(1, NUM_TOKENS))), other=st.booleans())
 def test_the_tokens_after_a_cut_are_those_of_the_undisturbed_run(cuts: dict[str, int], other: bool) -> None:
     for name, (found, found_logprobs, found_reason) in continued(cuts, other).items():
@@ -81,6 +82,7 @@ def test_the_tokens_after_a_cut_are_those_of_the_undisturbed_run(cuts: dict[str,
         assert found_logprobs == pytest.approx(logprobs[cuts[name] :], abs=1e-3)
 
 
+@pytest.mark.long
 def test_the_cases_are_what_they_are_called() -> None:
     tokens, _, reason = undisturbed()["min_tokens"]
     assert reason == "stop"

@@ -17,13 +17,13 @@ from oscine.executor.cuda_graphs import DecodeGraphs
 from oscine.executor.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationOutput, GenerationRequest
+from tests.tiny import TINY
 
 from .grammars import allowed, grammar, text_of, tokenizer_file
 from .recorded import record_graphs
 from .test_headers import SPECIALS
 from .test_headers import workload as header_workload
 from .tiny import (
-    CONFIG,
     MAX_MODEL_LEN,
     capturable_model,
     engine,
@@ -91,6 +91,7 @@ def mixed_answers() -> dict[str, GenerationOutput]:
     return run(engine(options(max_num_seqs=6)), *mixed_workload())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, pages: int, chunk: int) -> None:
     expected = mixed_answers()
@@ -103,6 +104,7 @@ def test_recorded_graphs_make_the_same_tokens(monkeypatch: pytest.MonkeyPatch, p
     assert (recorded.stats().preemptions > 0) == (pages < 64)
 
 
+@pytest.mark.long
 def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeEngine) -> None:
     kinds: list[dict[str, object]] = [
         {"temperature": 0.9},
@@ -126,12 +128,13 @@ def test_what_sampling_asks_for_is_done_outside_of_the_graphs(make_engine: MakeE
         ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
 def test_grammars_are_kept_while_steps_overlap(
     make_engine: MakeEngine, tmp_path: Path, graphs: bool, pages: int
 ) -> None:
     """Beside free rows, in graphs and in mixed steps; masks come from tokens that the device has just made."""
-    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size)
     requests = [
         request(str(i), prompt(12, start=i), max_tokens=40, seed=i, temperature=float(i % 2), **kind)
         for i, kind in enumerate([{"grammar": grammar(80, 90)}, {"grammar": grammar(3, 90)}, {}, {}])
@@ -147,11 +150,12 @@ def test_grammars_are_kept_while_steps_overlap(
 
 @pytest.fixture(scope="module")
 def header_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GenerationOutput]:
-    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
     runner = executor(model(), options(), 64, 64, grammars)
     return run(loop(runner, options(), runner.memory), *header_workload())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("graphs", "pages"), [(False, 64), (True, 64), (True, 10)])
 def test_headers_are_ruled_while_steps_overlap(
     make_engine: MakeEngine,
@@ -161,7 +165,7 @@ def test_headers_are_ruled_while_steps_overlap(
     pages: int,
 ) -> None:
     """Headers within graphs, by few tokens or by masks: the tokens are those of the CPU, verified by a plain loop."""
-    grammars = GrammarCache(tokenizer_file(tmp_path, SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path, SPECIALS), TINY.vocab_size)
     plain = [one for one in header_workload() if not one.sampling.logit_bias]
     greedy = [one for one in plain if not one.sampling.temperature]
     for requests in (greedy, plain, header_workload()):

@@ -124,11 +124,13 @@ def plain_steps(plain: dict[str, Told]) -> float:
     return sum(len(tokens) for tokens, _, _ in plain.values()) / 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["eagle3", "ngram"])
 def test_answers_with_drafts_are_those_without(method: str) -> None:
     check_equal(24, method)
 
 
+@pytest.mark.long
 def test_padded_steps_keep_their_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where graphs are not captured for every number of rows. Recorded steps need no padding."""
     sizes = sizes_up_to(8 * (1 + MOST))
@@ -143,6 +145,7 @@ def test_two_thousand_answers_with_drafts_are_those_without(method: str) -> None
     check_equal(1700, method)
 
 
+@pytest.mark.long
 def test_the_prefix_cache_finds_as_much_with_the_head() -> None:
     requests = workload(10)
     hits = []

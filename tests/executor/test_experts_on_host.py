@@ -13,8 +13,9 @@ from oscine.ops.moe.on_host import MOST_TOKENS, HostExperts, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.weights import PackedExperts
 from oscine.ops.target import Target
+from tests.tiny import DEEP
 
-from .tiny import CPU, DEEP, LivelyTensors, executor, loop, options, prompt, request, run
+from .tiny import CPU, LivelyTensors, executor, loop, options, prompt, request, run
 
 ON_HOST = range(2, 4)
 

@@ -11,7 +11,8 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.types import GenerationRequest, RankLostError, SamplingParams
-from tests.server import wait_until
+from tests.children import children
+from tests.waiting import wait_until
 
 OPTIONS = EngineOptions(
     ModelOptions(device="cpu", tensor_parallel_size=2), CacheOptions(kv_cache_bytes=1 << 24), quiet=True
@@ -29,7 +30,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def ranks() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "rank" in " ".join(child.cmdline())]
+    return children("rank")
 
 
 def fails(patch: pytest.MonkeyPatch, when: str) -> None:

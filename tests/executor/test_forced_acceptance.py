@@ -30,6 +30,7 @@ def accepted(chances: list[float], sampled: str) -> Tensor:
     return (kept != REJECTED).view(SEQUENCES, -1)[:, 1:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampled", ["all", "none"])
 def test_drafts_are_accepted_as_often_as_asked(sampled: str) -> None:
     found = accepted([0.73, 0.52 / 0.73, 0.36 / 0.52], sampled).float().mean(0)
@@ -49,6 +50,7 @@ def test_rates_that_cannot_be_are_refused(text: str) -> None:
     assert rates("73,52,36") == (0.73, 0.52, 0.36)
 
 
+@pytest.mark.long
 def test_both_engines_have_the_weights_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, load = [], OpenedModel.load
     monkeypatch.setattr(OpenedModel, "load", lambda *args, **how: loads.append(load(*args, **how)) or loads[-1])

@@ -4,7 +4,6 @@ Answers, prefixes, offloaded pages, and refusals.
 """
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,15 +26,17 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import FP8
 from oscine.ops import table
 from oscine.ops.target import Target
+from tests.tiny import TINY
+from tests.waiting import wait_until
 
-from .tiny import CONFIG, CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
+from .tiny import CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
 
 SHOWN = ("addition, up to 3 digits", "tool call", "JSON valid for the schema", "recall at 500 tokens")
 IN_FP8 = CacheOptions(page_size=PAGE, kv_cache_dtype="fp8", kv_offload_bytes=1 << 20)
 
 
 def plan(cache: CacheOptions = IN_FP8) -> MemoryPlan:
-    return replace(memory(40, 40), groups=groups_of(CONFIG, cache, torch.float32))
+    return replace(memory(40, 40), groups=groups_of(TINY, cache, torch.float32))
 
 
 def engine(**changes: object) -> EngineLoop:
@@ -72,10 +73,7 @@ def test_a_cached_prefix_gives_the_answer_of_a_cold_run(max_num_batched_tokens: 
 
 
 def done(job: Job) -> Job:
-    end_s = time.monotonic() + 30
-    while job.state == "running":
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+    wait_until(lambda: job.state != "running", "the end of the job")
     return job
 
 
@@ -111,7 +109,7 @@ def test_offloaded_pages_come_back_and_no_exact_cache_takes_them(tmp_path: Path)
 
 
 def at(folder: Path) -> EngineOptions:
-    (folder / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    (folder / "config.json").write_text(json.dumps(TINY.to_dict()))
     return EngineOptions(model=ModelOptions(random_weights=str(folder), device="cpu"), cache=IN_FP8, quiet=True)
 
 
@@ -121,7 +119,7 @@ def test_what_has_no_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a GPU, as the C kernels for CPUs have no FP8"):
         load.load_executor(asked, lambda text: None, Stopwatch())
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a GPU"):
-        plan_on_cpu(CONFIG, asked, None)
+        plan_on_cpu(TINY, asked, None)
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a model: --executor fake has none"):
         build_engine(EngineOptions(cache=IN_FP8, executor="fake"))
     a100, l4, h200 = (Target(torch.device("cuda"), capability) for capability in ((8, 0), (8, 9), (9, 0)))
@@ -146,7 +144,7 @@ def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, mon
     with pytest.raises(ValueError, match=needs):
         build_engine(asked)
     with pytest.raises(ValueError, match=needs):
-        plan_on_cpu(CONFIG, asked, None)
+        plan_on_cpu(TINY, asked, None)
     with pytest.raises(ValueError, match="--activation-dtype fp8 needs a model: --executor fake has none"):
         build_engine(replace(asked, executor="fake"))
     assert table.lacking_for_fp8_experts("cuda", 2880) is not None
@@ -156,6 +154,7 @@ def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, mon
         replace(rounded, experts_on_host="2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation_dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)])
 def test_the_embedded_model_answers_right(

@@ -26,28 +26,16 @@ from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
 from tests.hostile_schemas import quartic_schema
 from tests.immediate import Immediate
+from tests.tiny import TINY
 
 from . import grammars as tiny_grammars
 from .grammars import STOP, TOKENS, allowed, forced_grammar, grammar, text_of, tokenizer_file
-from .tiny import (
-    CONFIG,
-    all_logits,
-    executor,
-    loop,
-    model,
-    naive_greedy,
-    next_logits,
-    options,
-    prompt,
-    recompute,
-    request,
-    run,
-)
+from .tiny import all_logits, executor, loop, model, naive_greedy, next_logits, options, prompt, recompute, request, run
 
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
-    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer")), CONFIG.vocab_size)
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer")), TINY.vocab_size)
 
 
 def constrained_engine(grammars: GrammarCache, pages: int = 64, **changes: object) -> EngineLoop:
@@ -154,6 +142,7 @@ def workload() -> list[tuple[GenerationRequest, int, int]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_tokens_are_those_of_a_loop_with_masks(grammars: GrammarCache, overlap: bool, pages: int, chunk: int) -> None:
@@ -206,7 +195,7 @@ def test_forced_tokens_have_no_alternative(grammars: GrammarCache, between: str)
 
 def test_a_forced_token_that_the_model_lacks_is_no_draft(tmp_path: Path) -> None:
     """A tokenizer may have more tokens than the model's embedding."""
-    beyond = GrammarCache(tokenizer_file(tmp_path, {"<|beyond|>": CONFIG.vocab_size + 20}), CONFIG.vocab_size)
+    beyond = GrammarCache(tokenizer_file(tmp_path, {"<|beyond|>": TINY.vocab_size + 20}), TINY.vocab_size)
     constraints = Constraints(beyond)
     constraints.assign(placed(0, 'start: "abc" <|beyond|> "abc"'))
     assert constraints.forced([0], [9]) == [[0, 1, 2]]
@@ -243,7 +232,7 @@ def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: GrammarCa
         assert found[name].finish_reason == "error"
         assert "grammar cannot be compiled" in (found[name].error or "")
     assert found["plain"].token_ids == naive_greedy(tuple(prompt(20)), 8)
-    without = constrained_engine(GrammarCache(None, CONFIG.vocab_size))
+    without = constrained_engine(GrammarCache(None, TINY.vocab_size))
     assert "tokenizer.json" in (run(without, request("a", [1], grammar=grammar(1, 1)))["a"].error or "")
 
 
@@ -302,9 +291,10 @@ def test_more_grammars_at_once_than_are_kept(grammars: GrammarCache, monkeypatch
     assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}
 
 
+@pytest.mark.long
 def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Path) -> None:
     judges = GrammarJudges(deadline_s=2)
-    engine = constrained_engine(GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
+    engine = constrained_engine(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges))
     endless = json.dumps({"grammars": [{"json_schema": quartic_schema(600)}]})
     requests = [
         request("endless", prompt(20), max_tokens=8, grammar=endless),
@@ -316,6 +306,7 @@ def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Pa
     assert found["sound"].finish_reason == found["plain"].finish_reason == "length"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("company", [1, 0])
 def test_masks_that_take_too_long_end_their_sequence_alone(
     grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch, company: int
@@ -370,7 +361,7 @@ class ScarceJudges(GrammarJudges):
 
 def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried_again(tmp_path: Path) -> None:
     judges = ScarceJudges(OSError("no processes are left"))
-    constraints = Constraints(GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size, judges))
+    constraints = Constraints(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges))
     constraints.assign(placed(0, grammar(1, 2)))
     assert "no processes are left" in constraints.errors([0])[0]
     constraints.assign(placed(0, grammar(1, 2)))
@@ -379,6 +370,6 @@ def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried
 
 def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
     judges = ScarceJudges(TooManyGrammarsError())
-    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size, judges)
+    grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges)
     assert not grammars.ready(grammar(1, 2))
     assert not grammars.matcher(grammar(1, 2)).is_error()

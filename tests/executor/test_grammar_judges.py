@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import psutil
@@ -16,28 +14,21 @@ from oscine.judges import pool
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
 from oscine.judges.trial import Problem, Trial
 from tests.hostile_schemas import quartic_schema
+from tests.waiting import DEADLINE_S as PATIENCE_S
+from tests.waiting import wait_until
 
-PATIENCE_S = 60.0
 GOOD = [Trial("start: /a+/"), Trial("start: /b+/", walk=True)]
 ENDLESS = [Trial(json.dumps({"grammars": [{"json_schema": quartic_schema(600)}]}))]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def judge_of(case: "Future[Problem | None]") -> "subprocess.Popen[bytes]":
+    """The process that tries this case; waits until it has one."""
+    wait_until(lambda: case._judge is not None, "a process for the grammar")  # type: ignore[attr-defined]
+    return case._judge  # type: ignore[attr-defined, no-any-return]
 
 
-def processes() -> set[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return {child for child in children if "oscine.judges.process" in child.cmdline()}
-
-
-def running(before: set[psutil.Process], case: "Future[Problem | None]") -> psutil.Process:
-    wait_until(lambda: case.running() and len(processes() - before) == 1)
-    (process,) = processes() - before
-    return process
+def is_gone(process: "subprocess.Popen[bytes]") -> bool:
+    return not psutil.pid_exists(process.pid)
 
 
 def test_the_first_problem_is_found() -> None:
@@ -49,30 +40,30 @@ def test_the_first_problem_is_found() -> None:
     assert "nobody" in problem.message
 
 
+@pytest.mark.long
 def test_what_takes_too_long_is_stopped_and_the_next_one_is_judged() -> None:
-    before = processes()
     judges = GrammarJudges(deadline_s=2)
+    case = judges.judge(ENDLESS)
+    process = judge_of(case)
     with pytest.raises(UndecidedError, match="longer than 2 s"):
-        judges.judge(ENDLESS).result(PATIENCE_S)
-    wait_until(lambda: not (processes() - before))
+        case.result(PATIENCE_S)
+    wait_until(lambda: is_gone(process), "the end of the process")
     assert judges.judge(GOOD).result(PATIENCE_S) is None
 
 
 def test_to_cancel_kills_the_process() -> None:
-    before = processes()
     judges = GrammarJudges(deadline_s=PATIENCE_S)
     case = judges.judge(ENDLESS)
-    process = running(before, case)
+    process = judge_of(case)
     case.cancel()
-    wait_until(lambda: not process.is_running())
+    wait_until(lambda: is_gone(process), "the end of the process")
     assert judges.judge(GOOD).result(PATIENCE_S) is None
 
 
 def test_a_process_that_dies_is_no_verdict() -> None:
-    before = processes()
     judges = GrammarJudges(deadline_s=PATIENCE_S)
     case = judges.judge(ENDLESS)
-    os.kill(running(before, case).pid, signal.SIGKILL)
+    os.kill(judge_of(case).pid, signal.SIGKILL)
     with pytest.raises(UndecidedError, match="memory"):
         case.result(PATIENCE_S)
     assert judges.judge(GOOD).result(PATIENCE_S) is None
@@ -93,7 +84,7 @@ def test_an_owner_has_so_many_waiting_at_most(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("oscine.judges.pool._MOST_WAITING", 3)
     judges = GrammarJudges(2, deadline_s=PATIENCE_S)
     first = judges.judge(ENDLESS, "a")
-    wait_until(first.running)
+    wait_until(first.running, "the first one's turn")
     cases = [judges.judge(ENDLESS, "a") for _ in range(3)]
     with pytest.raises(TooManyGrammarsError):
         judges.judge(GOOD, "a")

@@ -1,6 +1,7 @@
 """Under any schedule, greedy output equals that of a loop that recomputes everything for each token."""
 
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .tiny import engine, naive_greedy, options, prompt, recompute, request, run
@@ -15,7 +16,8 @@ def _workloads(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return draw(st.lists(st.tuples(lengths, st.integers(0, 2), st.integers(0, 1)), min_size=2, max_size=7))
 
 
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.long
+@settings(max_examples=6)
 @given(
     workload=_workloads(),
     chunk=st.sampled_from([4, 7, 16, 64]),
@@ -51,6 +53,7 @@ def test_greedy_equals_full_recomputation(
     assert stats.full_pages_used == stats.sliding_pages_used == 0
 
 
+@pytest.mark.long
 def test_a_prefix_hit_and_preemptions_did_happen() -> None:
     """So that the test above has something to test."""
     loop = engine(options(max_num_batched_tokens=16, overlap=True), num_full_pages=10, num_sliding_pages=10)

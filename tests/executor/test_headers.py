@@ -13,10 +13,11 @@ from oscine.executor.masks import GrammarCache
 from oscine.executor.slots import Rows
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams
+from tests.tiny import TINY
 
 from .grammars import END as END_OF_TEXT
 from .grammars import TOKENS, tokenizer_file
-from .tiny import CONFIG, executor, loop, model, next_logits, options, prompt, recompute, request, run
+from .tiny import executor, loop, model, next_logits, options, prompt, recompute, request, run
 
 START, END, CHANNEL, MESSAGE = range(END_OF_TEXT - 4, END_OF_TEXT)
 SPECIALS = {"<|start|>": START, "<|end|>": END, "<|channel|>": CHANNEL, "<|message|>": MESSAGE}
@@ -29,7 +30,7 @@ WORDS = [(i, token) for i, token in enumerate(TOKENS) if i not in SPECIALS.value
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
-    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
 
 
 def follows(header: list[int]) -> set[int]:
@@ -111,6 +112,7 @@ def workload() -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pages", "chunk"), [(64, 64), (10, 16)])
 def test_headers_are_held_to_their_grammar_and_texts_are_free(
@@ -186,6 +188,7 @@ def test_a_grammar_of_the_whole_turn_goes_before(grammars: GrammarCache) -> None
     assert "".join(TOKENS[i] for i in run(engine(grammars, 64, True, 64), one)["a"].token_ids).startswith("cb")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("few", [True, False])
 def test_plain_rows_need_no_logits(grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     if few:

@@ -17,8 +17,9 @@ from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from tests.model.tiny import checkpoint_bytes
+from tests.tiny import TINY
 
-from .tiny import CONFIG, CPU
+from .tiny import CPU
 
 GPT_20B = gpt_oss_20b()
 # 12 layers of each kind, keys and values, 8 heads of 64, page of 64 tokens, bfloat16.
@@ -125,7 +126,7 @@ def test_every_window_gets_what_it_can_use_and_full_attention_the_rest() -> None
 
 
 def test_without_windows_full_attention_has_it_all() -> None:
-    plan = plan_memory(replace(CONFIG, layer_types=("full_attention",) * 2), options(1 << 30), 1, 2)
+    plan = plan_memory(replace(TINY, layer_types=("full_attention",) * 2), options(1 << 30), 1, 2)
     assert len(plan.num_pages) == 1
     assert 0 <= (1 << 30) - plan.kv_bytes < plan.groups[0].page_bytes
 
@@ -347,8 +348,8 @@ def test_without_a_gpu_the_cache_has_a_gibibyte() -> None:
 
 
 def test_planned_bytes_are_allocated_bytes() -> None:
-    weights = load_weights(CONFIG, RandomTensors(CONFIG, 3, CPU), CPU, torch.float32)
-    plan = plan_memory(CONFIG, options(1 << 22), weights=0, activation_bytes=4)
+    weights = load_weights(TINY, RandomTensors(TINY, 3, CPU), CPU, torch.float32)
+    plan = plan_memory(TINY, options(1 << 22), weights=0, activation_bytes=4)
     kv = allocate_kv(plan, weights.embed_VH.device)
     assert [pages.nbytes for pages in kv] == [
         g.page_bytes * n for g, n in zip(plan.groups, plan.num_pages, strict=True)
@@ -358,7 +359,7 @@ def test_planned_bytes_are_allocated_bytes() -> None:
     for layer in weights.layers:
         held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
         held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
-    assert sum(tensor.nbytes for tensor in held) == weight_bytes(CONFIG, weights.embed_VH.dtype)
+    assert sum(tensor.nbytes for tensor in held) == weight_bytes(TINY, weights.embed_VH.dtype)
 
 
 def test_a_model_on_a_cpu_must_fit_the_memory() -> None:

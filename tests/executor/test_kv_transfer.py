@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -21,11 +20,11 @@ from oscine.executor.kv import nixl_transfer
 from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
 from oscine.kv_group import FP8, KVGroup
 from oscine.types import PageMoves, RankMemory, Region
+from tests.waiting import wait_until
 
 FULL = KVGroup(None, (1, 3, 5), 8, 16, 8, "float32")
 GROUPS = (FULL, replace(FULL, window=24, layers=(2, 4)), replace(FULL, window=5, layers=(0,)), replace(FULL, dtype=FP8))
 PAGES = 12
-PATIENCE_S = 30.0
 
 
 def logical(group: KVGroup, num_pages: int = PAGES) -> np.ndarray:
@@ -96,10 +95,7 @@ def sources() -> Iterator[dict[int, Source]]:
 
 
 def wait(transfer: NixlTransfer) -> NixlTransfer:
-    until = time.monotonic() + PATIENCE_S
-    while transfer.state == "running":
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    wait_until(lambda: transfer.state != "running", "the end of the transfer")
     return transfer
 
 

@@ -22,14 +22,14 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
 from tests.model.tiny import relative_error, whole
 from tests.ops.bound import reference_ops
+from tests.tiny import TINY
 
-from . import tiny
 from .tiny import CPU, PAGE, LivelyTensors, options, prompt, request, run
 
 MAX_MODEL_LEN = 512
 WINDOWS = (64, None, 128, None, 64, 128)
 CONFIG = replace(
-    tiny.CONFIG,
+    TINY,
     num_hidden_layers=6,
     num_local_experts=(4, 6, 2, 4, 9, 5),
     sliding_window=WINDOWS,
@@ -169,6 +169,7 @@ LENGTHS = (100, 90, 30)  # with the answers, past both windows
 ROOMY, TIGHT = (64, 64, 64), (17, 12, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_pages", "overlap", "chunk"), [(ROOMY, False, 64), (ROOMY, True, 7), (TIGHT, False, 24), (TIGHT, True, 64)]
 )
@@ -190,6 +191,7 @@ def test_tokens_are_those_of_plain_loops_through_chunks_hits_and_preemptions(
     assert stats.full_pages_used == stats.sliding_pages_used == 0
 
 
+@pytest.mark.long
 def test_logits_are_those_of_plain_loops() -> None:
     tokens, oracle = torch.tensor(prompt(200)), Oracle()
     expected = torch.stack([oracle.next_logits(int(token)) for token in tokens])

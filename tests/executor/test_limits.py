@@ -100,6 +100,7 @@ def test_what_does_not_fit_is_refused_as_before(model: str, gib: int) -> None:
     assert (offloaded.max_num_seqs, offloaded.max_num_batched_tokens) == (64, 8192)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "ranks", "least"), [("20b", 1, 16), ("120b", 1, 76), ("120b", 8, 12)])
 def test_more_memory_never_means_lower_limits(model: str, ranks: int, least: int) -> None:
     plans = [plan(model, gib, ranks) for gib in range(least, 145, 6)]

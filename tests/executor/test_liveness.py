@@ -5,7 +5,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,14 +17,24 @@ from oscine.executor.parallel.meeting import Meeting
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.store_order import require_store_order
 from oscine.types import RankLostError
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 SLEEPS, WORKS = "import time; time.sleep(600)", "while True: pass"
 
 
+class Clock:
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "LOOK_S", 0.05)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of a wait. It stands still between two looks."""
+    clock = Clock()
+    monkeypatch.setattr(liveness, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -48,59 +57,70 @@ def nothing() -> None:
     pass
 
 
-def looks(vigil: Vigil, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def look(vigil: Vigil, clock: Clock, count: int = 1) -> None:
+    for _ in range(count):
+        clock.now_s += liveness.LOOK_S + 0.1
         vigil.look()
-        time.sleep(0.005)
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(process.pid), "a process that is stopped")
 
 
 @pytest.mark.parametrize("process", [SLEEPS], indirect=True)
-def test_a_process_at_work_that_takes_no_time_of_a_cpu_hangs(process: subprocess.Popen[bytes]) -> None:
+def test_a_process_at_work_that_takes_no_time_of_a_cpu_hangs(process: subprocess.Popen[bytes], clock: Clock) -> None:
+    vigil = Vigil(nothing, {"rank 1": process.pid})
     with pytest.raises(RankLostError, match="rank 1 did nothing for 5 s"):
-        looks(Vigil(nothing, {"rank 1": process.pid}), 60)
+        wait_until(lambda: bool(look(vigil, clock)), "an error, once the process has started")
 
 
 @pytest.mark.parametrize("process", [WORKS], indirect=True)
-def test_a_process_that_works_does_not_hang_until_it_is_stopped(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(liveness, "LOOK_S", 0.5)  # in which even a busy machine gives it a tick
-    ticks = cpu_ticks(process.pid)
-    looks(Vigil(nothing, {"rank 1": process.pid}), 4)
-    assert cpu_ticks(process.pid) > ticks
-    os.kill(process.pid, signal.SIGSTOP)
+def test_a_process_that_works_does_not_hang_until_it_is_stopped(process: subprocess.Popen[bytes], clock: Clock) -> None:
+    vigil = Vigil(nothing, {"rank 1": process.pid})
+    for _ in range(10):
+        look(vigil, clock)
+        ticks = cpu_ticks(process.pid)
+        wait_until(lambda: cpu_ticks(process.pid) > ticks, "some work")  # noqa: B023
+    stop(process)
+    look(vigil, clock, 5)
     with pytest.raises(RankLostError, match="rank 1 did nothing"):
-        looks(Vigil(nothing, {"rank 1": process.pid}), 60)
+        look(vigil, clock)
 
 
 @pytest.mark.parametrize("process", [SLEEPS], indirect=True)
-def test_a_process_that_may_be_idle_is_lost_only_when_it_is_stopped(process: subprocess.Popen[bytes]) -> None:
-    looks(Vigil(nothing, {"rank 0": process.pid}, at_work=False), 1)
-    os.kill(process.pid, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(process.pid), "a process that is stopped")
-    with pytest.raises(RankLostError, match="rank 0 did nothing"):
-        looks(Vigil(nothing, {"rank 0": process.pid}, at_work=False), 60)
-
-
-@pytest.mark.parametrize("process", [SLEEPS], indirect=True)
-def test_a_process_that_goes_on_is_forgiven(process: subprocess.Popen[bytes]) -> None:
-    """A wait of its own begins anew, so what was seen before does not count."""
-    os.kill(process.pid, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(process.pid), "a process that is stopped")
+def test_a_process_that_may_be_idle_is_lost_only_when_it_is_stopped(
+    process: subprocess.Popen[bytes], clock: Clock
+) -> None:
     vigil = Vigil(nothing, {"rank 0": process.pid}, at_work=False)
-    for _ in range(4):
-        time.sleep(0.06)
-        vigil.look()
+    look(vigil, clock, 20)
+    stop(process)
+    look(vigil, clock, 4)
+    with pytest.raises(RankLostError, match="rank 0 did nothing"):
+        look(vigil, clock)
+
+
+@pytest.mark.parametrize("process", [SLEEPS], indirect=True)
+def test_a_process_that_goes_on_is_forgiven(process: subprocess.Popen[bytes], clock: Clock) -> None:
+    """A wait of its own begins anew, so what was seen before does not count."""
+    stop(process)
+    vigil = Vigil(nothing, {"rank 0": process.pid}, at_work=False)
+    look(vigil, clock, 4)
     os.kill(process.pid, signal.SIGCONT)
     wait_until(lambda: not is_stopped(process.pid), "a process that goes on")
-    looks(vigil, 1)
+    look(vigil, clock, 20)
 
 
-def test_one_long_pause_of_the_one_that_waits_proves_nothing() -> None:
-    vigil = Vigil(nothing, {"rank 1": os.getppid()}, at_work=False)
-    time.sleep(0.5)
-    vigil.look()
+@pytest.mark.parametrize("process", [SLEEPS], indirect=True)
+def test_one_long_pause_of_the_one_that_waits_proves_nothing(process: subprocess.Popen[bytes], clock: Clock) -> None:
+    stop(process)
+    vigil = Vigil(nothing, {"rank 1": process.pid}, at_work=False)
+    clock.now_s += 3600
+    for _ in range(10):  # that is one look, as no time passes
+        vigil.look()
+    look(vigil, clock, 3)
+    with pytest.raises(RankLostError, match="rank 1 did nothing"):
+        look(vigil, clock)
 
 
 def test_what_has_ended_is_said_at_once() -> None:

@@ -18,9 +18,10 @@ from oscine.executor.lockstep import Agreed
 from oscine.executor.parallel.clock import StepClock
 from oscine.executor.parallel.meeting import Meeting, Seat
 from oscine.types import EngineStats, GenerationRequest, RankLostError
+from tests.tiny import DEEP
 
 from . import grammars
-from .tiny import DEEP, PAGE, prompt, request
+from .tiny import PAGE, prompt, request
 
 DIVISIBLE = replace(DEEP, intermediate_size=128)  # by 4 ranks
 LIMIT_S = 60.0
@@ -112,6 +113,7 @@ def alone(options: EngineOptions, *asked: GenerationRequest) -> dict[str, list[i
     return client.tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overlap", "drafting"),
     [(True, False), (False, False), (True, True)],
@@ -131,6 +133,7 @@ def test_uneven_loads(tmp_path: Path, overlap: bool, drafting: bool) -> None:
     assert any(stats.accepted_tokens for stats, _ in found) == drafting
 
 
+@pytest.mark.long
 def test_prompts_that_arrive_while_others_decode_prefixes_and_cancellations(tmp_path: Path) -> None:
     given = options(tmp_path)
     first, again = request("first", prompt(80), max_tokens=10), request("again", prompt(80), max_tokens=10)
@@ -150,6 +153,7 @@ def test_prompts_that_arrive_while_others_decode_prefixes_and_cancellations(tmp_
     assert interrupted == {"late": expected["late"], "steady": expected["steady"]}
 
 
+@pytest.mark.long
 def test_preemption_on_one_rank(tmp_path: Path) -> None:
     roomy, narrow = options(tmp_path), options(tmp_path, kv_cache_bytes=120_000)
     many = [request(str(n), prompt(30, n), max_tokens=50) for n in range(5)]
@@ -159,6 +163,7 @@ def test_preemption_on_one_rank(tmp_path: Path) -> None:
     assert crowded | calm == alone(roomy, *many, other)
 
 
+@pytest.mark.long
 def test_a_grammar_on_one_rank(tmp_path: Path) -> None:
     given = options(tmp_path)
     ruled = request(

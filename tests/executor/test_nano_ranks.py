@@ -48,6 +48,7 @@ def expected(asked: list[GenerationRequest]) -> dict[str, list[int]]:
     return alone(OPTIONS, *asked)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_tensor_parallelism(asked: list[GenerationRequest], expected: dict[str, list[int]], num_ranks: int) -> None:
     def answers(communicator: Communicator) -> dict[str, list[int]]:
@@ -60,6 +61,7 @@ def test_tensor_parallelism(asked: list[GenerationRequest], expected: dict[str, 
     assert on_every_rank(num_ranks, answers) == [expected] * num_ranks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_shared_experts_and_requests_of_their_own(
     asked: list[GenerationRequest], expected: dict[str, list[int]], num_ranks: int

@@ -10,9 +10,10 @@ from oscine.executor.masks import GrammarCache
 from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.model.gpt_oss import GptOss
 from oscine.types import NON_FINITE, GenerationRequest
+from tests.tiny import TINY
 
 from .grammars import STOP, grammar, tokenizer_file
-from .tiny import CONFIG, executor, loop, model, naive_greedy, options, prompt, request, run
+from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run
 
 BAD = 50  # a token with a broken embedding; another sequence may end if it generates this token
 
@@ -21,7 +22,7 @@ def broken_model() -> GptOss:
     whole = model()
     embed_VH = whole.weights.embed_VH.clone()
     embed_VH[BAD] = torch.nan
-    return GptOss(CONFIG, replace(whole.weights, embed_VH=embed_VH), whole.ops)
+    return GptOss(TINY, replace(whole.weights, embed_VH=embed_VH), whole.ops)
 
 
 def requests_of(name: str, tokens: list[int]) -> list[GenerationRequest]:
@@ -40,7 +41,7 @@ def requests_of(name: str, tokens: list[int]) -> list[GenerationRequest]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_sequence_of_no_numbers_ends_alone(tmp_path: Path, overlap: bool) -> None:
     asked = options(overlap=overlap, max_num_seqs=16)
-    grammars = GrammarCache(tokenizer_file(tmp_path), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size)
     runner = executor(broken_model(), asked, 200, 200, grammars)
     engine = loop(ThreadedExecutor(runner) if overlap else runner, asked, runner.memory)
     sound = [token for token in prompt(40) if token != BAD]

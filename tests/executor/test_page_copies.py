@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oscine.executor.kv.copies import copies
 from oscine.executor.kv.transfers import identity_of
 from oscine.kv_group import FP8, KVGroup
-from tests.executor.tiny import CONFIG
+from tests.tiny import TINY
 
 RANKS = (1, 2, 4, 8)
 GROUP = KVGroup(None, (1, 3, 5), 8, 16, 4, "float16")
@@ -92,7 +92,7 @@ def test_the_dtype_must_be_one_that_pages_can_have() -> None:
 
 
 def test_pages_are_those_of_equal_weights_wherever_these_are() -> None:
-    ours = identity_of("/models/a/checkpoint", "1234", CONFIG)
-    assert identity_of("/mnt/checkpoint/", "1234", CONFIG) == ours
-    assert identity_of("/models/a/checkpoint", "5678", CONFIG) != ours
-    assert identity_of("/models/a/checkpoint", "1234", replace(CONFIG, sliding_window=25)) != ours
+    ours = identity_of("/models/a/checkpoint", "1234", TINY)
+    assert identity_of("/mnt/checkpoint/", "1234", TINY) == ours
+    assert identity_of("/models/a/checkpoint", "5678", TINY) != ours
+    assert identity_of("/models/a/checkpoint", "1234", replace(TINY, sliding_window=25)) != ours

@@ -1,7 +1,6 @@
 """Pages that go to slots and to files and come back, with the store's own threads."""
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,16 +11,14 @@ from oscine.executor.kv.page_files import PageFiles
 from oscine.executor.kv.page_memory import HostMemory, PageBytes
 from oscine.executor.kv.page_store import FileCopy, Job, PageStore, SlotCopy
 from oscine.kv_group import KVGroup
+from tests.waiting import wait_until
 
 GROUPS = [KVGroup(None, (0, 1), 2, 16, 8, "float32"), KVGroup(24, (2,), 2, 16, 8, "float32")]
 PAGES = 12
 
 
 def done(job: Job) -> Job:
-    end_s = time.monotonic() + 30
-    while job.state == "running":
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+    wait_until(lambda: job.state != "running", "the end of the job")
     return job
 
 

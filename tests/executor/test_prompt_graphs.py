@@ -24,24 +24,13 @@ from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
+from tests.tiny import TINY
 
 from .grammars import tokenizer_file
 from .recorded import record_graphs
 from .test_headers import SPECIALS
 from .test_speculation import MOST, Remembered, facts, workload
-from .tiny import (
-    CONFIG,
-    PAGE,
-    capturable_model,
-    executor,
-    loop,
-    model,
-    naive_greedy,
-    options,
-    prompt,
-    request,
-    run,
-)
+from .tiny import PAGE, capturable_model, executor, loop, model, naive_greedy, options, prompt, request, run
 
 SIZES = (8, 16, 32, 64)  # tokens
 EDGES = [size + more for size in SIZES for more in (-1, 0, 1) if size + more <= SIZES[-1]]
@@ -81,6 +70,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", EDGES)
 def test_prompts_at_the_borders_of_sizes(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]], tokens: int
@@ -220,6 +210,7 @@ def test_a_draft_head_is_told_what_it_is_told_of_eager_steps(make_executor: Make
     assert len(told.calls) > 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pages", [64, 10])
 def test_drafts_beside_prompts(
     make_executor: MakeExecutor,
@@ -228,7 +219,7 @@ def test_drafts_beside_prompts(
     pages: int,
 ) -> None:
     """Also with grammars, penalties and log-probabilities."""
-    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
     asked, requests = options(max_num_batched_tokens=48), workload()
     plain = executor(model(), asked, 64, 64, grammars)
     expected = run(loop(plain, asked, plain.memory), *requests)
@@ -244,6 +235,7 @@ def test_drafts_beside_prompts(
     assert drafter.num_drafts > 200
 
 
+@pytest.mark.long
 def test_prefix_hits_and_several_prompts_in_a_step(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]]
 ) -> None:

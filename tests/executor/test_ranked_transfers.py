@@ -17,7 +17,7 @@ pytest.importorskip("msgspec", reason="it encodes the messages between processes
 from oscine.executor.kv.transfers import Transfer
 from oscine.executor.parallel.transfers import RankedTransfers, TransferFollower
 from oscine.types import PageMoves
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 from .test_kv_transfer import GROUPS, MOVES, PAGES, Rank, Source, empty_of, logical, of_rank
 
@@ -79,6 +79,7 @@ def test_each_rank_has_its_heads_of_the_pages(there: int) -> None:
     source.kill()
 
 
+@pytest.mark.long
 def test_an_engine_on_several_ranks_can_be_read_from() -> None:
     with two_ranks() as there, two_ranks() as here:
         for rank, group_pages in ((rank, i) for rank in range(2) for i in range(len(GROUPS))):
@@ -136,6 +137,7 @@ def test_a_cancelled_transfer_has_ended_on_all_ranks() -> None:
     source.kill()
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_before_it_has_told_its_memory_is_an_error() -> None:
     rank = Rank(2, 0, filled=False)
     ours, _theirs = Pipe()

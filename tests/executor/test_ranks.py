@@ -26,14 +26,15 @@ from oscine.ops.target import Alone, Communicator
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.model.saved import save
 from tests.ops.ranks import on_every_rank
+from tests.tiny import TINY
 
 from .grammars import END as END_OF_TEXT
 from .grammars import TOKENS, grammar, tokenizer_file
-from .tiny import CONFIG, CPU, PAGE, LivelyTensors, loop, prompt, request, run
+from .tiny import CPU, PAGE, LivelyTensors, loop, prompt, request, run
 
 # With 2 ranks a KV head each, with 4 and 8 ranks the same one on several. Three blocks of intermediate columns: parts
 # are filled up with zeros, and some of 8 ranks have nothing else.
-RANKED = replace(CONFIG, vocab_size=104, num_attention_heads=8, intermediate_size=96)
+RANKED = replace(TINY, vocab_size=104, num_attention_heads=8, intermediate_size=96)
 
 START, END, CHANNEL, MESSAGE = range(END_OF_TEXT - 4, END_OF_TEXT)
 SPECIALS = {"<|start|>": START, "<|end|>": END, "<|channel|>": CHANNEL, "<|message|>": MESSAGE}
@@ -120,6 +121,7 @@ def logprobs(output: GenerationOutput) -> list[tuple[int, float]]:
     return [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])  # 4: more than KV heads
 def test_ranks_answer_as_one(options: EngineOptions, alone: Answers, num_ranks: int) -> None:
     first, *others = on_every_rank(num_ranks, lambda own: answers(options, own))
@@ -189,6 +191,7 @@ def without_filling(part: Tensor, dimension: int) -> list[Tensor]:
 PUBLISHED = {1: (64, 8, 90), 2: (32, 4, 45), 4: (16, 2, 23), 8: (8, 1, 12), 16: (4, 1, 6)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", PUBLISHED)
 @pytest.mark.parametrize("config", [gpt_oss_20b(), gpt_oss_120b()], ids=["20b", "120b"])
 def test_shards_of_published_models(config: ModelConfig, num_ranks: int) -> None:
@@ -248,6 +251,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_rank_reads_its_own_bytes_of_a_file(tmp_path: Path, num_ranks: int) -> None:
     config = replace(RANKED, num_key_value_heads=4, intermediate_size=128)

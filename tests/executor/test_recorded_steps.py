@@ -19,9 +19,10 @@ from oscine.ops.native.recording import NotRecordable
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 from oscine.types import GenerationOutput, GenerationRequest
+from tests.tiny import TINY
 
 from .test_cuda import mixed_workload
-from .tiny import CONFIG, CPU, LivelyTensors, executor, loop, options, prompt, request, run
+from .tiny import CPU, LivelyTensors, executor, loop, options, prompt, request, run
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 
@@ -41,7 +42,7 @@ def native_ops() -> Ops:
 
 def native_model(ops: Ops) -> GptOss:
     torch.set_num_threads(1)
-    return GptOss(CONFIG, load_weights(CONFIG, LivelyTensors(CONFIG, 3, CPU), CPU, torch.float32, ops=ops), ops)
+    return GptOss(TINY, load_weights(TINY, LivelyTensors(TINY, 3, CPU), CPU, torch.float32, ops=ops), ops)
 
 
 def outputs(
@@ -89,7 +90,7 @@ def test_each_number_of_sequences_is_recorded_once() -> None:
     outputs(ops, *(request(str(i), prompt(5, start=i), max_tokens=10 * (i + 1)) for i in range(3)))
     # one step of prompts, steps of 1 token when recording begins, and then of 3, 2 and 1 sequences
     assert count["embed"] <= 2 + 3
-    assert count["attention"] == count["embed"] * CONFIG.num_hidden_layers
+    assert count["attention"] == count["embed"] * TINY.num_hidden_layers
 
 
 @pytest.mark.parametrize("most_bytes", [1, 100_000])

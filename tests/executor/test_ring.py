@@ -16,7 +16,7 @@ import pytest
 
 from oscine.executor.parallel import ring as module
 from oscine.executor.parallel.ring import RING_BYTES, RingReader, RingWriter
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 ROOM = RING_BYTES - 4096  # bytes of messages, with 8 for the length of each
 

@@ -14,8 +14,9 @@ from oscine.executor.logprobs import ROWS_AT_ONCE
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationOutput, SamplingParams
+from tests.tiny import TINY
 
-from .tiny import CONFIG, all_logits, engine, next_logits, options, prompt, request, run
+from .tiny import all_logits, engine, next_logits, options, prompt, request, run
 
 PROMPT = prompt(20)
 STOP = 5
@@ -84,6 +85,7 @@ CASES: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_parameter_does_what_it_says(case: str) -> None:
     sampling = SamplingParams(**{"max_tokens": 16, "temperature": 0.0, "seed": 11, **CASES[case]})  # type: ignore[arg-type]
@@ -103,6 +105,7 @@ def test_min_tokens_holds_back_the_stop_tokens_and_no_longer() -> None:
     assert STOP not in held.token_ids[:4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_seeded_sample_is_the_same_alone_and_in_company(overlap: bool) -> None:
     requests = [
@@ -149,6 +152,7 @@ def test_logprobs_are_those_of_the_model_before_any_adjustment(num_top: int) -> 
     assert not found["c"].logprobs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [4, 7, 64])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_prompt_logprobs_in_chunks(chunk: int, overlap: bool) -> None:
@@ -184,6 +188,7 @@ def test_logits_of_a_long_prompt_are_never_there_all_at_once(monkeypatch: pytest
     _check(found["a"].prompt_logprobs or [], tokens, 1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 2}])
 def test_logits_of_many_sequences_are_computed_in_parts(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven sequences: parts of 4, 4 and 3 rows. Unless greedy, rows are sampled two at a time."""
@@ -215,9 +220,10 @@ def test_logits_of_many_sequences_are_computed_in_parts(case: dict[str, Any], mo
 
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:
-    assert all(0 <= token < CONFIG.vocab_size - 1 for token in prompt(100))
+    assert all(0 <= token < TINY.vocab_size - 1 for token in prompt(100))
 
 
+@pytest.mark.long
 def test_penalties_count_what_was_generated_before_a_preemption() -> None:
     requests = [
         request(str(i), prompt(12, start=i), max_tokens=60, temperature=1.0, seed=i, frequency_penalty=0.7)

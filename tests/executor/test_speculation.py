@@ -13,10 +13,11 @@ from oscine.executor.masks import GrammarCache
 from oscine.executor.slots import ColumnArray
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.engine.harness import SomeDrafts
+from tests.tiny import TINY
 
 from .grammars import forced_grammar, grammar, tokenizer_file
 from .test_headers import CHANNEL, END, MESSAGE, ROLE, RULE, SPECIALS, START
-from .tiny import CONFIG, executor, loop, model, options, prompt, request, run
+from .tiny import executor, loop, model, options, prompt, request, run
 
 MOST = 3
 
@@ -50,7 +51,7 @@ class Remembered:
         drafts = whole[len(tokens) : len(tokens) + most]
         draw = hash((slot, *tokens[-3:]))
         if drafts and draw % 3:
-            drafts[draw % len(drafts)] = draw // 5 % CONFIG.vocab_size
+            drafts[draw % len(drafts)] = draw // 5 % TINY.vocab_size
         if draw % 5 == 0:
             drafts = [*drafts, 1, 2, 3][:most]  # also beyond the end
         self.num_drafts += len(drafts)
@@ -59,7 +60,7 @@ class Remembered:
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
-    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), CONFIG.vocab_size)
+    return GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
 
 
 def engine(grammars: GrammarCache, pages: int, overlap: bool, drafter: HostDrafter | None = None) -> EngineLoop:
@@ -85,7 +86,7 @@ def workload() -> list[GenerationRequest]:
         ([], {**warm, "seed": 4, "stop_token_ids": tuple(range(0, 96, 9))}),
         ([], {"logit_bias": {5: 3.0, 7: 2.0}, "prompt_logprobs": 1, "logprobs": 0}),
         ([], {**warm, "seed": 5, "grammar": grammar(5, 30), "max_tokens": 60}),
-        ([], {"grammar": grammar(2, 4), "min_tokens": 6, "stop_token_ids": (CONFIG.vocab_size - 1,)}),
+        ([], {"grammar": grammar(2, 4), "min_tokens": 6, "stop_token_ids": (TINY.vocab_size - 1,)}),
         ([], {"grammar": grammar(3, 5), "logprobs": 1, "frequency_penalty": 1.0}),  # goes on beyond its end
         ([], {"grammar": forced_grammar("cabcacab", 3)}),
         ([], {**warm, "seed": 10, "grammar": forced_grammar("b" * 20, 3), "logprobs": 1}),
@@ -114,6 +115,7 @@ def plain(grammars: GrammarCache) -> dict[str, GenerationOutput]:
     return run(engine(grammars, 64, False), *workload())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("pages", [64, 10])
 def test_answers_with_drafts_are_those_without(
@@ -139,6 +141,7 @@ def test_answers_with_drafts_are_those_without(
     assert stats.steps < 0.9 * without.stats().steps, "few were accepted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("salts", [("", ""), ("", "mine"), ("mine", ""), ("mine", "yours")])
 def test_answers_of_requests_with_a_salt_are_no_drafts_of_others(
     grammars: GrammarCache, salts: tuple[str, str]
@@ -177,6 +180,7 @@ class SeldomDrafts(SomeDrafts):
             one.num_drafts *= self.num_decisions % 3 == 0
 
 
+@pytest.mark.long
 def test_drafts_are_the_same_on_ranks_that_collect_later(
     grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,10 @@ from oscine.ops.choose import screened
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose
 from tests.model.saved import save
-from tests.model.tiny import SMALL, tensors
+from tests.model.tiny import tensors
+from tests.tiny import SMALL, TINY
 
-from .tiny import CONFIG, PAGE
+from .tiny import PAGE
 
 LOST = "chooser=screened is not used: it does not suit the weights of this head, so all logits are made"
 
@@ -30,7 +31,7 @@ def test_a_head_that_cannot_be_screened_is_reported(
 ) -> None:
     monkeypatch.setattr(load, "choose", lambda platform: choose(platform, {"chooser": "screened"}))
     monkeypatch.setattr(screened, "MOST_DOUBT", most_doubt)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     options = EngineOptions(
         model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),
         cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),
@@ -64,7 +65,7 @@ def start_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, platform: str | None = "hopper"
 ) -> list[str]:
     """What a start reports with this version of Triton. `platform`: what it takes the CPU for, before it loads."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     monkeypatch.setattr(triton_range, "installed", lambda: version)
     taken_for = iter([] if platform is None else [platform])
     real = load.platform
@@ -120,7 +121,7 @@ def test_a_cpu_takes_any_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_experts_on_host_need_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     options = EngineOptions(model=ModelOptions(random_weights=str(tmp_path), device="cpu", experts_on_host="2"))
     with pytest.raises(ValueError, match="--experts-on-host needs a GPU and --dtype bfloat16"):
         load.load_executor(options, lambda text: None, Stopwatch())

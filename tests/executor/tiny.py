@@ -23,28 +23,12 @@ from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, PageGroup
 from oscine.types import Executor, GenerationOutput, GenerationRequest, SamplingParams
 from tests.ops.bound import reference_ops
+from tests.tiny import TINY
 
 from .capturable import capturable_ops
 
 PAGE = 16
 MAX_MODEL_LEN = 160
-
-CONFIG = ModelConfig(
-    vocab_size=97,
-    hidden_size=64,
-    intermediate_size=32,
-    head_dim=16,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    num_local_experts=4,
-    num_experts_per_tok=2,
-    sliding_window=24,
-    layer_types=("sliding_attention", "full_attention"),
-    max_position_embeddings=256,
-    eos_token_ids=(96,),
-)
-DEEP = replace(CONFIG, num_hidden_layers=4, layer_types=CONFIG.layer_types * 2)
 
 
 class LivelyTensors(RandomTensors):
@@ -62,15 +46,15 @@ _known: dict[tuple[int, ...], Tensor] = {}  # tokens -> the logits after them
 @cache
 def model() -> GptOss:
     torch.set_num_threads(1)
-    ops, source = reference_ops(), LivelyTensors(CONFIG, 3, CPU)
-    return GptOss(CONFIG, load_weights(CONFIG, source, CPU, torch.float32, ops=ops), ops)
+    ops, source = reference_ops(), LivelyTensors(TINY, 3, CPU)
+    return GptOss(TINY, load_weights(TINY, source, CPU, torch.float32, ops=ops), ops)
 
 
 @cache
 def capturable_model(device: torch.device) -> GptOss:
     """The same weights on any device."""
-    ops, source = capturable_ops(device), LivelyTensors(CONFIG, 3, CPU)
-    return GptOss(CONFIG, load_weights(CONFIG, source, device, torch.float32, ops=ops), ops)
+    ops, source = capturable_ops(device), LivelyTensors(TINY, 3, CPU)
+    return GptOss(TINY, load_weights(TINY, source, device, torch.float32, ops=ops), ops)
 
 
 def all_logits(tokens: list[int]) -> Tensor:
@@ -85,7 +69,7 @@ def all_logits(tokens: list[int]) -> Tensor:
         groups=(PageGroup(table, index),) * 2,
         logits_rows_N=index,
     )
-    kv = tuple(allocate_group(group, 1, CPU) for group in CONFIG.kv_groups(256, "float32"))
+    kv = tuple(allocate_group(group, 1, CPU) for group in TINY.kv_groups(256, "float32"))
     return model().head(model().hidden(batch, kv))
 
 
@@ -111,14 +95,14 @@ def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def memory(num_full_pages: int, num_sliding_pages: int, config: ModelConfig = CONFIG) -> MemoryPlan:
+def memory(num_full_pages: int, num_sliding_pages: int, config: ModelConfig = TINY) -> MemoryPlan:
     return MemoryPlan(
         weights=0,
         workspace=0,
         groups=config.kv_groups(PAGE, "float32"),
         num_pages=(num_full_pages, num_sliding_pages),
         max_model_len=MAX_MODEL_LEN,
-        model_limit=CONFIG.max_position_embeddings,
+        model_limit=TINY.max_position_embeddings,
     )
 
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -24,7 +23,7 @@ from oscine.llm import LLM, LostEngineError, RequestError
 from oscine.llm.forms import response_format
 from oscine.llm.functions import Function
 from oscine.llm.options import read
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -343,7 +342,7 @@ def test_a_script_needs_no_guard_and_leaves_no_engine(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(pid))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # each starts a process that loads the model
 @pytest.mark.parametrize(
     "work", ["llm.generate('one', max_tokens=100000)", "llm.chat(['Tell me a story.'] * 1000, progress=False)"]
 )
@@ -356,7 +355,9 @@ def test_an_interrupt_stops_a_script_cleanly(tmp_path: Path, work: str) -> None:
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.stdout.readline()
-    time.sleep(0.5)
+    engine = psutil.Process(pid)
+    before_s = engine.cpu_times().user
+    wait_until(lambda: engine.cpu_times().user > before_s + 0.2, "an engine at work")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, said = process.communicate(timeout=30)
     assert said.rstrip().endswith("KeyboardInterrupt")

@@ -22,8 +22,9 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Shard, load_weights, tensor_specs
 from oscine.ops.interface import MxExperts
 from tests.model.saved import save
-from tests.model.tiny import CPU, SMALL, checkpoint_bytes, tensors
+from tests.model.tiny import CPU, checkpoint_bytes, tensors
 from tests.ops.bound import reference_ops
+from tests.tiny import SMALL
 
 KEY = "model.layers.2.self_attn.k_proj.weight"
 BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"

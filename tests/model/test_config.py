@@ -10,7 +10,7 @@ import pytest
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.weights import size_of, tensor_specs
 from oscine.types import ModelSize
-from tests.model.tiny import SMALL, WIDE_GROUP
+from tests.tiny import SMALL, WIDE_GROUP
 
 # As published with gpt-oss-20b, less what no reader needs.
 PUBLISHED: dict[str, Any] = {
@@ -78,6 +78,7 @@ def test_the_spelling_of_transformers_5() -> None:
     assert ModelConfig.from_dict(values) == gpt_oss_20b()
 
 
+@pytest.mark.long
 def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
     from transformers import GptOssConfig, Mxfp4Config
 

@@ -27,9 +27,10 @@ from oscine.ops.native.recording import Recording
 from oscine.ops.sample.noise import gumbel
 from oscine.ops.table import choose, resolve
 from tests.model.eagle_heads import FORMATS, Format, ReferenceHead, config_of, random_streams, tensors_of, write
-from tests.model.tiny import CPU, SMALL, DictSource, tensors
+from tests.model.tiny import CPU, DictSource, tensors
 from tests.ops.bound import CPU_TARGET
 from tests.ops.compile_ahead import run_interpreted
+from tests.tiny import SMALL
 
 PAGE = 16
 NANO_HEAD_BYTES = 3_000_000
@@ -77,6 +78,7 @@ class Pages:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_drafts_equal_the_reference(format: Format, platform: str, tmp_path: Path) -> None:

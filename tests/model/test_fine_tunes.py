@@ -25,8 +25,9 @@ from oscine.ops.moe.mxfp4 import dequantize
 from tests.model.answers import greedy
 from tests.model.saved import save
 from tests.model.test_gpt_oss import transformers_logits, transformers_model
-from tests.model.tiny import SMALL, DictSource, random_tokens, relative_error, tensors, whole
+from tests.model.tiny import DictSource, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops
+from tests.tiny import SMALL
 
 PROMPTS = [[5, 900, 31, 7, 77, 1200], [1, 2, 3]]
 
@@ -90,6 +91,7 @@ def write_floats(
     return floats
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["", "_blocks"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_experts_in_floats_are_quantised_and_all_else_is_read_as_bfloat16(
@@ -194,6 +196,7 @@ SCALES_OF_A_CACHE = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCALES_OF_A_CACHE)
 def test_calibrated_scales_of_a_kv_cache_are_left_out(tmp_path: Path, name: str) -> None:
     made = tensors(SMALL)

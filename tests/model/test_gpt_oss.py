@@ -16,19 +16,9 @@ from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from tests.model.saved import save
-from tests.model.tiny import (
-    SMALL,
-    WIDE_GROUP,
-    Sequence,
-    Stepper,
-    logits_of,
-    model,
-    random_tokens,
-    relative_error,
-    tensors,
-    whole,
-)
+from tests.model.tiny import Sequence, Stepper, logits_of, model, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops
+from tests.tiny import SMALL, WIDE_GROUP
 
 CONFIGS = {"small": SMALL, "wide_group": WIDE_GROUP}
 MODELS: dict[ModelConfig, GptOss] = {config: model(config, tensors(config)) for config in CONFIGS.values()}
@@ -61,6 +51,7 @@ def transformers_logits(oracle: Any, tokens: Tensor, offset: int) -> Tensor:
     return logits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "offset"), [(1, 0), (7, 0), (300, 0), (300, 4000), (200, 7990)], ids=lambda value: str(value)
 )
@@ -70,6 +61,7 @@ def test_logits_equal_those_of_transformers(pair: tuple[GptOss, Any], count: int
     assert relative_error(whole(ours, tokens, offset), transformers_logits(oracle, tokens, offset)) < 1e-5
 
 
+@pytest.mark.long
 def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) -> None:
     ours, oracle = pair
     tokens, last, norm_H = random_tokens(ours.config, 9), ours.config.num_hidden_layers, ours.weights.norm_H
@@ -85,6 +77,7 @@ def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) 
     assert relative_error(x_NH, expected[last][0][[3, 8]]) < 1e-5
 
 
+@pytest.mark.long
 def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
     """A context of 4,100 tokens, a chunk and three single tokens. Few heads, because the oracle is slow."""
     config = replace(WIDE_GROUP, num_attention_heads=2, num_hidden_layers=2, layer_types=WIDE_GROUP.layer_types[1:])
@@ -96,8 +89,9 @@ def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
     assert relative_error(torch.cat(parts), expected) < 1e-5
 
 
+@pytest.mark.long
 @given(st.data())
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_chunks_and_decodes_in_any_mixture_equal_the_whole(data: st.DataObject) -> None:
     config = data.draw(st.sampled_from([SMALL, WIDE_GROUP]))
     ours = MODELS[config]

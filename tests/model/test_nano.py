@@ -42,6 +42,7 @@ def generated() -> dict[str, list[int]]:
     return {name: ids + [i for output in outputs[name] for i in output.token_ids] for name, ids in prompts.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_greedy_tokens_are_those_of_transformers(name: str, generated: dict[str, list[int]]) -> None:
     oracle = transformers_model(NANO)
@@ -51,6 +52,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, generated: dict[str,
     assert generated[name] == expected
 
 
+@pytest.mark.long
 def test_the_answers_mean_something(generated: dict[str, list[int]]) -> None:
     text = {name: Tokenizer(NANO).decode(ids) for name, ids in generated.items()}
     assert text["sum"].endswith("85.<|return|>")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oscine.executor.kv.allocate import allocate_group, dtype_name
-from oscine.model.config import ModelConfig, YarnConfig
+from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights, size_of, tensor_specs
@@ -16,38 +16,6 @@ from tests.ops.cases import to_device
 
 CPU = torch.device("cpu")
 PAGE = 64
-
-SMALL = ModelConfig(
-    vocab_size=211,
-    hidden_size=96,
-    intermediate_size=160,
-    head_dim=64,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    num_hidden_layers=4,
-    num_local_experts=5,
-    layer_types=("sliding_attention", "full_attention") * 2,
-    max_position_embeddings=8192,
-    eos_token_ids=(1, 3),
-)
-WIDE_GROUP = ModelConfig(
-    vocab_size=97,
-    hidden_size=64,
-    intermediate_size=32,
-    head_dim=32,
-    num_attention_heads=8,
-    num_key_value_heads=1,
-    num_hidden_layers=3,
-    num_local_experts=9,
-    num_experts_per_tok=2,
-    sliding_window=50,
-    swiglu_limit=0.3,
-    rms_norm_eps=1e-6,
-    layer_types=("full_attention", "full_attention", "sliding_attention"),
-    max_position_embeddings=8192,
-    eos_token_ids=(0,),
-    yarn=YarnConfig(rope_theta=10000.0, factor=4.0, original_max_position_embeddings=1024),
-)
 
 
 def tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ def run(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
     return attention(inputs.q_TQD, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.why)
 def test_attention_equals_its_formula(case: AttentionCase) -> None:
     inputs = attention_inputs(case, CPU, torch.float32)
@@ -43,6 +44,7 @@ def test_attention_equals_its_formula(case: AttentionCase) -> None:
     torch.testing.assert_close(out.double(), by_loops(case, inputs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ATTENTION_CASES[::4], ids=lambda case: case.why)
 def test_bfloat16_is_rounded_once(case: AttentionCase) -> None:
     inputs = attention_inputs(case, CPU, torch.bfloat16)

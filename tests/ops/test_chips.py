@@ -45,6 +45,7 @@ def largest(arch: int, kernel: str) -> Launch:
     return max(named, key=lambda launch: prod(max(1, block) for block in launch.blocks.values()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", [80, 100, 120])
 def test_the_list_of_kernels_is_complete(arch: int) -> None:
     assert {launch.name for launch in launched_on(arch)} == {*PRODUCTS, *OTHERS}
@@ -61,6 +62,7 @@ def test_every_kernel_fits(arch: int, relatives: tuple[int, ...], kernel: str) -
                 assemble_for(relative, compiled)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arch", "relative"), [(arch, chip) for arch, chips in FAMILIES.items() for chip in chips])
 def test_chips_of_a_family_launch_the_same_kernels(arch: int, relative: int) -> None:
     assert [launch.kind for launch in launched_on(relative)] == [launch.kind for launch in launched_on(arch)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oscine.ops.comm.host import HostCommunicator, Watch, bytes_of
-from tests.server import wait_until
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 SLOT = 1 << 20  # bytes
@@ -34,6 +34,7 @@ def part(rank: int, call: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * call + rank))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_those_in_the_order_of_ranks_to_the_last_bit(num_ranks: int, dtype: torch.dtype) -> None:
@@ -73,6 +74,7 @@ def test_the_best_is_that_of_the_lowest_rank_that_has_it() -> None:
     assert found == [[4, 13, 10, -1]] * 4
 
 
+@pytest.mark.long
 def test_thousands_of_exchanges_in_a_row_stay_in_step() -> None:
     """Ranks that are late in turn: a slot that is written too early would show."""
 

@@ -86,6 +86,7 @@ def with_outliers(inputs: AttentionInputs) -> AttentionInputs:
     return dataclasses.replace(inputs, kv_pages=pages, q_TQD=q)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.why)
 def test_attention_reads_what_was_stored(case: AttentionCase) -> None:
     """Decodes, chunks, windows, sinks and page borders; slots that hold nothing are NaN."""

@@ -63,6 +63,7 @@ def product(byte: Tensor, f: Tensor, dtype: torch.dtype) -> Tensor:
     return weight * (f << 23).int().view(torch.float32).double() * 2.0**112
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2, None], ids=["fp16", "fp8", "tables"])
 @pytest.mark.parametrize(("rows", "k"), [(64, 64), (128, 192), (96, 160)], ids=["unit", "units", "padded"])
 def test_units_hold_the_published_values(rows: int, k: int, dtype: torch.dtype | None) -> None:
@@ -79,6 +80,7 @@ def test_units_hold_the_published_values(rows: int, k: int, dtype: torch.dtype |
     assert not values[:, :, k:].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2, None], ids=["fp16", "fp8", "tables"])
 def test_the_smallest_of_very_different_scales_are_rounded(dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)

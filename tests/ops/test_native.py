@@ -51,6 +51,7 @@ OWN_CASES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [*ATTENTION_CASES, *OWN_CASES], ids=lambda case: case.why)
 def test_attention(case: AttentionCase) -> None:
     inputs = attention_inputs(case, CPU, torch.float32)

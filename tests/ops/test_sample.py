@@ -122,7 +122,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**20), st.integers(0, 2**17))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_hash_by_integers_of_python(seed: int, position: int, token: int) -> None:
     def mix(x: int) -> int:
         x ^= x >> 16
@@ -250,7 +250,7 @@ def test_restricted_rows_choose_among_the_allowed() -> None:
     st.floats(-2, 2),
     st.floats(-2, 2),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_penalties_by_their_definition(
     tokens: list[tuple[float, int, bool]], repetition: float, frequency: float, presence: float
 ) -> None:

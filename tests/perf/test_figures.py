@@ -21,6 +21,7 @@ def results(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_plot_shows_us_and_the_others(results: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "img" / "a.svg", tmp_path / "img" / "b.svg"
     for path in (first, second):
@@ -31,6 +32,7 @@ def test_the_plot_shows_us_and_the_others(results: Path, tmp_path: Path) -> None
     assert text == second.read_text(), "the same results are the same file"
 
 
+@pytest.mark.long
 def test_without_results_of_a_model_the_others_are_drawn(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     append(path, replace(RESULT, model="120b"))
@@ -52,6 +54,7 @@ def test_the_table_has_the_last_result_of_each_point(results: Path, capsys: pyte
     assert rows[2] == "| 120b | 64 | 1024/256 | 2,700 (1,805) | 54 (40) | 20.00 ms | 69% | 54,000 (45,000) |"
 
 
+@pytest.mark.long
 def test_energy_is_shown_where_it_was_counted(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

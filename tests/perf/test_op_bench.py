@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,25 +13,14 @@ from oscine.bench.ops import OpBench, table
 from oscine.bench.roofline import Ceiling
 from oscine.bench.step_inputs import OpCall, StepLoad, make_batch, random_weights, step_calls
 from oscine.cli import main
-from oscine.model.config import ModelConfig
 from oscine.ops.table import TABLE
 from tests.ops.bound import reference_ops
+from tests.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    vocab_size=300,
-    hidden_size=64,
-    intermediate_size=96,
-    head_dim=16,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    num_hidden_layers=6,
-    num_local_experts=8,
-    layer_types=("sliding_attention", "full_attention") * 3,
-    sliding_window=40,
-    max_position_embeddings=1024,
-    eos_token_ids=(2,),
+CONFIG = replace(
+    TINY, num_hidden_layers=6, layer_types=TINY.layer_types * 3, sliding_window=40, max_position_embeddings=1024
 )
 
 

@@ -15,8 +15,9 @@ from oscine.kv_group import FP8
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.kv.fp8 import dequantise, quantise
 from oscine.ops.moe import reference
-from tests.model.tiny import CPU, SMALL, Sequence, Stepper, model, tensors
+from tests.model.tiny import CPU, Sequence, Stepper, model, tensors
 from tests.ops.cases import MOE_CASES, MoeCase, moe_inputs
+from tests.tiny import SMALL
 
 PROMPT = 67  # more than a page
 LOAD = Load.of_random_tokens(SMALL, 2, PROMPT)

@@ -22,7 +22,8 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.cli import main
 from tests.cli.test_commands import run
 from tests.perf.scripted_source import Body, Piece, ScriptedSource, chat_event, chat_stream
-from tests.server import ServerProcess, wait_until
+from tests.server import ServerProcess
+from tests.waiting import wait_until
 
 TOKENIZER = ("--tokenizer", str(NANO_FOLDER))
 Reply = tuple[int, Iterable[Piece]]
@@ -147,17 +148,12 @@ def test_a_server_may_close_idle_connections() -> None:
     assert "20 completed, 0 failed" in done.stdout, done.stdout + done.stderr
 
 
-def _mind_interrupts() -> None:
-    """A job that a shell has put into the background ignores them, and so do its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_an_interrupt_ends_the_clients() -> None:
     with ScriptedSource(lambda body: (200, chat_stream(2, next_s=1.0))) as source:
         load = ["--concurrency", "2", "--sessions", "1000", "--processes", "2", "--warm-up", "0", *TOKENIZER]
         command = [sys.executable, "-m", "oscine", "bench", "serve", source.url, "--isl", "5", *load]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, preexec_fn=_mind_interrupts, **pipes) as process:
+        with subprocess.Popen(command, text=True, **pipes) as process:
             try:
                 wait_until(lambda: len(source.asked) >= 2, "two requests")
                 clients = psutil.Process(process.pid).children()
@@ -226,6 +222,7 @@ def test_a_server_with_keys() -> None:
         assert run(*given, OPENAI_API_KEY="sesame").returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [

@@ -31,6 +31,7 @@ def vocabulary(request: pytest.FixtureRequest) -> tuple[Tokenizer, Words]:
     return Tokenizer(folder), words(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [1, 2, 1000])
 def test_a_text_has_exactly_as_many_tokens(vocabulary: tuple[Tokenizer, Words], length: int) -> None:
     tokenizer, source = vocabulary

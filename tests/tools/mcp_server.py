@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from mcp.server import MCPServer
@@ -34,7 +35,10 @@ def shout(times: int) -> str:
 
 
 @server.tool()
-async def sleep(seconds: float) -> str:
+async def sleep(seconds: float, begun: str = "") -> str:
+    """`begun`: a file that shows that the call has arrived."""
+    if begun:
+        Path(begun).touch()
     await asyncio.sleep(seconds)
     return "slept"
 

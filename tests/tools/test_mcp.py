@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools
 from oscine.tools.mcp import AllowedTools, Connection, McpTool, ServerEntry
 from oscine.tools.toolbox import McpCall, Toolbox, ToolResult
+from tests.children import children
 from tests.kept_port import kept_port
+from tests.waiting import until
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO: dict[str, Any] = {"command": sys.executable, "args": [SERVER], "env": {"TOKEN": "x"}}
@@ -107,18 +108,20 @@ def test_a_command(tmp_path: Path) -> None:
             assert "no JSON object" in (await toolbox.call("sums.add", "[" * 100_000)).text
 
     use(ToolOptions(mcp_servers=servers_file(tmp_path, sums=STDIO)), run)
-    assert not any(SERVER in child.cmdline() for child in psutil.Process().children(recursive=True))
+    assert not children(SERVER)
 
 
+@pytest.mark.long
 def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
     async def run(tools: BuiltinTools) -> None:
         async with tools.toolbox([SUMS]) as toolbox, tools.toolbox([SUMS]) as other:
-            waiting = asyncio.ensure_future(call(other, "sleep", seconds=100))
-            await asyncio.sleep(0.1)
+            begun = tmp_path / "begun"
+            waiting = asyncio.ensure_future(call(other, "sleep", seconds=100, begun=str(begun)))
+            await until(begun.exists, "the call of the other")
             assert (await call(toolbox, "die")).text == "Error: the MCP server failed: Connection closed"
             assert (await waiting).text == "Error: the MCP server failed: Connection closed"
             assert (await call(other, "add", a=1, b=2)).text == "3"
-            process = next(p for p in psutil.Process().children(recursive=True) if SERVER in p.cmdline())
+            (process,) = children(SERVER)
             process.kill()
             process.wait()
         async with tools.toolbox([SUMS]) as toolbox:  # finds the connection broken, and makes another

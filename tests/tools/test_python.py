@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from oscine.config import ToolOptions
 from oscine.tools import python_jail
 from oscine.tools.python import Jail, PythonRun, PythonTool
 from oscine.tools.toolbox import CodeRun, ToolResult
+from tests.waiting import until, wait_until
 
 JAIL = Path(python_jail.__file__)
 MIB = 1 << 20
 # As the limit on address space it marks the processes of this run among all others of the machine.
 MARK = 512 * MIB + (os.getpid() % 4096) * 4096
-GONE_S = 30.0
 
 
 def options(timeout_s: float = 20.0, isolation: str = "namespaces") -> ToolOptions:
@@ -60,17 +59,10 @@ def survivors() -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + GONE_S
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
-
-
 @pytest.fixture(autouse=True)
 def _leaves_nothing(_needs_namespaces: None) -> Iterator[None]:
     yield
-    wait_until(lambda: not survivors())
+    wait_until(lambda: not survivors(), "no process left behind")
 
 
 def test_shows_what_is_printed_and_the_last_value() -> None:
@@ -257,7 +249,7 @@ def test_nothing_is_left_in_the_background() -> None:
     )
     assert run(code) == PythonRun("done\n", "", False)
     assert run(code.replace("print('done')", "time.sleep(100)"), timeout_s=1.0).ending
-    wait_until(lambda: not survivors())
+    wait_until(lambda: not survivors(), "no process left behind")
 
 
 def test_signals_reach_nobody_outside() -> None:
@@ -306,8 +298,7 @@ def test_a_cancelled_run_is_gone() -> None:
     async def cancel() -> None:
         jail = Jail(options())
         task = asyncio.create_task(jail.run("import time; time.sleep(100)"))
-        while not survivors():
-            await asyncio.sleep(0.05)
+        await until(lambda: bool(survivors()), "the code's process")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -323,10 +314,10 @@ def test_code_dies_with_the_server() -> None:
         "asyncio.run(Jail(options).run('import os, time; os.setsid(); time.sleep(100)'))"
     )
     server = subprocess.Popen([sys.executable, "-c", code])
-    wait_until(lambda: bool(survivors()))
+    wait_until(lambda: bool(survivors()), "the code's process")
     server.send_signal(signal.SIGKILL)
     server.wait()
-    wait_until(lambda: not survivors())
+    wait_until(lambda: not survivors(), "no process left behind")
 
 
 def test_a_few_run_at_once() -> None:

@@ -33,7 +33,7 @@ _RUNNING = re.compile(r"(\d+) \* (\d+) = (\d+), plus (\d+) is (\d+)")
 @given(
     st.integers(0, 99_999), st.sampled_from("+-*"), st.integers(0, 99_999), st.sampled_from(["low", "medium", "high"])
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_equation_in_a_reasoning_is_true(a: int, operator: str, b: int, effort: str) -> None:
     if operator == "*":
         a, b = a % 1000, b % 100
@@ -47,7 +47,7 @@ def test_every_equation_in_a_reasoning_is_true(a: int, operator: str, b: int, ef
 
 
 @given(st.integers(0, 9999), st.integers(0, 9999))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_the_digits_written_are_the_sum(a: int, b: int) -> None:
     written = re.findall(r"write (\d)", reasoning(a, "+", b, "medium") or "")
     assert int("".join(reversed(written))) == a + b
@@ -58,6 +58,7 @@ def test_efforts_differ_in_length() -> None:
     assert lengths == sorted(set(lengths))
 
 
+@pytest.mark.long
 def test_training_and_held_out_draws_share_nothing() -> None:
     for make in (city, first_name, lambda draw: operands(draw, "+"), lambda draw: operands(draw, "*")):
         seen = {make(Draw(seed)) for seed in range(600)}
@@ -95,6 +96,7 @@ def test_json_answers_fit_their_schema() -> None:
         assert valid_json(made, f"<|channel|>final<|message|>{made.completion.content}<|return|>")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [schema_shown, keys_named, class_schema, unfillable, extraction_call, forced_call])
 def test_what_is_extracted_fits_its_schema(make: Callable[[Draw, Effort], Episode]) -> None:
     for seed in range(150):

@@ -20,6 +20,7 @@ def test_answers_of_several_skills_are_told_apart() -> None:
         assert [len(one.wrong(of_skill)) for one, of_skill in zip(ASKED, texts, strict=True)] == counts
 
 
+@pytest.mark.long
 def test_engines_are_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "COMPARED_CACHE", 64 << 20)
     options = EngineOptions(ModelOptions(str(NANO), device="cpu"), quiet=True, num_threads=1)

@@ -47,6 +47,7 @@ def tokens(seed: int, *shape: int) -> torch.Tensor:
     return torch.randint(0, SIZE.vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.long
 def test_logits_equal_those_of_transformers(folder: Path, reference: "GptOssForCausalLM") -> None:
     ids = tokens(1, 2, LENGTH)
     starts = torch.zeros(2, LENGTH, dtype=torch.int32)
@@ -77,6 +78,7 @@ def test_cached_steps_equal_one_pass(folder: Path) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_batched_generation_equals_transformers(folder: Path, reference: "GptOssForCausalLM") -> None:
     prompts = [tokens(i, 7 + 9 * i).tolist() for i in range(3)]
     generated = Generator(load(folder), stop_ids=(3,))(prompts, 8)

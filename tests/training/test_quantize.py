@@ -30,7 +30,7 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 @given(st.integers(0, 1 << 20))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_bytes_decode_to_what_training_sees(seed: int) -> None:
     weight = weights(seed)
     blocks, scales = quantize(weight)
@@ -41,7 +41,7 @@ def test_bytes_decode_to_what_training_sees(seed: int) -> None:
 
 
 @given(st.integers(0, 1 << 20))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_every_value_is_the_nearest_of_its_block(seed: int) -> None:
     weight = weights(seed)
     _, scales = quantize(weight)

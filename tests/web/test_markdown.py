@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ _PARTS = """async (text) => {
 }"""
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+@settings(max_examples=150, derandomize=True)
 @given(text=_pieces)
 def test_any_text_is_only_what_markdown_has(page: "Page", text: str) -> None:
     made = page.evaluate(_PARTS, text)

@@ -1,0 +1,22 @@
+"""Waits of tests for a condition. A deadline bounds a failure only: it is far above what a busy machine needs."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+DEADLINE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.005)
+
+
+async def until(condition: Callable[[], bool], what: str = "", deadline_s: float = DEADLINE_S) -> None:
+    """As wait_until, with the event loop at work. Without `what` the caller's line names the condition."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        await asyncio.sleep(0.001)

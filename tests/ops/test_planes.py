@@ -16,7 +16,12 @@ from tests.ops.bound import CPU_TARGET, bound
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
-TYPES = {tl.float32: torch.float32, tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
+TYPES = {
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+}
 CASES = [(2, 32), (2, 288), (2, 2880), (1, 64), (1, 320), (1, 2880)]  # planes, columns
 POINTERS = {"values": "*fp8e4nv", "scale": "*fp32"}  # to planes
 

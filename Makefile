@@ -48,7 +48,7 @@ $(TEST): BESIDE = $(KERNELS); $(COMPILE)
 $(TEST): pyproject.toml constraints.txt
 	$(install)
 	$(COMPILE) -j 0 || true  # once, not in each worker
-	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) triton==3.6.0  # torch for GPUs has its own
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) triton==$(firstword $(TRITONS))  # torch for GPUs has its own
 	touch $(BASE) $@
 
 $(CLUSTER): $(BASE)

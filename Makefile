@@ -78,7 +78,7 @@ cluster-rollout: $(TEST)  ## two models at once, and an update of one under load
 test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there are more workers than cores, of one thread
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Each release of Triton is a folder in front of the packages of the environment, which has the oldest.
+# Each release of Triton has a folder, which PYTHONPATH puts before the environment and its Triton, the oldest release.
 .venv-triton/%/.ready: $(TEST)
 	$(INSTALL) --no-deps --upgrade --target $(@D) triton==$*
 	touch $@
@@ -86,13 +86,13 @@ test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there
 compiles = PYTHONPATH=$(CURDIR)/.venv-triton/$(1) OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) tests/ops $(2)
 
-triton-matrix: $(TRITONS:%=.venv-triton/%/.ready)  ## kernels compiled ahead for all chips with each release of Triton: half an hour
+triton-matrix: $(TRITONS:%=.venv-triton/%/.ready)  ## compile the kernels for all chips with each release of Triton: half an hour
 	$(foreach release,$(TRITONS),$(call compiles,$(release),-m compiles) &&) true
 
-test-newest-triton: .venv-triton/$(NEWEST)/.ready  ## the part of that which CI runs: the newest release for Hopper
+test-newest-triton: .venv-triton/$(NEWEST)/.ready  ## the part of triton-matrix that CI runs: the newest release, for Hopper
 	$(call compiles,$(NEWEST),-m 'compiles and not slow' --ignore tests/ops/test_chips.py)
 
-quick: $(TEST)  ## while one works: the tests that start no process and are not long, in a minute
+quick: $(TEST)  ## the tests that start no process and are not marked long, in a minute
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -p tests.quick -n 2 --timeout 30 --durations 5 --durations-min 1
 
 ROUNDS ?= 30

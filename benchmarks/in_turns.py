@@ -1,11 +1,11 @@
-"""`oscine bench engine` with several releases of the code or of Triton, by turns, in one call on one GPU.
+"""Runs `oscine bench engine` with several releases of the code or of Triton, by turns, on one GPU.
 
     python -m benchmarks.in_turns --variant before=/tmp/before --variant now=. --variant newest=.:/tmp/triton-3.9 \
         --rounds 5 --seconds 560 --output runs/turns.jsonl -- --model 120b --points 1:1024:256 64:1024:64
 
-A variant is a name and a PYTHONPATH. Each round runs every variant once, in another order than the round before. No
-round begins that would not end within --seconds. The table has the median over rounds of each figure, and its ratio to
-that of the first variant. The spread is the range of a variant's own rounds over their median.
+A variant is a name and a PYTHONPATH. Each round runs every variant once; every second round reverses the order. From
+the third round on, a round begins only if it is expected to end within --seconds. The table has the median of each
+figure, and its ratio to the first variant's. The spread is the range of a variant's rounds over their median.
 """
 
 import argparse
@@ -61,11 +61,11 @@ def table(results: Results, variants: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", action="append", required=True, metavar="NAME=PYTHONPATH")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("options", nargs="+", help="of oscine bench engine, behind --")
+    parser.add_argument("--variant", action="append", required=True, metavar="NAME=PYTHONPATH", help="may be repeated")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time for all rounds (default: no limit)")
+    parser.add_argument("--output", type=Path, required=True, help="JSON Lines file that results are appended to")
+    parser.add_argument("options", nargs="+", help="options of oscine bench engine, after --")
     args = parser.parse_args()
     variants = dict(variant.split("=", 1) for variant in args.variant)
     results: Results = defaultdict(lambda: defaultdict(list))

@@ -366,7 +366,7 @@ class ServerOptions(Options, group="server"):
     port: int = option(8000, "port to listen on; 0 is any free port", "PORT", at_least=0, at_most=65535)
     port_file: str | None = option(
         None,
-        "file, or pipe such as /dev/fd/3, that receives the number of the port once the server listens",
+        "file or pipe (such as /dev/fd/3) that receives the port number once the server listens",
         "FILE",
         shown="no file",
         rule=("a path", bool),

@@ -1,4 +1,4 @@
-"""Processes below one, found by what they run."""
+"""Descendants of a process, found by their command lines."""
 
 from contextlib import suppress
 
@@ -6,9 +6,9 @@ import psutil
 
 
 def children(word: str, parent: psutil.Process | None = None) -> list[psutil.Process]:
-    """All below `parent`, which is this process by default, with this word in the command line.
+    """All descendants of `parent` (default: this process) with this word in the command line.
 
-    A process that ends meanwhile has no command line any more.
+    A process that ends meanwhile no longer has a command line.
     """
     found = []
     for child in (parent or psutil.Process()).children(recursive=True):

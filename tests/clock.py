@@ -1,4 +1,4 @@
-"""An event loop whose clock a test moves on, so that a wait of the product ends when the test says so."""
+"""An event loop whose clock a test advances, so that a timeout of the server expires when the test says so."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -18,7 +18,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def pass_time(seconds: float) -> None:
-    """What was to happen within this time happens next."""
+    """Advances the clock. Timers that are due within this time run next."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
     loop.skipped_s += seconds

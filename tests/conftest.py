@@ -86,14 +86,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _mind_interrupts() -> None:
-    """A shell lets what it starts in the background ignore interrupts. The programs that tests start inherit that."""
+    """Restores SIGINT. Background jobs of a shell ignore it, and the programs that tests start inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _be_patient() -> None:
-    """Of hypothesis: examples have no deadline, and may be slow to make. A fixture may serve all examples of a test."""
-    with suppress(ImportError):  # on a GPU machine
+    """For hypothesis: examples have no deadline and may be slow to make. All examples of a test share its fixtures."""
+    with suppress(ImportError):  # a GPU machine may lack it
         from hypothesis import HealthCheck, settings
 
         checks = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)

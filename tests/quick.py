@@ -1,7 +1,7 @@
 """`make quick`: a plugin of pytest that leaves out the tests that start a process, and those marked `long`.
 
-A test is found out when it tries: the start is refused, and the test is skipped. So nothing has to be listed. A fixture
-that several tests share is refused to all of them. The grammar sandbox is allowed: a worker's tests share one.
+No list names these tests. When a test starts a process, the start is refused and the test is skipped. If a shared
+fixture starts a process, all its tests are skipped. The grammar sandbox is allowed: the tests of a worker share one.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ STARTS = {
 ALLOWED = "oscine.judges.process"
 
 
-class ProcessRefused(OSError):  # noqa: N818 - what a test sees where the system has no room for a process
+class ProcessRefused(OSError):  # noqa: N818 - to a test, an error of the operating system
     pass
 
 
@@ -41,7 +41,7 @@ _watch = _Watch()
 
 
 def _watched(start: Callable[..., Any]) -> Callable[..., Any]:
-    """For what starts processes without an event."""
+    """Wraps a function that starts processes without an audit event."""
 
     def watched(*arguments: Any, **options: Any) -> Any:
         _watch("subprocess.Popen", arguments)
@@ -52,14 +52,14 @@ def _watched(start: Callable[..., Any]) -> Callable[..., Any]:
 
 sys.addaudithook(_watch)
 multiprocessing.util.spawnv_passfds = _watched(multiprocessing.util.spawnv_passfds)
-asyncio.create_subprocess_exec = _watched(asyncio.create_subprocess_exec)  # as uvloop's are
+asyncio.create_subprocess_exec = _watched(asyncio.create_subprocess_exec)  # uvloop has no event
 
 
-_consequences: list[BaseException] = []  # a fixture of several tests fails for each with the same one
+_consequences: list[BaseException] = []  # a shared fixture fails in each of its tests with the same one
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a test that was broken off has left open says nothing about the next one."""
+    """Ignores what a skipped test left open: it would fail the next test."""
     for kind in (
         "ResourceWarning",
         "pytest.PytestUnraisableExceptionWarning",
@@ -85,7 +85,7 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """The failure of a test that was refused a process becomes its being skipped."""
+    """Turns the failure of a test that was refused a process into a skip."""
     if call.excinfo is None:
         return
     if _watch.has_refused:

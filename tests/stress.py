@@ -1,4 +1,4 @@
-"""`make stress`: tests that once failed on a busy machine, beside two busy loops, many times. Not a part of CI."""
+"""`make stress`: repeats the tests that once failed on a busy machine, beside two busy loops. Not part of CI."""
 
 import argparse
 import os
@@ -42,7 +42,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def passes() -> bool:
-    """One round. A failure is printed."""
+    """Runs one round. Prints its output if it fails."""
     command = [sys.executable, *PYTEST, *FILES]
     done = subprocess.run(
         command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

@@ -104,7 +104,7 @@ def test_an_import_loads_nothing_it_should_not(module: str, absent: tuple[str, .
 COLLECT = """
 import sys
 import pytest
-sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # an import of None fails as one of a missing package does
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing None fails like importing a missing package
 sys.exit(pytest.main(["--collect-only", "-q", "-p", "pytest_timeout", "-m", "gpu or hopper or multi_gpu", sys.argv[2]]))
 """
 LACKING = (  # on a machine that only measures kernels
@@ -145,7 +145,7 @@ def chosen_ports(tree: ast.AST) -> Iterator[int]:
 
 
 def test_servers_choose_their_ports() -> None:
-    """A port that is free now may be another's when a server takes it: port 0, --port-file, or tests/kept_port.py."""
+    """A free port may be taken before a server binds it. Use port 0, --port-file, or tests/kept_port.py."""
     files = [path for room in ("tests", "benchmarks", "training") for path in (ROOT / room).rglob("*.py")]
     assert not [f"{path}:{line}" for path in files for line in chosen_ports(ast.parse(path.read_text()))]
 

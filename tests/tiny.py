@@ -1,4 +1,4 @@
-"""Tiny gpt-oss models: their configurations. Builders of models and engines are where they are used."""
+"""Configurations of tiny gpt-oss models. Each folder of tests has its own builders of models and engines."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Waits of tests for a condition. A deadline bounds a failure only: it is far above what a busy machine needs."""
+"""Waits for a condition. The deadline only ends a test that fails: it is far above what a busy machine needs."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEA
 
 
 async def until(condition: Callable[[], bool], what: str = "", deadline_s: float = DEADLINE_S) -> None:
-    """As wait_until, with the event loop at work. Without `what` the caller's line names the condition."""
+    """Like wait_until, while the event loop runs. Without `what` the caller's line names the condition."""
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"

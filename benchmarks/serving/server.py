@@ -29,7 +29,7 @@ def engines_below(process: psutil.Process) -> list[psutil.Process]:
 class Server:
     """Context manager: starts the server, waits until it is ready, ends it with SIGTERM.
 
-    `host`, `port` and `url`, its base address, are known once it has begun. Raises RuntimeError if it ends before it is
+    `host`, `port` and `url` (the base address) are set on entry. Raises RuntimeError if the server ends before it is
     ready; its own output says why.
     """
 
@@ -60,7 +60,7 @@ class Server:
         return self
 
     def _start(self) -> bytes:
-        """The line with its port, which the process writes into a pipe; empty if it ends before, or takes too long."""
+        """Starts the process. Returns the line with its port, from a pipe; empty if the process ends or is too slow."""
         told, tell = os.pipe()
         command = [*self._command, "--port-file", f"/dev/fd/{tell}"]
         self._process = subprocess.Popen(command, env=self.environment, stderr=self._log, pass_fds=(tell,))

@@ -1,13 +1,13 @@
-"""The file of --port-file, by which another process learns the port of a server."""
+"""The file of --port-file, from which another process reads the port of the server."""
 
 import os
 from pathlib import Path
 
 
 class PortFile:
-    """Holds one line with the number of the port, once the server listens.
+    """Receives one line, the port number, once the server listens.
 
-    A regular file appears as a whole. A pipe, or whatever else is at the path, is written to.
+    A regular file is written under another name, then renamed. A pipe, a link or a device at the path is written to.
     """
 
     def __init__(self, path: str) -> None:
@@ -28,7 +28,7 @@ class PortFile:
             self._part.replace(self._target)
 
     def close(self) -> None:
-        """Leaves nothing behind of what has not been written."""
+        """Closes the file. Removes it if the port was not written."""
         self._file.close()
         if self._part is not None:
             self._part.unlink(missing_ok=True)

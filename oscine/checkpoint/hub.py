@@ -103,9 +103,9 @@ def find_tokenizer(options: ModelOptions) -> Path:
 
 
 def tokenizer_of_shapes(options: ModelOptions) -> Path | None:
-    """The folder of tokenizer.json for random weights: as the options name it, or beside their configuration; or None.
+    """The folder of tokenizer.json for random weights, or None.
 
-    Raises ValueError.
+    It is the one that the options name, or else the folder of config.json if it has a tokenizer. Raises ValueError.
     """
     if options.tokenizer is not None:
         return find_tokenizer(options)

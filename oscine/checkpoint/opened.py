@@ -150,11 +150,11 @@ def _random_config(name: str) -> ModelConfig:
 
 
 def _vocabulary_of_shapes(options: ModelOptions, config: ModelConfig) -> Path | None:
-    """The vocabulary that the API has for random weights, if the model has so many tokens. Grammars need it."""
+    """The tokenizer folder that the API uses for random weights; None if the model has fewer tokens. For grammars."""
     found = tokenizer_of_shapes(options)
     if found is not None or config.vocab_size < NUM_TOKENS:
         return found
     try:
         return o200k_folder()
-    except ValueError:  # a server has told it before; a benchmark has no grammars
+    except ValueError:  # a server has reported this before; a benchmark has no grammars
         return None

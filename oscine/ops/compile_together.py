@@ -102,7 +102,7 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
         super().__exit__(*raised)
 
     def submit(self, key: Any, compile_fn: Callable[[], Any], *ends: Callable[[Any], None]) -> None:
-        """`ends`: what follows a compilation; since Triton 3.9 also what follows one that failed."""
+        """`ends`: callbacks for a compilation that succeeded and, since Triton 3.9, for one that failed."""
         if self._compilers.has_workers and key not in self.future_kernels:
             super().submit(key, lambda: self._compile(compile_fn), *ends)
 

@@ -2,7 +2,7 @@
 
 A kernel that takes `PDL` calls gdc_launch_dependents first, and may then read weights. It calls gdc_wait before it
 touches memory that an earlier kernel of the step writes or reads. Target.launch_options says where it is used. Every
-launch says that products and sums are fused, since the releases of Triton have different defaults.
+launch sets enable_fp_fusion, as its default differs between releases of Triton.
 """
 
 import functools
@@ -26,10 +26,10 @@ def arrivals(device: torch.device) -> Tensor:
 
 @triton.jit
 def after_wait(pointer, PDL: tl.constexpr):
-    """`pointer`, known once the kernel before has ended: what is read through it is read after gdc_wait.
+    """Returns `pointer` after gdc_wait. Loads through it see what the previous kernel wrote; other loads need not wait.
 
-    Only that. A wait with side effects would keep loads that come before it in registers until it is over; after a pure
-    one the compiler copies them into shared memory meanwhile.
+    The wait is declared pure. A wait with side effects would keep the results of earlier loads in registers until it
+    ends. Before a pure one the compiler may copy them into shared memory.
     """
     if PDL:
         wait: tl.constexpr = "griddepcontrol.wait; mov.b32 $0, 0;"

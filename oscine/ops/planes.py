@@ -109,8 +109,8 @@ def store_planes(y_H, values, scale, token, H: tl.constexpr, BLOCK_H: tl.constex
         tl.store(place_H, words_H, mask=column_H < H)
     else:
         low_H = ((scaled_H - high_H.to(tl.float32)) * 16).to(tl.float8e4nv)
-        # Converted once more, through float16, which holds it: where a conversion is both stored and converted back,
-        # the ptxas 12.9 of Triton 3.8 converts another register back.
+        # A second conversion, through float16, which holds the value. If one conversion were both stored and converted
+        # back, ptxas 12.9 (Triton 3.8) would convert back an unrelated register.
         high_H = scaled_H.to(tl.float16).to(tl.float8e4nv)
         tl.store(place_H, _interleave(high_H, BLOCK_H), mask=column_H < H)
         tl.store(place_H + H, _interleave(low_H, BLOCK_H), mask=column_H < H)

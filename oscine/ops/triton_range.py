@@ -7,8 +7,8 @@ from importlib import metadata
 from oscine.environment import Environment
 
 OLDEST = (3, 6)
-UNTESTED = (3, 10)  # the first release that is
-TORCH = ">=2.11,<2.16"  # its releases that come with these, as pip spells a range
+UNTESTED = (3, 10)  # the first release that was not tested
+TORCH = ">=2.11,<2.16"  # the releases of torch that come with these, as pip spells a range
 
 
 def _text(release: tuple[int, int]) -> str:
@@ -21,7 +21,7 @@ TESTED = f"{_text(OLDEST)} to {UNTESTED[0]}.{UNTESTED[1] - 1}"
 
 
 def installed() -> str | None:
-    """The version, if there is one."""
+    """The installed version of Triton, or None."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -34,12 +34,12 @@ def is_tested(version: str) -> bool:
 
 
 def check_triton(warn: Callable[[str], None]) -> None:
-    """Before a kernel is compiled. Raises ValueError for an untested release, unless the environment admits it."""
+    """Raises ValueError for an untested release. With OSCINE_UNTESTED_TRITON it calls `warn` instead."""
     version = installed()
-    if version is None or is_tested(version):  # what is missing is said where it is imported
+    if version is None or is_tested(version):  # a missing Triton is an error where it is imported
         return
     tested = f"Oscine was tested with {TESTED}"
     if not Environment().untested_triton:
         remedies = f"`{REMEDY}` installs one of them; OSCINE_UNTESTED_TRITON=1 tries this one"
         raise ValueError(f"Triton {version} is not supported: {tested}. {remedies}")
-    warn(f"warning: Triton {version} is tried, as OSCINE_UNTESTED_TRITON says: {tested}")
+    warn(f"warning: Triton {version} is used, as OSCINE_UNTESTED_TRITON is set: {tested}")

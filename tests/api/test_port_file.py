@@ -31,7 +31,7 @@ def test_a_server_that_never_listens_leaves_nothing_behind(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_cut_short_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_replaced(tmp_path: Path) -> None:
     PortFile(str(tmp_path / "port"))._file.close()  # as after kill -9
     PortFile(str(tmp_path / "port")).write(80)
     assert (tmp_path / "port").read_text() == "80\n"
@@ -45,7 +45,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "80\n"
 
 
-def test_it_is_the_port_that_the_server_listens_on(model_folder: Path, tmp_path: Path) -> None:
+def test_the_file_has_the_port_that_the_server_listens_on(model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "port"
     engine = EngineOptions(model=ModelOptions(model=str(model_folder)), executor="fake")
     with local_server(Config(engine, ServerOptions(port=0, port_file=str(path)))) as url:
@@ -54,7 +54,7 @@ def test_it_is_the_port_that_the_server_listens_on(model_folder: Path, tmp_path:
         socket.create_connection(("127.0.0.1", port), timeout=30).close()
 
 
-def test_a_named_pipe(model_folder: Path, tmp_path: Path) -> None:
+def test_a_named_pipe_receives_the_port(model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     command = [sys.executable, "-m", "oscine", "serve", str(model_folder), "--executor", "fake", "--port", "0"]

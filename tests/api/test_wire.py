@@ -1,4 +1,4 @@
-"""Bounds on connections and heads: the protocol by itself, over real sockets, on a clock that the tests move on."""
+"""Bounds on connections and heads: the protocol by itself, over real sockets, on a clock that the tests advance."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def connection_of(state: ServerState) -> BoundedHttp:
-    """The only one."""
+    """The only connection of the server; waits until it is open."""
     await until(lambda: bool(state.connections), "a connection")
     (connection,) = state.connections
     assert isinstance(connection, BoundedHttp)
@@ -89,7 +89,7 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
         connection = await connection_of(state)
         if b"\r\n\r\n" in sent:
             await reader.readuntil(b"ok")
-        await until(lambda: connection._head_timer is not None, "the begin of a head")
+        await until(lambda: connection._head_timer is not None, "the start of a head")
         pass_time(HEAD_S)
         data = await answer(reader)
         assert b"HTTP/1.1 408 " in data

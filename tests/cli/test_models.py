@@ -68,7 +68,7 @@ class Machine:
         return found
 
     def partial(self, content: bytes) -> Path:
-        """Where a download of this file is kept until it is whole."""
+        """The path of an unfinished download of this file."""
         return self.cache / f"models--openai--gpt-oss-20b/blobs/{hashlib.sha256(content).hexdigest()}.incomplete"
 
     def listed(self) -> dict[str, list[str]]:

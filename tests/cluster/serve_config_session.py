@@ -42,7 +42,7 @@ def applications(file: Path) -> ServeDeploySchema:
 
 
 def run_apps(client: ServeControllerClient, file: Path) -> None:
-    """Until both run. Of what is deployed once more, what runs is not what ran before the controller took note."""
+    """Deploys both applications and waits until they run. The status of an earlier deployment does not count."""
     before = {name: app.last_deployed_time_s for name, app in serve.status().applications.items()}
     client.deploy_apps(applications(file))
 

@@ -223,7 +223,7 @@ def test_an_answer_that_never_comes_is_not_waited_for() -> None:
 
 def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an engine that got the port of a router that is gone."""
-    monkeypatch.setattr(router_client, "_LOOK_S", 3600)  # the test looks
+    monkeypatch.setattr(router_client, "_LOOK_S", 3600)  # the test calls _look
 
     async def test() -> None:
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as stranger:
@@ -243,8 +243,8 @@ def test_who_says_nothing_is_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes more looks than the client has for a silent router, each with a sign of life before the next one."""
-    monkeypatch.setattr(router_client, "_LOOK_S", 3600)  # the test looks
+    """The client looks more often than it would at a silent router. A sign of life arrives between two looks."""
+    monkeypatch.setattr(router_client, "_LOOK_S", 3600)  # the test calls _look
     monkeypatch.setattr(router_messages, "WAITING_S", 0.01)
 
     async def test() -> None:

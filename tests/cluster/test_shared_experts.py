@@ -90,7 +90,7 @@ def test_tokens_are_those_of_one_engine_though_one_is_killed_until_the_group_is_
     run(test)
 
 
-@pytest.mark.slow  # looks at two engines of the model that do nothing, for two seconds
+@pytest.mark.slow  # observes two idle engines for two seconds
 def test_engines_without_requests_cost_nothing() -> None:
     async def test() -> None:
         async with group(2) as engine:
@@ -105,7 +105,7 @@ def test_engines_without_requests_cost_nothing() -> None:
     run(test)
 
 
-@pytest.mark.slow  # the group is started twice; test_watch.py has one engine of its own
+@pytest.mark.slow  # starts the group twice; test_watch.py tests one engine
 def test_an_engine_that_hangs_ends_the_group(expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         clock = WatchClock(monkeypatch)

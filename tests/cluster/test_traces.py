@@ -62,7 +62,7 @@ def test_a_trace_of_a_request_that_was_prefilled_elsewhere_and_moved(
 
         async def play() -> None:
             asked = await a.request()
-            await asyncio.sleep(0.05)  # computing and fetching took 0.04 s of it; a longer time changes nothing
+            await asyncio.sleep(0.05)  # computing and fetching take 0.04 s of it; a longer wait changes nothing
             moved = RemotePrefill("p", 0.03, 0.01, 3, 2, 1000)
             await a.answer(asked, [65], queue_s=0.045, prefill=moved)
             await a.answer(asked, [66, 67])

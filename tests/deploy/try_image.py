@@ -35,7 +35,7 @@ def get(url: str, body: dict[str, Any] | None = None) -> Any:
 
 
 def read_url(process: "subprocess.Popen[str]") -> str:
-    """What a server that is ready says first."""
+    """The URL in the first line that a server prints, once it is ready."""
     assert process.stdout is not None
     overdue = threading.Timer(READY_S, process.kill)
     overdue.start()

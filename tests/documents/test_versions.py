@@ -1,4 +1,4 @@
-"""The ranges of torch and Triton: pyproject.toml has them, and everything that names a release agrees."""
+"""The ranges of torch and Triton: pyproject.toml has them; code and documents agree with it."""
 
 import re
 import tomllib
@@ -34,7 +34,7 @@ def minor(version: str) -> str:
 
 
 def rows() -> Iterator[tuple[str, list[str]]]:
-    """Of the table: a minor release of torch, and the releases of Triton that come with it."""
+    """Rows of the table: a minor release of torch, and the releases of Triton that come with it."""
     section = GPUS.read_text().partition("## Torch and Triton")[2].partition("\n## ")[0]
     for torch, triton in re.findall(r"^\| (\d+\.\d+) \| ([^|]*) \|", section, re.MULTILINE):
         yield torch, re.findall(r"\d+\.\d+\.\d+", triton)
@@ -46,7 +46,7 @@ def test_the_code_has_the_ranges_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "3.6.0", "3.7.1", "3.8.0", "3.9.0", "3.9.99", "3.10.0", "4.0.0"])
-def test_the_check_of_a_start_is_that_of_pip(version: str) -> None:
+def test_an_engine_accepts_the_triton_that_pip_accepts(version: str) -> None:
     assert triton_range.is_tested(version) is (version in TRITON)
 
 

@@ -11,7 +11,7 @@ from oscine.engine.process.client import Engine, EngineClient, RequestStream
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
-PATIENCE_S = 120.0  # of a whole test; it bounds a failure
+PATIENCE_S = 120.0  # of a whole test; only ends one that fails
 
 
 def options(folder: Path, executor: str = "fake", fake_step_s: float = 0.0, **scheduler: Any) -> EngineOptions:

@@ -35,9 +35,9 @@ def offloading(model: Path, folder: Path, disk_bytes: int = 1 << 24) -> EngineOp
 
 
 def test_pages_survive_kill_9_at_any_moment(model_folder: Path, tmp_path: Path) -> None:
-    """Files are written beside the requests, so the first life lasts until one of its prompts came from a file.
+    """Before and after the kill, requests are sent until a prompt is read from a file.
 
-    Whether a prompt comes from files is a matter of measured speeds, so both lives ask until one does.
+    Files are written in the background. Measured speeds decide whether a prompt is read or computed.
     """
 
     async def ask_until_a_file_is_read(client: EngineClient) -> None:
@@ -52,10 +52,10 @@ def test_pages_survive_kill_9_at_any_moment(model_folder: Path, tmp_path: Path) 
         async with serving(offloading(model_folder, tmp_path)) as client:
             await ask_until_a_file_is_read(client)
             assert client.pid is not None
-            os.kill(client.pid, signal.SIGKILL)  # whatever is being written
+            os.kill(client.pid, signal.SIGKILL)  # possibly in the middle of a write
             await until(lambda: client.restarts == 1 and client.state == "ready")
-            await until(lambda: client.stats.offload_disk_pages > 0, "pages of the first life")
-            assert client.stats.prefix_queries == 0, "nothing was asked yet that could have been written"
+            await until(lambda: client.stats.offload_disk_pages > 0, "pages of the first engine")
+            assert client.stats.prefix_queries == 0, "no request yet, so the first engine wrote these pages"
             await ask_until_a_file_is_read(client)
             found = client.stats
             assert found.prefix_hits > 0

@@ -36,7 +36,7 @@ def test_an_engine_that_hangs_is_killed_and_started_again(folder: Path, monkeypa
 
 
 def test_a_long_step_is_not_a_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """News of a step counts: all steps together take longer than the timeout, none does."""
+    """Each step restarts the timeout: no step exceeds it, but all steps together do."""
 
     async def test() -> None:
         clock = WatchClock(monkeypatch)
@@ -53,7 +53,7 @@ def test_a_long_step_is_not_a_hang(folder: Path, monkeypatch: pytest.MonkeyPatch
     run(test)
 
 
-def test_an_idle_engine_need_say_nothing_until_it_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_may_be_silent_until_it_has_a_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         clock = WatchClock(monkeypatch)
         async with serving(replace(options(folder), engine_timeout_s=TIMEOUT_S)) as client:

@@ -1,4 +1,4 @@
-"""The clock of the watch over silent engines: it goes on by itself, and by what a test skips."""
+"""A clock for the watch over silent engines: real time, and the time that a test skips."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from oscine.engine.process import client
 from oscine.executor.parallel.liveness import is_stopped
 from tests.waiting import until
 
-TIMEOUT_S = 600.0  # of engines that are watched: no machine is so busy
+TIMEOUT_S = 600.0  # of watched engines: far above the delays of a busy machine
 
 
 class WatchClock:
@@ -25,13 +25,13 @@ class WatchClock:
         return time.monotonic() + self.skipped_s
 
     async def skip(self, seconds: float) -> None:
-        """Returns when the watch has seen it."""
+        """Skips this time. Returns when the watch has read the clock."""
         self.skipped_s += seconds
         before = self.looks
         await until(lambda: self.looks > before + 2, "two looks of the watch")
 
     async def hang(self, pid: int) -> None:
-        """Stops a process, and skips the timeout until it is killed: its last messages may still be under way."""
+        """Stops a process, and skips timeouts until it is killed: its last messages may still arrive."""
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: is_stopped(pid), "a process that is stopped")
 

@@ -110,7 +110,7 @@ def test_an_idle_process_that_died_is_replaced_and_leaves_no_pipes(monkeypatch: 
     assert all(pipe is not None and pipe.closed for pipe in (started[0].stdin, started[0].stdout))
 
 
-def test_a_process_that_does_not_start_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_at_its_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "module_command", lambda module: [sys.executable, "-c", ""])
     with pytest.raises(OSError, match="ended at its start"):
         GrammarJudges().judge(GOOD).result(PATIENCE_S)

@@ -64,7 +64,7 @@ def test_calibrated_scales_of_a_kv_cache_are_reported_as_not_needed(tmp_path: Pa
 def start_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, platform: str | None = "hopper"
 ) -> list[str]:
-    """What a start reports with this version of Triton. `platform`: what it takes the CPU for, before it loads."""
+    """The reports of a start with this version of Triton. `platform`: given for the CPU when Triton is checked."""
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     monkeypatch.setattr(triton_range, "installed", lambda: version)
     taken_for = iter([] if platform is None else [platform])
@@ -99,23 +99,23 @@ def test_a_triton_that_was_not_tested_is_refused_on_a_gpu(
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0", "3.9.2+gitabc", None])
-def test_a_tested_triton_is_taken_without_a_word(
+def test_a_tested_triton_is_accepted_without_a_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None
 ) -> None:
     assert not [text for text in start_on(monkeypatch, tmp_path, version) if "Triton" in text]
 
 
-def test_an_untested_triton_is_tried_with_a_warning_where_the_environment_says_so(
+def test_an_untested_triton_is_used_with_a_warning_if_the_variable_is_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OSCINE_UNTESTED_TRITON", "1")
     first, *_ = start_on(monkeypatch, tmp_path, "3.10.0")
     assert first == (
-        "warning: Triton 3.10.0 is tried, as OSCINE_UNTESTED_TRITON says: Oscine was tested with 3.6 to 3.9"
+        "warning: Triton 3.10.0 is used, as OSCINE_UNTESTED_TRITON is set: Oscine was tested with 3.6 to 3.9"
     )
 
 
-def test_a_cpu_takes_any_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cpu_accepts_any_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OSCINE_UNTESTED_TRITON", raising=False)
     assert not [text for text in start_on(monkeypatch, tmp_path, "3.10.0", platform=None) if "Triton" in text]
 

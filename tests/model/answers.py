@@ -8,7 +8,7 @@ from oscine.types import GenerationRequest, SamplingParams
 
 
 def greedy(model: str, prompts: list[list[int]]) -> list[list[int]]:
-    """Of a model with the vocabulary of the embedded one."""
+    """Greedy tokens of a model that has the vocabulary of the embedded one."""
     loop = build_engine(EngineOptions(model=ModelOptions(model, tokenizer=str(NANO_FOLDER)), quiet=True)).loop
     sampling = SamplingParams(48, temperature=0.0)
     outputs = offline.generate(loop, [GenerationRequest(str(i), ids, sampling) for i, ids in enumerate(prompts)])

@@ -54,7 +54,7 @@ class Compiled:
 
     @property
     def unpacked_after(self) -> set[str]:
-        """The instructions that wrote what is converted from e4m3. ptxas 12.9 may take a register of something else."""
+        """The instructions that wrote the registers converted from e4m3. ptxas 12.9 may convert an unrelated one."""
         written: dict[str, str] = {}
         found = set()
         for name, kind, target, sources in re.findall(INSTRUCTION, self.sass):

@@ -1,4 +1,4 @@
-"""Kernels have one source for all releases of Triton: what they must not contain, whichever release is installed."""
+"""Kernels have one source for all releases of Triton: rules that hold whichever release is installed."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ DIFFERENT = (
 
 
 def launches(tree: ast.AST) -> Iterator[ast.Call]:
-    """kernel[grid](...)"""
+    """Calls of the form kernel[grid](...)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             kernel = node.func.value
@@ -24,18 +24,18 @@ def launches(tree: ast.AST) -> Iterator[ast.Call]:
                 yield node
 
 
-def says_whether_products_are_fused(launch: ast.Call) -> bool:
+def sets_fp_fusion(launch: ast.Call) -> bool:
     given = {keyword.arg or ast.unparse(keyword.value) for keyword in launch.keywords}
     return any(name == "enable_fp_fusion" or name.endswith("options") for name in given)
 
 
-def test_every_launch_says_whether_products_are_fused() -> None:
+def test_every_launch_sets_enable_fp_fusion() -> None:
     found = [(path, launch) for path in SOURCES for launch in launches(ast.parse(path.read_text()))]
     assert len(found) > 40
-    assert [f"{path}:{launch.lineno}" for path, launch in found if not says_whether_products_are_fused(launch)] == []
+    assert [f"{path}:{launch.lineno}" for path, launch in found if not sets_fp_fusion(launch)] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(OPS)))
-def test_only_one_module_knows_what_differs(path: Path) -> None:
+def test_only_compat_has_the_names_that_differ_between_releases(path: Path) -> None:
     names = set(re.findall(DIFFERENT, path.read_text()))
     assert names <= {"reinterpret("} or path.name == "compat.py"

@@ -222,8 +222,8 @@ def test_experts_on_host_match_the_reference_on_a_gpu(num_tokens: int) -> None:
 
 
 @pytest.mark.gpu
-def test_layers_that_are_dropped_wait_for_what_is_queued() -> None:
-    """Their memory is freed, and may be written by others."""
+def test_released_layers_wait_for_queued_host_functions() -> None:
+    """Otherwise a host function would read freed memory."""
     cuda = torch.device("cuda")
     inputs = moe_inputs(MoeCase("", 5, 2880, 2880, num_experts=32), cuda, torch.bfloat16)
     routing = routed(inputs)
@@ -236,7 +236,7 @@ def test_layers_that_are_dropped_wait_for_what_is_queued() -> None:
     found = host.moe(inputs.x_TH, routing, experts, inputs.swiglu_limit).sum(1)
     del host, experts
     for dtype, width in ((torch.float32, 2880), (torch.float32, 2880), (torch.int64, 4), (torch.float32, 4)):
-        torch.full((MOST_TOKENS, width), 1000, dtype=dtype, pin_memory=True)  # takes the place of what was freed
+        torch.full((MOST_TOKENS, width), 1000, dtype=dtype, pin_memory=True)  # reuses the freed memory
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 

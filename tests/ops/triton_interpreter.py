@@ -32,7 +32,7 @@ def do_less() -> None:
 
 
 def _take_integers_for_masks() -> None:
-    """The interpreter makes int32 of a Python bool, and since Triton 3.9 wants booleans for masks."""
+    """The interpreter converts a Python bool to int32, but since Triton 3.9 a mask must be boolean."""
     builder: Any = interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
 

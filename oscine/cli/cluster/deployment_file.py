@@ -98,7 +98,7 @@ def _ingress(section: Section) -> tuple[ServerOptions, ToolOptions]:
     values = _read_options(section, _INGRESS, "is no option of an ingress: it belongs to a model")
     with _lines_of(section):
         if "port-file" in values:
-            raise OptionError("port-file", "is for `oscine serve`: `oscine cluster status` tells where an ingress is")
+            raise OptionError("port-file", "is for `oscine serve`: `oscine cluster status` shows where an ingress is")
         config = options.make_config([_absolute(values)])
         ApiKeys(config.server)
     return config.server, config.tools

@@ -1,4 +1,4 @@
-"""Torch in a process that only runs a model: its import, and how many threads compute."""
+"""Torch in a process that only runs a model: its import, and its number of threads."""
 
 import sys
 from types import ModuleType
@@ -10,9 +10,9 @@ _UNUSED = ("torch._meta_registrations", "torch.export")  # for programs that are
 
 
 def import_torch() -> None:
-    """Imports torch without `_UNUSED`, unless it was imported before. They can be imported later, in that order.
+    """Imports torch without the modules of `_UNUSED`. They can be imported later, in that order.
 
-    With a GPU nothing is left out: the start is not quicker there.
+    Does nothing if torch is imported already. Does nothing with a GPU either: the start would not be faster.
     """
     if "torch" in sys.modules or Environment().num_gpus:
         return
@@ -26,7 +26,7 @@ def import_torch() -> None:
         vars(torch).pop(name.removeprefix("torch."), None)
     try:
         torch.Generator()
-    except RuntimeError:  # from 2.13 on it has no class before this import, which _meta_registrations makes
+    except RuntimeError:  # since 2.13 it needs this module, which _meta_registrations would import
         import torch._prims.rng_prims
 
 

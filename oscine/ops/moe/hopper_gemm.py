@@ -269,7 +269,7 @@ def _load_tokens(cfg, ring, sources, stage, tile, step):
             if cfg.QUARTERS or not is_narrow(cfg, tile):
                 async_load(sources.tokens, [row, column], full, buffer)
             elif cfg.DIRECT or cfg.SINGLE:
-                boxes: gl.constexpr = ring.tokens.shape[1] // box[1]  # of a unit
+                boxes: gl.constexpr = ring.tokens.shape[1] // box[1]  # per unit
                 shape: gl.constexpr = [cfg.STAGES * cfg.UNITS * boxes, 1, box[1], 64]
                 lones = reinterpret(ring.tokens, sources.narrow.dtype, shape, sources.narrow.layout)
                 lone = lones.index((stage * cfg.UNITS + u) * boxes)

@@ -133,7 +133,7 @@ class HostLayers:
             cores = usable_cores()
             library().oscine_set_num_threads(num_threads or cores - min(_MOST_SPARE_CORES, cores // 4))
             library().oscine_set_patience(_PATIENCE)
-            # What is queued still reads and writes the memory that belongs to this object.
+            # Queued host functions still read and write the memory of this object.
             weakref.finalize(self, torch.cuda.synchronize, target.device).atexit = False
 
     def prepare_experts(self, experts: MxExperts) -> HostExperts:

@@ -140,8 +140,8 @@ def sort(target: Target, routing: Routing, num_experts: int) -> Pairs:
 def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
     """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
 
-    Warp groups want 64 weight rows for every four warps, or warps expand the same weights. Where both operands and sums
-    are in registers, tiles of 128 tokens would spill, and beside tensor memory they do in four warps.
+    Warp groups want 64 weight rows for every four warps, or warps expand the same weights. Tiles of 128
+    tokens spill where both operands and sums are in registers; with tensor memory they spill only in four warps.
     """
     mean = num_pairs / num_experts
     if mean <= 0.5:  # fewer programs than would fill the GPU: small ones

@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-FIGURES = ("output_tok_s", "prefill_tok_s", "decode_step_ms", "ready_s")
+FIGURES = ("output_tok_s", "prefill_tok_s", "decode_step_ms", "first_token_ms", "ready_s")
 Results = dict[tuple[str, str], dict[str, list[float]]]  # (point, figure) -> variant -> rounds
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     for index in range(args.rounds):
         elapsed_s = time.monotonic() - begin_s
-        if index > 1 and elapsed_s * (index + 1) / index > args.seconds:
+        if index and elapsed_s * (index + 1) / index > args.seconds:
             break
         order = list(variants)[:: -1 if index % 2 else 1]
         for name in order:

@@ -21,15 +21,14 @@ TINY = ModelConfig(
 )
 DEEP = replace(TINY, num_hidden_layers=4, layer_types=TINY.layer_types * 2)
 BYTES = replace(TINY, vocab_size=320, max_position_embeddings=4096, eos_token_ids=(260,))  # a vocabulary of bytes
-SCRIPTED = (
-    replace(  # without weights, for scripted and fake engines: the published window and head size, a long context
-        BYTES,
-        intermediate_size=64,
-        head_dim=64,
-        sliding_window=128,
-        max_position_embeddings=65536,
-        eos_token_ids=(262,),
-    )
+# Without weights, for scripted and fake engines: the published window and head size, a long context
+SCRIPTED = replace(
+    BYTES,
+    intermediate_size=64,
+    head_dim=64,
+    sliding_window=128,
+    max_position_embeddings=65536,
+    eos_token_ids=(262,),
 )
 SMALL = replace(  # no two sizes are alike, and the attention is the published one
     TINY,

@@ -62,8 +62,8 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     return listener
 
 
-def _no_port_file(path: str | None, error: OSError) -> ServerError:
-    return ServerError(f"--port-file {path}: {error.strerror or error}")
+def _no_port_file(path: str | None, error: OSError) -> str:
+    return f"--port-file {path}: {error.strerror or error}"
 
 
 def _max_connections(wanted: int) -> int:
@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
             return None if path is None else PortFile(path)
         except OSError as error:
             self.listener.close()
-            raise _no_port_file(path, error) from None
+            raise ServerError(_no_port_file(path, error)) from None
 
     @property
     def url(self) -> str:
@@ -198,7 +198,8 @@ class Server(uvicorn.Server):
         try:
             self._port_file.write(self.listener.getsockname()[1])
         except OSError as error:
-            raise _no_port_file(self.service.config.server.port_file, error) from None
+            self.error = _no_port_file(self.service.config.server.port_file, error)
+            self.should_exit = True
 
     async def _start_service(self, on_ready: Callable[[EngineInfo], None]) -> None:
         try:

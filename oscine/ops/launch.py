@@ -33,7 +33,8 @@ def after_wait(pointer, PDL: tl.constexpr):
     """
     if PDL:
         wait: tl.constexpr = "griddepcontrol.wait; mov.b32 $0, 0;"
-        pointer += tl.inline_asm_elementwise(wait, "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+        zero = tl.inline_asm_elementwise(wait, "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+        pointer += tl.multiple_of(zero, 16)  # else loads through it would be of single elements
     return pointer
 
 

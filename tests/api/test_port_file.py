@@ -31,18 +31,34 @@ def test_a_server_that_never_listens_leaves_nothing_behind(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_an_unfinished_file_is_replaced(tmp_path: Path) -> None:
-    PortFile(str(tmp_path / "port"))._file.close()  # as after kill -9
-    PortFile(str(tmp_path / "port")).write(80)
-    assert (tmp_path / "port").read_text() == "80\n"
+def test_a_link_leads_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("older", "missing"):
+        (tmp_path / name).symlink_to(Path("folder", name))
+    (tmp_path / "folder" / "older").write_text("an older and longer text\n")
+    for name in ("older", "missing"):
+        file = PortFile(str(tmp_path / name))
+        assert not (tmp_path / name).exists(), "the port is not known yet"
+        file.write(80)
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "folder" / name).read_text() == "80\n"
 
 
-def test_a_link_is_written_through(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("an older and longer text\n")
-    (tmp_path / "link").symlink_to("log")
-    PortFile(str(tmp_path / "link")).write(80)
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "log").read_text() == "80\n"
+def test_a_descriptor_keeps_what_was_written_to_it(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "a+") as log:
+        log.write("before\n")
+        log.flush()
+        PortFile(f"/dev/fd/{log.fileno()}").write(80)
+        log.write("after\n")
+    assert (tmp_path / "log").read_text() == "before\n80\nafter\n"
+
+
+def test_servers_with_one_path_do_not_disturb_each_other(tmp_path: Path) -> None:
+    first, second = (PortFile(str(tmp_path / "port")) for _ in range(2))
+    first.write(80)
+    second.write(81)
+    assert (tmp_path / "port").read_text() == "81\n"
+    assert os.listdir(tmp_path) == ["port"]
 
 
 def test_the_file_has_the_port_that_the_server_listens_on(model_folder: Path, tmp_path: Path) -> None:

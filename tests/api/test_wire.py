@@ -10,12 +10,19 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from oscine.api.http import uvicorn_protocol
-from oscine.api.http.uvicorn_protocol import HEAD_S, LINGER_S, STALLED_S, BoundedHttp
+from oscine.api.http.uvicorn_protocol import BoundedHttp
 from tests.clock import pass_time, run
 from tests.waiting import until
 
+LONG_S = 3600.0  # of each wait of the protocol: far above the delays of a busy machine
 FIRST_LINE = b"POST / HTTP/1.1\r\nHost: x\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(autouse=True)
+def _long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HEAD_S", "LINGER_S", "STALLED_S"):
+        monkeypatch.setattr(uvicorn_protocol, name, LONG_S)
 
 
 async def connection_of(state: ServerState) -> BoundedHttp:
@@ -90,7 +97,7 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
         if b"\r\n\r\n" in sent:
             await reader.readuntil(b"ok")
         await until(lambda: connection._head_timer is not None, "the start of a head")
-        pass_time(HEAD_S)
+        pass_time(LONG_S)
         data = await answer(reader)
         assert b"HTTP/1.1 408 " in data
         assert b"did not arrive within" in data
@@ -105,7 +112,7 @@ def test_a_head_that_trickles_is_given_up_all_the_same() -> None:
         for number, byte in enumerate(FIRST_LINE[:10], 1):
             writer.write(bytes([byte]))
             await until(lambda number=number: connection._head_bytes == number, "another byte")  # type: ignore[misc]
-            pass_time(HEAD_S / 10)
+            pass_time(LONG_S / 10)
         assert b"HTTP/1.1 408 " in await answer(reader)
 
     serve(test)
@@ -284,7 +291,7 @@ def test_a_body_that_goes_on_after_its_answer_ends_the_connection() -> None:
         connection = await connection_of(state)
         await reader.readuntil(b"ok")
         await until(lambda: connection._linger_timer is not None, "the end of the answer")
-        pass_time(LINGER_S)
+        pass_time(LONG_S)
         assert await answer(reader) == b""
 
     serve(test)
@@ -300,7 +307,7 @@ def test_a_body_that_ends_in_time_leaves_the_connection_open() -> None:
             await until(lambda: connection._linger_timer is not None, "the end of the answer")
             writer.write(b"cd")
             await until(lambda: connection._linger_timer is None, "the end of the body")
-            pass_time(LINGER_S)
+            pass_time(LONG_S)
         assert not reader.at_eof()
         assert state.connections == {connection}
 
@@ -313,7 +320,7 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         connection = await connection_of(state)
         await until(lambda: connection._stall_timer is not None, "a full buffer")
-        pass_time(STALLED_S)
+        pass_time(LONG_S)
         await until(lambda: not state.connections, "the end of the connection")
 
     serve(test, more_than_any_buffer_holds)

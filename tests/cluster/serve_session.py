@@ -138,7 +138,7 @@ async def kill_router(router: RouterClient) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
-        with within(50, "the start of Ray"):
+        with within(100, "the start of Ray"):
             ray.init(
                 num_cpus=2,
                 include_dashboard=False,
@@ -148,16 +148,16 @@ def main() -> None:
                 _temp_dir=folder,
             )
         try:
-            with within(50, "the start of Serve"):
+            with within(100, "the start of Serve"):
                 serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-            with within(60, "two replicas"):
+            with within(120, "two replicas"):
                 deploy(2)
-            with within(40, "the router"):
+            with within(80, "the router"):
                 deploy_router()
-            with within(60, "the session"):
+            with within(120, "the session"):
                 print(json.dumps(asyncio.run(session())), flush=True)
         finally:
-            with within(20, "the end"):
+            with within(40, "the end"):
                 serve.shutdown()
                 ray.shutdown()
 

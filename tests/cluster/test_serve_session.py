@@ -11,7 +11,7 @@ def test_serve_routes_by_prefix_also_after_the_router_was_killed() -> None:
         [sys.executable, "-m", "tests.cluster.serve_session"],
         capture_output=True,
         text=True,
-        timeout=290,  # each of its steps has an end of its own, and says so
+        timeout=580,  # each of its steps has an end of its own, and says so
         check=False,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )

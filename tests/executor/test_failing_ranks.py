@@ -30,7 +30,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def ranks() -> list[psutil.Process]:
-    return children("rank")
+    return children("oscine.executor.start.rank")
 
 
 def fails(patch: pytest.MonkeyPatch, when: str) -> None:

@@ -103,6 +103,7 @@ def test_an_idle_process_that_died_is_replaced_and_leaves_no_pipes(monkeypatch: 
     monkeypatch.setattr(pool, "_start", noted)
     judges = GrammarJudges()
     assert judges.judge(GOOD).result(PATIENCE_S) is None
+    wait_until(lambda: judges._num_idle == 1, "an idle process")
     started[0].kill()
     started[0].wait(PATIENCE_S)
     assert judges.judge(GOOD).result(PATIENCE_S) is None

@@ -35,7 +35,8 @@ from tests.ops.chips import CHIPS
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REGISTERS = 65536  # of an SM, on all of these chips
 MOST_REGISTERS = 255  # of a thread
-INSTRUCTION = r"\*/ +(?:@!?\w+ )?(\w+)((?:\.\w+)*) (?:PT, )?(R\d+)[.\w]*, ([^;]*?) *;"  # that writes a register
+INSTRUCTION = r"\*/ +(?:@!?\w+ )?(\w+(?:\.\w+)*) (?:PT, )?R(\d+)[.\w]*, ([^;]*?) *;"  # that writes registers
+TO_E4M3 = {"F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"}  # two values of float32
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ class Compiled:
         """The instructions that wrote the registers converted from e4m3. ptxas 12.9 may convert an unrelated one."""
         written: dict[str, str] = {}
         found = set()
-        for name, kind, target, sources in re.findall(INSTRUCTION, self.sass):
-            if name == "F2FP" and kind == ".F16.E4M3.UNPACK_B":
-                found.add(written[sources.split(".")[0]])
-            written[target] = name
+        for name, register, sources in re.findall(INSTRUCTION, self.sass):
+            if name == "F2FP.F16.E4M3.UNPACK_B":
+                found.add(written.get(sources.split(".")[0], "nothing"))
+            width = 4 if ".128" in name else 2 if ".64" in name or ".WIDE" in name else 1
+            written |= {f"R{int(register) + i}": name for i in range(width)}
         return found
 
 

@@ -54,10 +54,10 @@ def compile_prefill(tiling: dict[str, int], window: int, pages: str = "*bf16", a
 
 
 def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int], window: int, arch: int) -> Compiled:
-    constants = GPT_OSS | {name: value for name, value in tiling.items() if name != "num_warps"}
+    options = {name: tiling[name] for name in ("num_warps", "maxnreg") if name in tiling}
+    constants = GPT_OSS | {name: value for name, value in tiling.items() if name not in options}
     constants |= {"WINDOW": window, "PDL": arch >= 90}
-    warps = tiling["num_warps"]
-    return compile_ahead(kernel, signature, constants, arch=arch, divisible=DIVISIBLE, num_warps=warps)
+    return compile_ahead(kernel, signature, constants, arch=arch, divisible=DIVISIBLE, **options)
 
 
 @pytest.mark.compiles

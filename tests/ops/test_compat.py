@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ops.chips import CHIPS
+
 OPS = Path(__file__).parents[2] / "oscine" / "ops"
 SOURCES = [path for path in sorted(OPS.rglob("*.py")) if "triton" in path.read_text()]
 # Names that one release has and another lacks
@@ -25,8 +27,13 @@ def launches(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def sets_fp_fusion(launch: ast.Call) -> bool:
-    given = {keyword.arg or ast.unparse(keyword.value) for keyword in launch.keywords}
-    return any(name == "enable_fp_fusion" or name.endswith("options") for name in given)
+    """Itself, or by Target.launch_options, which go by these names."""
+    given = {ast.unparse(keyword) for keyword in launch.keywords}
+    return bool(given & {"enable_fp_fusion=True", "**target.launch_options", "**options", "**self._options"})
+
+
+def test_launch_options_fuse_products_and_sums() -> None:
+    assert all(target.launch_options["enable_fp_fusion"] is True for target in CHIPS.values())
 
 
 def test_every_launch_sets_enable_fp_fusion() -> None:

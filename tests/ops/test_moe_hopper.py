@@ -16,7 +16,7 @@ from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
 from tests.ops.bound import CPU_TARGET, bound, target_of
-from tests.ops.compile_ahead import Compiled, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import TO_E4M3, Compiled, compile_ahead, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.test_planes import round_as_torch
 
@@ -98,7 +98,7 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
     assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token, with zeros behind it
     assert kernel.shared * tiling.programs <= MAX_SHARED
-    assert kernel.unpacked_after == ({"F2FP"} if tiling.planes and gated else set())
+    assert kernel.unpacked_after == (TO_E4M3 if tiling.planes and gated else set())
     if not tiling.staged:  # results are loaded so, too
         assert len(re.findall(r"LDS\.128", kernel.sass)) == loops * units
 

@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 from oscine.ops import planes
 from oscine.ops.moe.fp8 import round_rows
 from tests.ops.bound import CPU_TARGET, bound
-from tests.ops.compile_ahead import compile_ahead, run_interpreted
+from tests.ops.compile_ahead import TO_E4M3, compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
 TYPES = {
@@ -136,7 +136,7 @@ def test_the_kernel_compiles_without_spills_and_stores_words(count: int) -> None
     )
     assert kernel.spills == 0
     assert kernel.sass.count("STG.E.64") == count
-    assert kernel.unpacked_after == ({"F2FP"} if count == 2 else set())
+    assert kernel.unpacked_after == (TO_E4M3 if count == 2 else set())
 
 
 @pytest.mark.hopper

@@ -107,7 +107,7 @@ def _problems(facts: Facts) -> Iterator[Problem]:
         if "triton" not in facts.packages:
             yield Problem("triton is not installed, so the GPUs are not used", _INSTALL_GPU)
         elif not is_tested(facts.packages["triton"]):
-            yield Problem(f"triton {_triton(facts)}, so the GPUs are not used", REMEDY)
+            yield Problem(f"triton {_triton(facts)}, so no engine starts on the GPUs", REMEDY)
         for gpu in facts.gpus:
             major = gpu.capability.partition(".")[0]
             if not (major.isdigit() and int(major) >= 8):

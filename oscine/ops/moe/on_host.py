@@ -134,7 +134,7 @@ class HostLayers:
             library().oscine_set_num_threads(num_threads or cores - min(_MOST_SPARE_CORES, cores // 4))
             library().oscine_set_patience(_PATIENCE)
             # Queued host functions still read and write the memory of this object.
-            weakref.finalize(self, torch.cuda.synchronize, target.device).atexit = False
+            weakref.finalize(self, _wait_for, target.device).atexit = False
 
     def prepare_experts(self, experts: MxExperts) -> HostExperts:
         """Packs the published experts of one layer, on the host. Biases have the dtype of the activations."""
@@ -175,6 +175,11 @@ class HostLayers:
             return self._many.moe(x_TH, routing, gate_up, down, swiglu_limit)
         brought = MxExperts(*published(gate_up), gate_up.bias, *published(down), down.bias)
         return reference.moe(x_TH, routing, brought, swiglu_limit)
+
+
+def _wait_for(device: torch.device) -> None:
+    if not torch.cuda.is_current_stream_capturing():  # a wait would break the capture
+        torch.cuda.synchronize(device)
 
 
 def on_gpu(target: Target) -> bool:

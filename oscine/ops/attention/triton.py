@@ -98,7 +98,7 @@ def prefill_tiling(target: Target, repeats: int, *, fp8: bool = False) -> dict[s
     block_r, warps = triton.next_power_of_2(repeats), 4 if target.warp_groups and not fp8 else 8
     tokens = max(1, PREFILL_ROWS // block_r)
     tiling = {"TOKENS": tokens, "BLOCK_R": block_r, "BLOCK_N": 64, "BLOCK_S": 32, "STAGES": 3, "num_warps": warps}
-    return tiling | ({"maxnreg": 168} if target.tensor_memory else {})
+    return tiling | ({"maxnreg": 168} if target.tensor_memory and not fp8 else {})
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:

@@ -303,6 +303,7 @@ def interpret_tilings() -> None:
     check_error(70, 4, 32, 64, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_interpreted_tilings() -> None:
     run_gluon(interpret_tilings)
 

@@ -30,6 +30,7 @@ LANE_WORDS = 128  # words of a row that a warp loads at once
 DOT_WORDS = 32  # words of a row in one product of the tensor cores
 MOST_ROWS = 4  # of a program for one token
 PROGRAMS_PER_SM = 8  # from here on, more rows per program save loads of activations
+PROGRAMS_WITHOUT_OTHERS = 3  # of an SM; up to here programs may have twice the registers that ptxas would give them
 SUMMED_WORDS = 720  # of a part of the sum
 FEW_TOKENS, MANY_TOKENS = 16, 64  # of a program with tensor cores
 ZEROS = tl.constexpr(0x88888888 - (1 << 32))  # the word of eight zeros
@@ -119,7 +120,9 @@ def _tiling(target: Target, num_tokens: int, weight: PackedMatrix, parts: int) -
     if num_tokens > 1:
         shared = {"WORDS_W": DOT_WORDS, "num_stages": 2}
         if num_tokens <= FEW_TOKENS:
-            return {"ROWS": 32, "TOKENS": FEW_TOKENS, "num_warps": 4, **shared}
+            few = {"ROWS": 32, "TOKENS": FEW_TOKENS, "num_warps": 4, **shared}
+            programs = triton.cdiv(len(weight), few["ROWS"]) * parts
+            return few | ({"maxnreg": 168} if programs <= PROGRAMS_WITHOUT_OTHERS * target.sm_count else {})
         # Where operands are in registers, there is room for half as many tokens.
         tokens = MANY_TOKENS if target.warp_groups or target.tensor_memory else MANY_TOKENS // 2
         return {"ROWS": 64, "TOKENS": tokens, "num_warps": 4, **shared}

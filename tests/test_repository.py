@@ -144,6 +144,7 @@ def chosen_ports(tree: ast.AST) -> Iterator[int]:
                     yield value.lineno
 
 
+@pytest.mark.long
 def test_servers_choose_their_ports() -> None:
     """A free port may be taken before a server binds it. Use port 0, --port-file, or tests/kept_port.py."""
     files = [path for room in ("tests", "benchmarks", "training") for path in (ROOT / room).rglob("*.py")]

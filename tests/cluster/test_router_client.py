@@ -294,6 +294,7 @@ asyncio.run(RouterClient(address).enlist("dies", ReplicaReport("model")))
 """
 
 
+@pytest.mark.long
 def test_a_replica_is_enlisted_until_it_goes_and_with_its_newest_report() -> None:
     async def test() -> None:
         router = ScriptedRouter()
@@ -411,6 +412,7 @@ def test_an_answer_that_cannot_be_read_is_passed_over() -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_strangers_find_no_router() -> None:
     key = "k" * 32
 

@@ -60,6 +60,15 @@ def test_problems_have_a_remedy(change: dict[str, object], problem: str, fatal: 
     assert problem in report(found)
 
 
+def test_an_untested_triton_is_used_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(facts(H200), packages={"torch": "2.16.0", "triton": "3.10.0"})
+    [problem] = [one for one in diagnose(found).problems if "triton" in one.what]
+    assert problem.what.endswith("so no engine starts on the GPUs")
+    monkeypatch.setenv("OSCINE_UNTESTED_TRITON", "1")
+    [problem] = [one for one in diagnose(found).problems if "triton" in one.what]
+    assert problem.what.endswith("and used, as OSCINE_UNTESTED_TRITON is set")
+
+
 @pytest.mark.parametrize(
     ("packages", "says"),
     [

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
@@ -157,6 +159,7 @@ def run_ops(args: argparse.Namespace) -> None:
     from oscine.bench.timer import measure_ceiling
     from oscine.checkpoint.opened import open_model
     from oscine.executor.start.torch_process import use_threads
+    from oscine.ops.triton_range import check_triton
 
     with ended_by(ValueError, OSError, status=USAGE):
         loads = [StepLoad.of(tokens, args.context) for tokens in _numbers(args.tokens)]
@@ -167,6 +170,8 @@ def run_ops(args: argparse.Namespace) -> None:
         if args.context > limit:
             raise ValueError(f"--context {args.context} is above the model's own {limit}")
         use_threads(vars(args).get("threads"))
+        if opened.device.type == "cuda":
+            check_triton(partial(print, file=sys.stderr))
         bench = OpBench(opened.config, opened.device, opened.dtype, backends, model.cpu_weights)
     where, ceiling = machine.describe(model.device, args.commit), measure_ceiling(opened.device)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from oscine.cli.error import FAILED, CommandError
 from oscine.cli.machine.facts import Facts, gather
+from oscine.environment import Environment
 from oscine.ops.triton_range import REMEDY, TESTED, TORCH, is_tested
 
 _GB = 1e9
@@ -107,7 +108,9 @@ def _problems(facts: Facts) -> Iterator[Problem]:
         if "triton" not in facts.packages:
             yield Problem("triton is not installed, so the GPUs are not used", _INSTALL_GPU)
         elif not is_tested(facts.packages["triton"]):
-            yield Problem(f"triton {_triton(facts)}, so no engine starts on the GPUs", REMEDY)
+            tried = Environment().untested_triton
+            then = "and used, as OSCINE_UNTESTED_TRITON is set" if tried else "so no engine starts on the GPUs"
+            yield Problem(f"triton {_triton(facts)}, {then}", REMEDY)
         for gpu in facts.gpus:
             major = gpu.capability.partition(".")[0]
             if not (major.isdigit() and int(major) >= 8):

@@ -130,8 +130,7 @@ def test_a_cancelled_transfer_has_ended_on_all_ranks() -> None:
         transfer = pair.transfers.start(pair.connect(source), [PageMoves(0, list(range(many)), list(range(many)))])
         transfer.cancel()
         ended(transfer)
-        assert transfer.state == "failed"
-        assert transfer.error in ("the transfer was cancelled", "rank 1: the transfer was cancelled")  # who was first
+        assert (transfer.state, transfer.error) == ("failed", "the transfer was cancelled")
         before = [rank.memory[0].copy() for rank in pair.ranks]
         time.sleep(0.05)
         assert all((rank.memory[0] == then).all() for rank, then in zip(pair.ranks, before, strict=True))

@@ -84,10 +84,13 @@ class _RankedTransfer:
     @property
     def state(self) -> TransferState:
         self._ranks.listen()
-        self.error = self.error or self._own.error or next(self._errors(), None)
+        own_runs = self._own.state == "running"
+        self.error = self.error or self._own.error
+        if not (own_runs and self._cancelled):  # else the ranks were cancelled, which the own rank is about to say
+            self.error = self.error or next(self._errors(), None)
         if self.error is not None:
             self.cancel()
-        if self._own.state == "running" or len(self.ends) < self._ranks.num_others:
+        if own_runs or len(self.ends) < self._ranks.num_others:
             return "running"
         return "done" if self.error is None else "failed"
 

@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +300,19 @@ def test_compose_builds_stages_of_the_image_and_tags_them_so() -> None:
         assert target in stages
         assert without_variables(service["image"]).rpartition(":")[2] == target
     assert stages[-1] == "cpu", "the default of a build"
+
+
+def test_the_image_is_made_of_what_the_repository_has() -> None:
+    root = DEPLOY.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    for sources in re.findall(r"^COPY (?!--)(.+) \S+$", CONTAINERFILE, re.MULTILINE):
+        assert all((root / source).exists() for source in sources.split())
+    for extras in re.findall(r"^ARG EXTRAS=(.+)$", CONTAINERFILE, re.MULTILINE):
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    for module in re.findall(r" -m (oscine\S+)", CONTAINERFILE):
+        assert find_spec(module) is not None
+    (program,) = json.loads(re.findall(r"^ENTRYPOINT (.+)$", CONTAINERFILE, re.MULTILINE)[0])
+    assert program in project["scripts"]
 
 
 def test_what_looks_at_the_server_needs_no_key(model_folder: Any) -> None:

@@ -56,6 +56,11 @@ def test_a_scripted_text_has_no_drafts(method: Any) -> None:
         build_executor(EngineOptions(NANO, executor="fake", speculation=SpeculationOptions(method)))
 
 
+def test_a_scripted_text_has_no_experts_to_keep_on_the_host() -> None:
+    with pytest.raises(ValueError, match="--experts-on-host auto needs a model: --executor fake has none"):
+        build_executor(EngineOptions(ModelOptions(str(NANO_FOLDER), experts_on_host="auto"), executor="fake"))
+
+
 def test_a_head_for_another_model_is_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("config.json: hidden_size must be the target's (2880), not 256")):
         find(str(OF_NANO), ModelOptions(random_weights="20b", device="cpu"))

@@ -182,6 +182,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     for option, is_given in (
         (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.fp8),
         (f"--activation-dtype {options.model.activation_dtype}", options.model.activation_dtype != "auto"),
+        (f"--experts-on-host {options.model.experts_on_host}", options.model.experts_on_host is not None),
         (f"--speculative-config {options.speculation.method}", options.speculation.is_on),
     ):
         if is_given:

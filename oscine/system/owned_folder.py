@@ -217,8 +217,10 @@ class OwnedFolder:
             if left := [name for name, found in self._entries() if not self._remove(name, found.st_mode)]:
                 report(f"{self.path} is kept: {left[0]!r} in it was not made by Oscine")
             else:
-                os.unlink(MARK, dir_fd=self.descriptor)
-                os.rmdir(self.path.name, dir_fd=self._parent)
+                with suppress(FileNotFoundError):  # a child of this process was quicker
+                    os.unlink(MARK, dir_fd=self.descriptor)
+                with suppress(FileNotFoundError):
+                    os.rmdir(self.path.name, dir_fd=self._parent)
         except OSError as error:
             report(f"{self.path} is kept: {error}")
         finally:
@@ -236,17 +238,31 @@ class OwnedFolder:
         """False for what is not ours."""
         if self._kind.files is None and stat.S_ISDIR(mode):
             shutil.rmtree(name, dir_fd=self.descriptor)
-        elif self._kind.files is None or (stat.S_ISREG(mode) and self._kind.files.fullmatch(name)):
+        elif self._kind.files is None or (_is_plain(mode) and self._kind.files.fullmatch(name)):
             os.unlink(name, dir_fd=self.descriptor)
         else:
             return False
         return True
 
 
+def _is_plain(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
 def _is_strange(error: OSError) -> bool:
     """Whether a folder or its mark is missing, in use, or something that this program did not make."""
     expected = FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, BlockingIOError
     return isinstance(error, expected) or error.errno in (errno.ELOOP, errno.ENXIO)  # a link, a socket
+
+
+def is_marked(kind: Kind, path: Path) -> bool:
+    """Whether a folder is of this kind, in use or not."""
+    try:
+        lock = os.open(path / MARK, os.O_RDONLY | _FILE)
+    except OSError:
+        return False
+    with open(lock, "rb") as file:
+        return file.read(len(kind.mark) + 1) == kind.mark
 
 
 def make_temporary(kind: Kind, report: Report = say) -> OwnedFolder:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from oscine.system import owned_folder
 from oscine.system.owned_folder import (
     MARK,
     Kind,
@@ -274,7 +273,7 @@ def test_without_room_the_message_names_the_variable(temporary: Path, monkeypatc
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(owned_folder.os, "mkdir", full)
+    monkeypatch.setattr(os, "mkdir", full)
     with pytest.raises(OSError, match=r"No space left on device; TMPDIR names another place"):
         make_temporary(DATA)
 

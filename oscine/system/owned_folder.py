@@ -47,15 +47,16 @@ def say(text: str) -> None:
 # ---- folders and files that others cannot change ----
 
 
-def open_folder(path: Path) -> int:
+def open_folder(path: Path, *, make: bool = True) -> int:
     """A descriptor of a folder of this user or of root that not everyone may change. It is made if it is missing.
 
     Links in the path count as what they lead to. Raises OSError.
     """
     real = os.path.realpath(path)
-    os.makedirs(os.path.dirname(real), exist_ok=True)
-    with suppress(FileExistsError):
-        os.mkdir(real, 0o700)
+    if make:
+        os.makedirs(os.path.dirname(real), exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(real, 0o700)
     return _opened(real, None, real, (os.geteuid(), 0))
 
 
@@ -78,21 +79,20 @@ def _opened(name: str, parent: int | None, shown: str, owners: tuple[int, ...]) 
     raise PermissionError(f"every user may write to {shown} (a folder below it would do)")
 
 
-def temporary_home() -> Path:
+def temporary_home(*, make: bool = True) -> Path:
     """A folder of this user in the temporary folder: the same one for all processes. Raises OSError.
 
     If another user has made the one with the expected name, it is one with a random end.
     """
     with _temporary() as (parent, above):
-        name = f"oscine-{os.geteuid()}"
-        others = sorted(other for other in os.listdir(parent) if re.fullmatch(name + "-[0-9a-f]{8}", other))
-        for found in (name, *others):
+        name, names = f"oscine-{os.geteuid()}", os.listdir(parent)
+        for found in sorted(found for found in names if re.fullmatch(name + "(-[0-9a-f]{8})?", found)):
             with suppress(OSError):
-                os.close(open_below(parent, found, above / found))
+                os.close(open_below(parent, found, above / found, make=False))
                 return above / found
-        path = above / f"{name}-{secrets.token_hex(4)}"
-        os.close(open_below(parent, path.name, path))
-        return path
+        new = f"{name}-{secrets.token_hex(4)}" if name in names else name
+        os.close(open_below(parent, new, above / new, make=make))
+        return above / new
 
 
 def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
@@ -266,17 +266,25 @@ def is_marked(kind: Kind, path: Path) -> bool:
 
 
 def make_temporary(kind: Kind, report: Report = say) -> OwnedFolder:
-    """A new folder in the temporary folder. Those of this kind whose owners are gone are removed. Raises OSError."""
+    """As make_inside, in the temporary folder."""
     with _temporary() as (parent, above):
-        prefix = f"oscine-{kind.name}-"
-        for name in sorted(name for name in os.listdir(parent) if re.fullmatch(prefix + "[0-9a-f]{8}", name)):
-            with suppress(OSError):
-                if (left := OwnedFolder.find(kind, parent, above / name)) is not None:
-                    left.remove(report)
-        for _ in range(_ATTEMPTS):
-            if (made := OwnedFolder.make(kind, parent, above / f"{prefix}{secrets.token_hex(4)}")) is not None:
-                return made
-        raise OSError(f"{above} holds all of {_ATTEMPTS} new folders in use")
+        return make_inside(kind, parent, above, report)
+
+
+def make_inside(kind: Kind, parent: int, above: Path, report: Report = say) -> OwnedFolder:
+    """A new folder in `parent`, whose path is `above`. Those of its kind there whose owners are gone are removed.
+
+    Raises OSError.
+    """
+    prefix = f"oscine-{kind.name}-"
+    for name in sorted(name for name in os.listdir(parent) if re.fullmatch(prefix + "[0-9a-f]{8}", name)):
+        with suppress(OSError):
+            if (left := OwnedFolder.find(kind, parent, above / name)) is not None:
+                left.remove(report)
+    for _ in range(_ATTEMPTS):
+        if (made := OwnedFolder.make(kind, parent, above / f"{prefix}{secrets.token_hex(4)}")) is not None:
+            return made
+    raise OSError(f"{above}: new folders in it are taken at once")
 
 
 @contextmanager

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 MARK = "lock"
+PART = ".part"  # ends the names of incomplete files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK  # neither a link nor a wait for the writer of a pipe
 _ATTEMPTS = 16
-_PART = re.compile(r".+\.[0-9a-f]{8}\.part")
+_PARTS = re.compile(r".+\.[0-9a-f]{8}\.part")
 
 Report = Callable[[str], None]
 
@@ -58,6 +59,16 @@ def open_folder(path: Path, *, make: bool = True) -> int:
         with suppress(FileExistsError):
             os.mkdir(real, 0o700)
     return _opened(real, None, real, (os.geteuid(), 0))
+
+
+@contextmanager
+def opened(path: Path, *, make: bool = True) -> Iterator[int]:
+    """As open_folder, and closed again."""
+    folder = open_folder(path, make=make)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def open_below(parent: int, name: str, path: Path, *, make: bool = True) -> int:
@@ -124,7 +135,7 @@ def complete_file(folder: int, name: str) -> Iterator[BinaryIO]:
 def _new_part(folder: int, name: str) -> tuple[str, BinaryIO]:
     """A locked file; another start may have removed it before it was locked."""
     for _ in range(_ATTEMPTS):
-        part = f"{name}.{secrets.token_hex(4)}.part"
+        part = f"{name}.{secrets.token_hex(4)}{PART}"
         file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder), "wb")
         with suppress(OSError):  # where there are no locks, no start removes it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +147,7 @@ def _new_part(folder: int, name: str) -> tuple[str, BinaryIO]:
 
 def remove_parts(folder: int) -> None:
     """Removes incomplete files of processes that are gone. Raises OSError if the folder cannot be read."""
-    for name in filter(_PART.fullmatch, os.listdir(folder)):
+    for name in filter(_PARTS.fullmatch, os.listdir(folder)):
         with suppress(OSError):
             file = open_file(folder, name)
             try:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.system.owned_folder import Kind, OwnedFolder, Report, open_below, open_file, open_folder, say
+from oscine.system.owned_folder import Kind, OwnedFolder, Report, open_below, open_file, open_folder, opened, say
 
 HEADER_BYTES = 8192
 MOST_PAGES = 64  # in a file: as many as a header has room for
@@ -86,7 +86,7 @@ class Leftovers:
         return partial(self._remove, folder)
 
     def _remove(self, folder: Path) -> None:
-        with suppress(OSError), _opened(self.base, folder.parent) as parent:
+        with suppress(OSError), _of_identity(self.base, folder.parent) as parent:
             if (left := OwnedFolder.find(_KIND, parent, folder)) is not None:
                 left.remove(self.report)
 
@@ -94,7 +94,7 @@ class Leftovers:
 def _left_of(base: int, path: Path) -> list[tuple[float, Path, int]]:
     """Time of the last change, path and bytes of the folders of one identity that no process has."""
     found = []
-    with _opened(base, path) as parent:
+    with _of_identity(base, path) as parent:
         for name in filter(_NUMBER.fullmatch, os.listdir(parent)):
             with suppress(OSError):
                 if (left := OwnedFolder.find(_KIND, parent, path / name)) is not None:
@@ -104,7 +104,7 @@ def _left_of(base: int, path: Path) -> list[tuple[float, Path, int]]:
 
 
 @contextmanager
-def _opened(base: int, path: Path) -> Iterator[int]:
+def _of_identity(base: int, path: Path) -> Iterator[int]:
     """The folder of an identity. Raises OSError."""
     folder = open_below(base, path.name, path, make=False)
     try:
@@ -116,11 +116,8 @@ def _opened(base: int, path: Path) -> Iterator[int]:
 def seed_of(folder: Path) -> str:
     """A random prefix seed, in hex, that stays the same as long as the folder exists. Raises ValueError."""
     try:
-        base = open_folder(folder)
-        try:
+        with opened(folder) as base:
             seed = _seed_in(base)
-        finally:
-            os.close(base)
     except OSError as error:
         raise _unusable(folder, error) from None
     if not re.fullmatch(rb"[0-9a-f]{%d}" % (2 * _SEED_BYTES), seed):

@@ -19,7 +19,7 @@ from oscine.system.owned_folder import (
     complete_file,
     make_inside,
     open_file,
-    open_folder,
+    opened,
     remove_parts,
     say,
     temporary_home,
@@ -102,12 +102,9 @@ def _first(attempt: Callable[[_Folder], ctypes.CDLL | None], why: dict[Path, str
     """What succeeds first, folder by folder. `why`: gets the other folders' errors. `make`: those that are missing."""
     for path in _paths(make):
         try:
-            descriptor = open_folder(path, make=make)
-            try:
+            with opened(path, make=make) as descriptor:
                 if (found := attempt(_Folder(path, descriptor))) is not None:
                     return found
-            finally:
-                os.close(descriptor)
         except OSError as error:
             why[path] = str(error)
     return None

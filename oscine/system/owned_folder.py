@@ -163,10 +163,11 @@ def remove_parts(folder: int) -> None:
 class OwnedFolder:
     """A marked folder that this process holds. No other process takes it before it is closed or this one ends."""
 
-    def __init__(self, kind: Kind, path: Path, parent: int, folder: int, kept: ExitStack) -> None:
-        """`kept`: closes the descriptors."""
-        self.path, self.descriptor = path, folder
-        self._kind, self._parent, self._kept = kind, parent, kept
+    def __init__(self, kind: Kind, path: Path, descriptors: tuple[int, int, int], kept: ExitStack) -> None:
+        """`descriptors`: of the folder above, of the folder, and of the mark, which a child may inherit with the lock.
+        `kept`: closes them."""
+        self.path, self._kind, self._kept = path, kind, kept
+        self._parent, self.descriptor, self.lock = descriptors
 
     @classmethod
     def make(cls, kind: Kind, parent: int, path: Path) -> "OwnedFolder | None":
@@ -191,7 +192,7 @@ class OwnedFolder:
                 raise
             if not os.fstat(lock).st_nlink:
                 return None
-            return cls(kind, path, _keep(kept, os.dup(parent)), folder, kept.pop_all())
+            return cls(kind, path, (_keep(kept, os.dup(parent)), folder, lock), kept.pop_all())
 
     @classmethod
     def find(cls, kind: Kind, parent: int, path: Path) -> "OwnedFolder | None":
@@ -211,7 +212,7 @@ class OwnedFolder:
             is_there = os.fstat(lock).st_nlink and os.fstat(folder).st_uid == os.geteuid()
             if not is_there or os.read(lock, len(kind.mark) + 1) != kind.mark:
                 return None
-            return cls(kind, path, _keep(kept, os.dup(parent)), folder, kept.pop_all())
+            return cls(kind, path, (_keep(kept, os.dup(parent)), folder, lock), kept.pop_all())
 
     def close(self) -> None:
         """The folder stays, for another process to take."""
@@ -274,6 +275,16 @@ def is_marked(kind: Kind, path: Path) -> bool:
         return False
     with open(lock, "rb") as file:
         return file.read(len(kind.mark) + 1) == kind.mark
+
+
+def remove_left(kind: Kind, path: Path, report: Report = say) -> None:
+    """Removes a folder of this kind whose owner is gone. Raises OSError."""
+    parent = os.open(os.path.realpath(path.parent), _FOLDER)
+    try:
+        if (left := OwnedFolder.find(kind, parent, path)) is not None:
+            left.remove(report)
+    finally:
+        os.close(parent)
 
 
 def make_temporary(kind: Kind, report: Report = say) -> OwnedFolder:

@@ -12,6 +12,11 @@ def _variable(name: str, default: Any = None) -> Any:
     return field(default_factory=lambda: os.environ.get(name, default))
 
 
+def _stripped(name: str) -> str | None:
+    """Without the line break that echo or an editor has left at its end."""
+    return os.environ.get(name, "").strip() or None
+
+
 def _flag(name: str) -> Any:
     return field(default_factory=lambda: os.environ.get(name, "") not in ("", "0"))
 
@@ -21,21 +26,20 @@ class VariableError(ValueError):
 
 
 def _secret(name: str) -> str | None:
-    """Without the line break that echo or an editor has left at its end. Raises VariableError."""
-    given = os.environ.get(name, "")
-    value = given.strip()
-    if given and not value:
+    """Stripped; None if it is not set. Raises VariableError."""
+    value = _stripped(name)
+    if os.environ.get(name) and value is None:
         raise VariableError(f"{name} is blank: give it a key, or unset it")
-    if not value.isprintable():
+    if value is not None and not value.isprintable():
         raise VariableError(f"{name} has a line break or another control character inside")
-    return value or None
+    return value
 
 
 @dataclass(frozen=True)
 class Environment:
     """The values at the time of construction."""
 
-    base_url: str | None = _variable("OSCINE_URL")  # the server that `oscine chat` asks
+    base_url: str | None = field(default_factory=lambda: _stripped("OSCINE_URL"))  # the server that `oscine chat` asks
     visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all GPUs
     no_color: str | None = _variable("NO_COLOR")
     untested_triton: bool = _flag("OSCINE_UNTESTED_TRITON")  # a GPU is used with a Triton that was not tested

@@ -220,8 +220,8 @@ class OwnedFolder:
 
     @property
     def num_bytes(self) -> int:
-        """Of its files."""
-        return sum(found.st_size for _, found in self._entries() if stat.S_ISREG(found.st_mode))
+        """Of the files that `remove` would delete from the folder itself."""
+        return sum(found.st_size for name, found in self._entries() if self._is_own(name, found.st_mode))
 
     def remove(self, report: Report = say) -> None:
         """Empties, removes and closes it. What has another name stays, and so does the folder: one line says so."""
@@ -248,17 +248,17 @@ class OwnedFolder:
 
     def _remove(self, name: str, mode: int) -> bool:
         """False for what is not ours."""
-        if self._kind.files is None and stat.S_ISDIR(mode):
-            shutil.rmtree(name, dir_fd=self.descriptor)
-        elif self._kind.files is None or (_is_plain(mode) and self._kind.files.fullmatch(name)):
-            os.unlink(name, dir_fd=self.descriptor)
-        else:
+        if not self._is_own(name, mode):
             return False
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(name, dir_fd=self.descriptor)
+        else:
+            os.unlink(name, dir_fd=self.descriptor)
         return True
 
-
-def _is_plain(mode: int) -> bool:
-    return stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+    def _is_own(self, name: str, mode: int) -> bool:
+        names = self._kind.files
+        return names is None or ((stat.S_ISREG(mode) or stat.S_ISSOCK(mode)) and names.fullmatch(name) is not None)
 
 
 def _is_strange(error: OSError) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,6 +123,19 @@ def test_folders_that_others_may_change_are_passed_over(compiler: Compiler, tmp_
     assert compiler.times == 1
     [path] = files(tmp_path / "temporary")
     assert path.parent.name.startswith(f"oscine-{os.geteuid()}-")
+
+
+def test_a_full_disk_is_passed_over(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(folder: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            free=0 if os.path.realpath(f"/dev/fd/{folder}").startswith(str(tmp_path / "xdg")) else 1e9
+        )
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    for _ in range(2):
+        cached("a0", compiler)
+    assert compiler.times == 1
+    assert len(files(tmp_path / "home")) == 1
 
 
 def test_a_cache_behind_a_link_is_used(compiler: Compiler, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_only_files_with_names_of_the_program_are_removed(tmp_path: Path) -> Non
     (path / "4.data" / "1.data").touch()
     again = found(path)
     assert again is not None
-    assert again.num_bytes == len("1.data22.datanotes.txt")
+    assert again.num_bytes == len("1.data22.data")
     again.remove(said.append)
     assert sorted(os.listdir(path)) == ["3.data", "4.data", MARK, "notes.txt"]
     assert os.listdir(path / "4.data") == ["1.data"]

@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from oscine.system.owned_folder import (
 )
 
 _BUILD = Kind("build", None)  # what a compiler leaves behind
+_ROOM_BYTES = 16 << 20  # for a compilation
 
 
 class NoLibrary(Exception):  # noqa: N818  (reads as what it is)
@@ -63,6 +65,8 @@ class _Folder(NamedTuple):
 
     def build(self, compile_in: Callable[[Path], bytes]) -> bytes:
         """Raises OSError, and what `compile_in` raises."""
+        if shutil.disk_usage(self.descriptor).free < _ROOM_BYTES:
+            raise OSError("the disk is full")
         work = make_inside(_BUILD, self.descriptor, self.path)
         try:
             return compile_in(work.path)

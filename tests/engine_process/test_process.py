@@ -376,6 +376,9 @@ def test_an_engine_that_ends_removes_its_socket_and_nothing_else(folder: Path, t
     launch = msgspec.json.encode(Launch(f"ipc://{tmp_path}/engine", options(folder))) + b"\n"
     subprocess.run([sys.executable, "-m", "oscine.engine.process.server"], input=launch, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["bystander"]
+    (tmp_path / "bystander").unlink()
+    subprocess.run([sys.executable, "-m", "oscine.engine.process.server"], input=launch, check=True)
+    assert list(tmp_path.iterdir()) == []  # and not the folder, which the engine's parent did not make
 
 
 def test_the_fake_needs_no_torch(folder: Path) -> None:

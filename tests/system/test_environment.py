@@ -42,6 +42,7 @@ def test_only_what_uses_a_malformed_secret_is_refused(
         getattr(environment, field)
 
 
+@pytest.mark.long
 def test_a_command_names_the_variable_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,9 +39,9 @@ class Parent:
     def leave(self) -> None:
         """Ends the process at once: nothing in it is worth keeping."""
         socket = Path(self._address.removeprefix("ipc://"))
-        with contextlib.suppress(OSError):  # the folder may have other users, or be gone with the parent
+        with contextlib.suppress(OSError):  # both may be gone with the parent
             socket.unlink()
             if is_marked(SOCKETS, socket.parent):
                 (socket.parent / MARK).unlink()
-            socket.parent.rmdir()
+                socket.parent.rmdir()
         os._exit(0)

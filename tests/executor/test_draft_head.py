@@ -1,20 +1,14 @@
 """Heads that do not suit their model are named before anything is loaded."""
 
-import json
 import re
-import shutil
-from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions, ModelOptions, SpeculationOptions
 from oscine.executor.heads.find import OF_NANO, DraftHead, find_draft_head
-from oscine.executor.start.transfer import model_identity
 from tests.executor.tiny import memory
 
 NANO = ModelOptions(str(NANO_FOLDER), device="cpu")
@@ -73,27 +67,3 @@ def test_a_head_with_other_kv_heads_is_refused() -> None:
         ValueError, match="the EAGLE-3 head has 2 KV heads of 64, window None; the model has only: 2 of"
     ):
         find(None).beside(memory(4, 4).groups)
-
-
-@pytest.mark.long
-def test_pages_with_keys_of_another_head_are_other_pages(tmp_path: Path) -> None:
-    """Files and other engines have the head's keys and values in the same pages as the model's."""
-
-    def identity(head: Path | None) -> str:
-        model = None if head is None else str(head)
-        method: Literal["none", "eagle3"] = "none" if head is None else "eagle3"
-        return model_identity(EngineOptions(NANO, speculation=SpeculationOptions(method=method, model=model)))
-
-    copied = tmp_path / "head"
-    shutil.copytree(OF_NANO, copied)
-    own = identity(OF_NANO)
-    assert identity(copied) == own
-    [path] = copied.glob("*.safetensors")
-    tensors = load_file(path)
-    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
-    save_file(tensors | {name: tensors[name] + 1}, path)
-    trained_again = identity(copied)
-    shutil.copyfile(OF_NANO / path.name, path)
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    assert len({own, trained_again, identity(copied), identity(None)}) == 4

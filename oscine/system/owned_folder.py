@@ -51,14 +51,19 @@ def say(text: str) -> None:
 def open_folder(path: Path, *, make: bool = True) -> int:
     """A descriptor of a folder of this user or of root that not everyone may change. It is made if it is missing.
 
-    Links in the path count as what they lead to. Raises OSError.
+    Links in the path count as what they lead to, unless another user made the last one. Raises OSError.
     """
+    owners = os.geteuid(), 0
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode) and found.st_uid not in owners:
+            raise PermissionError(f"{path} is a link of another user ({found.st_uid})")
     real = os.path.realpath(path)
     if make:
         os.makedirs(os.path.dirname(real), exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(real, 0o700)
-    return _opened(real, None, real, (os.geteuid(), 0))
+    return _opened(real, None, real, owners)
 
 
 @contextmanager

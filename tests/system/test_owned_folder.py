@@ -209,6 +209,19 @@ def test_links_in_a_path_that_was_given_are_followed_and_the_folder_behind_them_
         open_below(folder, "cache", tmp_path / "cache")
 
 
+def test_a_link_that_another_user_planted_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path)
+    lstat = os.lstat
+
+    def planted(path: Path) -> os.stat_result:
+        found = lstat(path)
+        return os.stat_result((*found[:4], os.geteuid() + 1, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", planted)
+    with pytest.raises(PermissionError, match=f"{tmp_path}/cache is a link of another user"):
+        open_folder(tmp_path / "cache")
+
+
 def test_what_is_no_file_of_this_user_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()

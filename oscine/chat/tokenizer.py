@@ -12,6 +12,7 @@ import tokenizers
 from oscine.model.o200k import BYTE_CHARACTERS
 
 _SLICE = 16_384  # characters
+_UNSURE_WORDS = 2  # at the end of a slice: "'" and "l" of "we'll", or spaces before a word
 
 SPECIAL_TOKENS = {
     "start": "<|start|>",
@@ -145,6 +146,25 @@ class Tokenizer:
                 if sure < 0:
                     return True
         return False
+
+    def count(self, text: str) -> int:
+        """The number of ids that `encode` gives, without holding more than a slice of them.
+
+        A slice ends where a word ends whose tokens do not depend on what comes after the slice.
+        """
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        count, start, size = 0, 0, _SLICE
+        while start + size < len(text):
+            (encoding,) = self._inner.encode_batch([text[start : start + size]], add_special_tokens=False)
+            words = [word or 0 for word in encoding.word_ids]
+            last = sorted({*words})[-_UNSURE_WORDS:]
+            kept = words.index(last[0])
+            if kept == 0:  # a word longer than the slice
+                size *= 2
+                continue
+            start += len(b"".join(map(self.token_bytes, encoding.ids[:kept])).decode())
+            count, size = count + kept, _SLICE
+        return count + len(self.encode(text[start:]))
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""

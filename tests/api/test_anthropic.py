@@ -484,3 +484,26 @@ def test_the_embedded_model_thinks_calls_and_answers(nano_server: ServerProcess)
         assert text.type == "text"
         assert "17" in text.text
         assert (answer.usage.cache_read_input_tokens or 0) > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_overflow_is_said_in_anthropics_two_sentences(scripted: ScriptedServer, stream: bool) -> None:
+    model = {"model": scripted.service.names[0], "stream": stream}
+
+    def refused(content: str, max_tokens: int) -> tuple[str, int]:
+        """The message, and the tokens of the prompt."""
+        asked = {**model, "messages": [{"role": "user", "content": content}]}
+        response = scripted.post("/v1/messages", {**asked, "max_tokens": max_tokens})
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        counted = scripted.post("/v1/messages/count_tokens", asked).json()
+        return response.json()["error"]["message"], counted["input_tokens"]
+
+    for content in ("x" * MAX_MODEL_LEN, "x" * 40 * MAX_MODEL_LEN):
+        message, count = refused(content, 7)
+        assert message == f"prompt is too long: {count} tokens > {MAX_MODEL_LEN} maximum"
+    message, count = refused("hi", MAX_MODEL_LEN)
+    assert message == (
+        f"input length and `max_tokens` exceed context limit: {count} + {MAX_MODEL_LEN} > {MAX_MODEL_LEN}, "
+        "decrease input length or `max_tokens` and try again"
+    )

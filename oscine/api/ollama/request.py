@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from oscine.api.http.errors import invalid
 from oscine.api.ollama.schemas import (
     OllamaChatRequest,
+    OllamaFunctionCall,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaOptions,
@@ -26,6 +28,7 @@ from oscine.api.serving.schemas import (
     ToolCall,
 )
 from oscine.chat.grammar import JsonFormat
+from oscine.chat.tools import ModelNames
 
 _SAME = ["temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"]
 _NO_TIME = re.compile(r"[+-]?0+(\.0*)?[a-zµ]*")  # 0, 0s, 0.0m
@@ -36,10 +39,16 @@ def unloads(body: OllamaRequest) -> bool:
     return body.keep_alive is not None and bool(_NO_TIME.fullmatch(str(body.keep_alive)))
 
 
-def chat_request(body: OllamaChatRequest) -> ChatCompletionRequest:
+def model_names(body: OllamaChatRequest) -> ModelNames:
+    """How the model sees the functions. Ollama's clients name them as they like."""
+    return ModelNames((tool.function.name,) for tool in body.tools or ())
+
+
+def chat_request(body: OllamaChatRequest, names: ModelNames) -> ChatCompletionRequest:
     """The chat completion for a conversation. Raises APIError naming a parameter that is not supported."""
-    tools = [Tool("function", tool.function) for tool in body.tools or ()]
-    return _conversation(body, [*_messages(body.messages or ())], tools)
+    functions = (replace(tool.function, name=names.seen(tool.function.name)) for tool in body.tools or ())
+    tools = [Tool("function", function) for function in functions]
+    return _conversation(body, [*_messages(body.messages or (), names)], tools)
 
 
 def prompt_request(body: OllamaGenerateRequest) -> ChatCompletionRequest:
@@ -93,21 +102,23 @@ def answer_form(body: OllamaRequest) -> Form | None:
     return Form(JsonFormat(body.format if isinstance(body.format, dict) else {"type": "object"}), "format")
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
-    waiting: dict[str, str] = {}  # calls without a result: id -> function
+def _messages(messages: Sequence[OllamaMessage], names: ModelNames) -> Iterator[Message]:
+    """`names`: of functions, also of those that are no longer among the tools."""
+    waiting: dict[str, str] = {}  # calls without a result: id -> function, as the client names it
     for i, message in enumerate(messages):
         if message.images:
             raise invalid(f"messages[{i}].images", "the model reads text only")
         content = message.content or ""
         if message.role == "tool":
             name = message.tool_name or message.name
-            yield Message("tool", content, name=name, tool_call_id=_answered(message.tool_call_id, name, waiting))
+            call_id = _answered(message.tool_call_id, name, waiting)
+            yield Message("tool", content, name=name and names.seen(name), tool_call_id=call_id)
             continue
         calls = [
-            ToolCall(call.id or f"{i}.{j}", FunctionCall(call.function.name, _json(call.function.arguments)))
+            ToolCall(call.id or f"{i}.{j}", _function_call(call.function, names))
             for j, call in enumerate(message.tool_calls or ())
         ]
-        waiting |= {call.id: call.function.name for call in calls}
+        waiting |= {made.id: call.function.name for made, call in zip(calls, message.tool_calls or (), strict=True)}
         yield Message(message.role, content, reasoning=message.thinking, tool_calls=calls or None)
 
 
@@ -119,5 +130,5 @@ def _answered(call_id: str | None, name: str | None, waiting: dict[str, str]) ->
     return found
 
 
-def _json(arguments: object) -> str:
-    return msgspec.json.encode(arguments).decode()
+def _function_call(called: OllamaFunctionCall, names: ModelNames) -> FunctionCall:
+    return FunctionCall(names.seen(called.name), msgspec.json.encode(called.arguments).decode())

@@ -61,6 +61,13 @@ class ResponsePlan:
 
     async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
         """Raises APIError."""
+        return await self.call.model.prompts.render(self._conversation(date, memory), self._size, "input")
+
+    async def num_prompt_tokens(self, date: str, memory: ReasoningMemory) -> int:
+        """Also of a prompt that the context does not hold. Raises APIError."""
+        return await self.call.model.prompts.count(self._conversation(date, memory), self._size, "input")
+
+    def _conversation(self, date: str, memory: ReasoningMemory) -> Conversation:
         body, hidden = self.body, self._allowed.choice == "none"
         talk = Conversation(
             messages=self.messages,
@@ -70,7 +77,7 @@ class ResponsePlan:
             current_date=date,
             namespaces=() if hidden else self.toolbox.namespaces,
         )
-        return await self.call.model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
+        return memory.restore(self.owner, talk)
 
     async def turn(self, service: ResponseService) -> Turn:
         """Raises APIError."""
@@ -123,9 +130,10 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
     found, calls = await _referenced(service, body, owner)
+    tools = ClientTools(body.tools or ())
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
-        history = ItemHistory()
+        history = ItemHistory(tools.names)
         for stored, response in zip(chain, kept, strict=True):
             history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
             history.add(response.response.output, response.calls, "previous_response_id")
@@ -149,7 +157,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         include=included(body.include),
         input=items,
         messages=messages,
-        tools=ClientTools(body.tools or ()),
+        tools=tools,
         toolbox=toolbox,
         listed=frozenset(item["server_label"] for item in listings),
     )

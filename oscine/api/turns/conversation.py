@@ -14,6 +14,7 @@ from oscine.api.serving.schemas import (
     Tool,
     content_text,
 )
+from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
 from oscine.chat.tools import validate_tools
@@ -21,9 +22,9 @@ from oscine.chat.tools import validate_tools
 _TEXT_PARTS = ("text", "refusal")
 
 
-def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
+def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = CHAT) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
-    tools = function_tools(request.tools)
+    tools = function_tools(request.tools, dialect.longest_name)
     return chat.Conversation(
         messages=chat_messages(request.messages),
         tools=() if request.tool_choice == "none" else tools,
@@ -63,7 +64,7 @@ def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[ch
     return tuple(tool for tool in tools if tool.name in named)
 
 
-def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
+def function_tools(tools: list[Tool] | None, longest_name: int) -> tuple[chat.FunctionTool, ...]:
     """The functions among the tools; tools of other types are left out, as clients send types that no server knows."""
     functions = []
     for i, tool in enumerate(tools or ()):
@@ -74,7 +75,7 @@ def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
         f = tool.function
         functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters, f.strict is True))
     try:
-        validate_tools(functions)
+        validate_tools(functions, longest_name)
     except chat.ConversationError as error:
         raise invalid(error.param, str(error)) from None
     return tuple(functions)

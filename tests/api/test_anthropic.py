@@ -336,11 +336,11 @@ def test_the_limit(server: ScriptedServer) -> None:
                 "messages": [
                     {
                         "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}],
+                        "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text"}]}],
                     }
                 ]
             },
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[0].content[0].text",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "unknown"}]}]},

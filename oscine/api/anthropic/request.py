@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from oscine.api.anthropic.schemas import (
     AnthropicMessage,
@@ -35,10 +36,12 @@ from oscine.api.serving.schemas import (
     content_text,
     part_text,
 )
+from oscine.api.turns.attachments import described, readable, result_text
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 
 _TEXT = ("text",)  # types of the blocks that are read as text
+_SHOWN = ("image", "document", "search_result")  # types of the blocks that show something
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
 
 
@@ -141,9 +144,10 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
 def _user(blocks: list[Block], where: str) -> Iterator[Message]:
     """Results of tools and what the user says, in their order."""
     said: list[str] = []
+    of_tools = any(block.type == "tool_result" for block in blocks)
     for i, block in enumerate(blocks):
         if block.type != "tool_result":
-            said.append(part_text(block, _TEXT, f"{where}[{i}]"))
+            said.append(_said(block, f"{where}[{i}]", of_tools=of_tools))
             continue
         if said:
             yield Message("user", "".join(said))
@@ -153,13 +157,25 @@ def _user(blocks: list[Block], where: str) -> Iterator[Message]:
         yield Message("user", "".join(said))
 
 
+def _said(block: Block, where: str, *, of_tools: bool) -> str:
+    """The text of a user's block. `of_tools`: it stands beside results of tools, and what it shows is from them."""
+    if block.type in _SHOWN:
+        text = readable(asdict(block), where)
+        if text is not None:
+            return text
+        if of_tools:
+            return described(asdict(block))
+        raise invalid(f"{where}.type", f"Could not process {block.type}: the model reads text only")
+    return part_text(block, _TEXT, where)
+
+
 def _result(block: Block, where: str) -> Message:
     try:
-        content = msgspec.convert(block.content, str | list[Block] | None)
+        content = msgspec.convert(block.content, str | list[dict[str, Any]] | None)
     except msgspec.ValidationError as error:
         inner = from_validation(error)
         raise invalid(f"{where}.content{inner.param or ''}", "it is neither a text nor a list of blocks") from None
-    text = content_text(content or "", _TEXT, f"{where}.content")
+    text = result_text(content, f"{where}.content")
     said = f"Error: {text}" if block.is_error else text
     return Message("tool", said, tool_call_id=_needed(block.tool_use_id, where, "tool_use_id"))
 

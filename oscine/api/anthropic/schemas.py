@@ -24,7 +24,7 @@ from oscine.chat.effort import Effort
 class Block(Struct):
     """A part of a message; which fields it has depends on its type."""
 
-    type: Annotated[str, about("`text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`.")]
+    type: Annotated[str, about("`text`, `thinking`, `tool_use`, `tool_result` and others.")]
     text: Annotated[str | None, about("The text of a block of type `text`.")] = None
     thinking: Annotated[str | None, about("The reasoning.")] = None
     id: Annotated[str | None, about("The id of a call.")] = None
@@ -32,6 +32,9 @@ class Block(Struct):
     input: Annotated[dict[str, Any] | None, about("The arguments of a call.")] = None
     tool_use_id: Annotated[str | None, about("The call whose result this is.")] = None
     content: Annotated[Any, about("A result: a text or blocks.")] = None
+    source: Annotated[Any, about("What a picture, a document or a search result is made of.")] = None
+    title: Annotated[str | None, about("The name of a document or of a search result.")] = None
+    context: Annotated[str | None, about("About a document.")] = None
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
 
 

@@ -27,6 +27,7 @@ from oscine.api.serving.schemas import (
     Tool,
     ToolCall,
 )
+from oscine.api.turns.attachments import described
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.tools import ModelNames
 
@@ -106,9 +107,10 @@ def _messages(messages: Sequence[OllamaMessage], names: ModelNames) -> Iterator[
     """`names`: of functions, also of those that are no longer among the tools."""
     waiting: dict[str, str] = {}  # calls without a result: id -> function, as the client names it
     for i, message in enumerate(messages):
-        if message.images:
+        content, images = message.content or "", message.images or ()
+        if images and message.role != "tool":
             raise invalid(f"messages[{i}].images", "the model reads text only")
-        content = message.content or ""
+        content += "".join(described({"type": "image", "data": image}) for image in images)
         if message.role == "tool":
             name = message.tool_name or message.name
             call_id = _answered(message.tool_call_id, name, waiting)

@@ -40,7 +40,7 @@ class OllamaMessage(Struct):
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], about("The author of the message.")]
     content: Annotated[str | None, about("The text.")] = None
     thinking: Annotated[str | None, about("The assistant's reasoning.")] = None
-    images: Annotated[list[Any] | None, about("Not supported: the model reads text only.")] = None
+    images: Annotated[list[Any] | None, about("In a tool's result: the model reads that there were some.")] = None
     tool_calls: Annotated[list[OllamaToolCall] | None, about("Calls that the assistant made.")] = None
     tool_name: Annotated[str | None, about("The function whose result this is.")] = None
     name: Annotated[str | None, about("The same as `tool_name`.")] = None

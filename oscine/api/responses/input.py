@@ -14,6 +14,7 @@ from oscine.api.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
 from oscine.api.responses.tools import words_of
 from oscine.api.responses.view import Object, unsealed
 from oscine.api.serving.schemas import ContentPart, content_text, convert
+from oscine.api.turns.attachments import result_text
 from oscine.chat import messages as chat
 from oscine.chat.tools import ModelNames
 
@@ -58,7 +59,7 @@ class _CustomCall(_Call, kw_only=True):
 
 class _CallOutput(Struct):
     call_id: str
-    output: str | list[ContentPart]
+    output: str | list[Object]
 
 
 class _Logs(Struct):
@@ -225,7 +226,7 @@ class ItemHistory:
         if output.call_id not in self._call_ids:
             raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
         self._flush()
-        text = content_text(output.output, _TEXT_PARTS, f"{where}.output")
+        text = result_text(output.output, f"{where}.output")
         self._messages.append(chat.Message("tool", text, tool_call_id=output.call_id))
 
     def _builtin(self, call: chat.BuiltinCall, result: str) -> None:

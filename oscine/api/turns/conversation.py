@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import asdict
+
 from oscine.api.http.errors import invalid
 from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.schemas import (
@@ -14,6 +16,7 @@ from oscine.api.serving.schemas import (
     Tool,
     content_text,
 )
+from oscine.api.turns.attachments import result_text
 from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
@@ -87,6 +90,12 @@ def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
+def _content(message: Message, where: str) -> str:
+    if message.role == "tool" and isinstance(message.content, list):
+        return result_text(map(asdict, message.content), where)
+    return content_text(message.content, _TEXT_PARTS, where)
+
+
 def _message(message: Message, where: str) -> chat.Message:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
@@ -97,7 +106,7 @@ def _message(message: Message, where: str) -> chat.Message:
         raise invalid(f"{where}.content", f"a {message.role} message needs it")
     return chat.Message(
         role=message.role,
-        content=content_text(message.content, _TEXT_PARTS, f"{where}.content"),
+        content=_content(message, f"{where}.content"),
         reasoning=message.reasoning or message.reasoning_content,
         tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
         tool_call_id=message.tool_call_id,

@@ -507,3 +507,42 @@ def test_an_overflow_is_said_in_anthropics_two_sentences(scripted: ScriptedServe
         f"input length and `max_tokens` exceed context limit: {count} + {MAX_MODEL_LEN} > {MAX_MODEL_LEN}, "
         "decrease input length or `max_tokens` and try again"
     )
+
+
+BILLING = "x-anthropic-billing-header: cc_version=1.0.0.abc; cch=1f3;"
+
+
+@pytest.mark.parametrize(
+    ("system", "seen"),
+    [
+        (BILLING, ""),
+        (f"{BILLING}\n\nBe brief.", "Be brief."),
+        (f"Be brief.\n{BILLING}", f"Be brief.\n{BILLING}"),
+        ([{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}], "Be brief."),
+        ([{"type": "text", "text": "Be brief. "}, {"type": "text", "text": f"About {BILLING}"}], f"About {BILLING}"),
+        ([{"type": "text", "text": BILLING}], ""),
+    ],
+)
+def test_what_differs_per_conversation_is_left_out_of_the_prompt(
+    scripted: ScriptedServer, system: Any, seen: str
+) -> None:
+    named = {**ASKED, "model": scripted.service.names[0]}
+    for body in ({"system": system}, {"messages": [{"role": "system", "content": system}, *ASKED["messages"]]}):
+        assert scripted.post("/v1/messages", {**named, **body}).status_code == 200
+        prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+        assert f"{seen}<|end|>" in prompt
+        assert prompt.count(BILLING) == seen.count(BILLING)
+        assert ("<|start|>developer" in prompt) is bool(seen)
+        counted = {key: value for key, value in {**named, **body}.items() if key != "max_tokens"}
+        tokens = scripted.post("/v1/messages/count_tokens", counted).json()["input_tokens"]
+        assert tokens == len(scripted.engine.requests[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "enabled"])
+def test_updates_of_thinking_are_shown_as_the_summary_is(server: ScriptedServer, kind: str) -> None:
+    say(server)
+    budget = {"budget_tokens": 400} if kind == "enabled" else {}
+    shown = [create(server, thinking={"type": kind, "display": how, **budget}) for how in ("summarized", "updates")]
+    assert said(shown[0]) == said(shown[1])
+    assert shown[1].content[0].type == "thinking"
+    assert shown[1].content[0].thinking == "2 + 2"

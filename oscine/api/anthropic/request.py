@@ -33,7 +33,6 @@ from oscine.api.serving.schemas import (
     ResponseFormat,
     Tool,
     ToolCall,
-    content_text,
     part_text,
 )
 from oscine.api.turns.attachments import described, readable, result_text
@@ -41,6 +40,7 @@ from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 
 _TEXT = ("text",)  # types of the blocks that are read as text
+_BILLING = "x-anthropic-billing-header:"
 _SHOWN = ("image", "document", "search_result")  # types of the blocks that show something
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
 
@@ -68,7 +68,7 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
         raise error
     choice, form = body.tool_choice, body.output_config.format if body.output_config else None
     shape = ResponseFormat("json_schema", JsonSchema("answer", form.schema, strict=True)) if form else None
-    system = [Message("system", content_text(body.system, _TEXT, "system"))] if body.system else []
+    system = [Message("system", _instructions(body.system, "system"))] if body.system else []
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
@@ -132,13 +132,24 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
     for i, message in enumerate(messages):
         where = f"messages[{i}].content"
         if message.role == "system":
-            yield Message("system", content_text(message.content, _TEXT, where))
+            yield Message("system", _instructions(message.content, where))
         elif isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
             yield _assistant(message.content, where)
         else:
             yield from _user(message.content, where)
+
+
+def _instructions(content: str | list[Block], where: str) -> str:
+    """Without the line that Claude Code begins with: it differs per conversation, so no prefix would be shared."""
+    if isinstance(content, str):
+        return _without_billing(content)
+    return "".join(_without_billing(part_text(block, _TEXT, f"{where}[{i}]")) for i, block in enumerate(content))
+
+
+def _without_billing(text: str) -> str:
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING) else text
 
 
 def _user(blocks: list[Block], where: str) -> Iterator[Message]:

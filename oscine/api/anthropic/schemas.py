@@ -66,7 +66,9 @@ class Thinking(Struct):
         about("Whether the answer shows the reasoning; `disabled` is the effort `none`."),
     ]
     budget_tokens: Annotated[Positive | None, about("Tokens after which reasoning ends and the answer begins.")] = None
-    display: Annotated[Literal["summarized", "omitted"] | None, about("`omitted` leaves the text out.")] = None
+    display: Annotated[Literal["summarized", "updates", "omitted"] | None, about("`omitted` leaves the text out.")] = (
+        None
+    )
 
 
 class OutputFormat(Struct):

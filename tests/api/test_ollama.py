@@ -218,7 +218,7 @@ def test_ignored_parameters_are_accepted(server: ScriptedServer) -> None:
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["AAAA"]}]}, "messages[0].images"),
         ("/api/chat", {"format": "xml"}, "format"),
         ("/api/chat", {"format": {"not": {}}}, "format"),
-        ("/api/chat", {"options": {"typical_p": 0.5}}, "typical_p"),
+        ("/api/chat", {"options": {"typical_p": 0.5}}, "options.typical_p"),
         ("/api/chat", {"options": {"temperature": "hot"}}, "options.temperature"),
         ("/api/chat", {"think": "very"}, "think"),
         ("/api/chat", {"messages": [{"role": "robot"}]}, "messages[0].role"),

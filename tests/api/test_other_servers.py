@@ -94,7 +94,10 @@ def test_parameters_stand_in_the_body_or_in_parameters(server: ScriptedServer) -
         ({"text_input": ""}, 400, "text_input"),
         ({"parameters": {"temperature": 9}}, 400, "parameters.temperature"),
         ({"bad_words": ["x"]}, 400, "bad_words"),
-        ({"parameters": {"beam_width": 4}}, 400, "beam_width"),
+        ({"parameters": {"beam_width": 4}}, 400, "'parameters.beam_width'"),
+        ({"parameters": {"bad_words": ["x"]}}, 400, "'parameters.bad_words'"),
+        ({"parameters": {"typical_p": 0.5}}, 400, "'parameters.typical_p'"),
+        ({"lora_path": "x"}, 400, "'lora_path'"),
         ({"max_tokens": 1 << 20}, 400, "context"),
     ],
 )

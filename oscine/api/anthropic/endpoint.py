@@ -23,7 +23,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
         body, stream = call.body, bool(call.body.stream)
         request = await beside(lambda: chat_request(body), call.size)
         whole = call.with_body(request)
-        (turn,) = await chat_turns(self.service, whole, form=answer_form(body), dialect=_MESSAGES)
+        (turn,) = await chat_turns(self.service, whole, form=answer_form(body, request), dialect=_MESSAGES)
         thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)

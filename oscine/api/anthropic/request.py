@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from oscine.api.anthropic.schemas import (
+    SHARED,
     AnthropicMessage,
     AnthropicTool,
     AnthropicToolChoice,
@@ -20,7 +21,7 @@ from oscine.api.anthropic.schemas import (
     Thinking,
 )
 from oscine.api.http.errors import from_validation, invalid, unsupported
-from oscine.api.serving.formats import Form
+from oscine.api.serving.formats import Form, extensions, only_form
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
@@ -36,6 +37,7 @@ from oscine.api.serving.schemas import (
     part_text,
 )
 from oscine.api.turns.attachments import described, readable, result_text
+from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 
@@ -53,7 +55,7 @@ def shows_thinking(thinking: Thinking | None) -> bool:
 def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
     """Raises APIError that names the parameter, for all that the model cannot read or do."""
     request = prompt_request(body)
-    for name in ("max_tokens", "stream", "cache_salt", "temperature", "top_p", "top_k"):
+    for name in ("max_tokens", "stream", "cache_salt", "temperature", "top_p", "top_k", *SHARED.split()):
         setattr(request, name, getattr(body, name))
     request.thinking_token_budget = _thinking_budget(body)
     request.stop = body.stop_sequences
@@ -72,7 +74,7 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
-        tools=[*_tools(body.tools or ())],
+        tools=[*_tools(body.tools or (), choice)],
         tool_choice=_tool_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=_effort(body.thinking, body.output_config),
@@ -101,14 +103,18 @@ def _thinking_budget(body: MessagesRequest) -> int | None:
     return budget
 
 
-def answer_form(body: MessagesRequest) -> Form | None:
-    """What is enforced of the answer."""
+def answer_form(body: MessagesRequest, request: ChatCompletionRequest) -> Form | None:
+    """What is enforced of the answer. `request`: made of `body`. Raises APIError for two forms."""
     wanted = body.output_config.format if body.output_config else None
-    return None if wanted is None else Form(JsonFormat(wanted.schema), "output_config.format.schema")
+    own = [] if wanted is None else [Form(JsonFormat(wanted.schema), "output_config.format.schema")]
+    return only_form([*own, *extensions(request)])
 
 
-def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
-    """The client's own functions; tools that Anthropic's servers or models bring along are left out."""
+def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> Iterator[Tool]:
+    """The client's own functions; tools that Anthropic's servers or models bring along are left out beside them."""
+    others = [tool.type for tool in tools if tool.type not in (None, "custom")]
+    if len(others) == len(tools) and (choice is None or choice.type == "auto"):
+        refuse_tools(others)
     for i, tool in enumerate(tools):
         if tool.type in (None, "custom"):
             if tool.input_schema is None:

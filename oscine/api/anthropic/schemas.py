@@ -9,6 +9,8 @@ from msgspec import Meta, Struct
 
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
+    REFUSES,
+    REFUSES_BUT,
     Positive,
     Share,
     ShortText,
@@ -16,9 +18,16 @@ from oscine.api.serving.parameters import (
     Temperature,
     TopK,
     about,
+    shares,
     unused,
 )
 from oscine.chat.effort import Effort
+
+# Extensions, as chat completions have them.
+SHARED = """
+    min_p presence_penalty frequency_penalty repetition_penalty logit_bias seed min_tokens ignore_eos stop_token_ids
+    priority guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema regex ebnf grammar
+"""
 
 
 class Block(Struct):
@@ -111,8 +120,11 @@ class CountTokensRequest(Struct, kw_only=True):
         "nothing is billed": "billing_policy fallback_credit_token",
         "see /metrics": "diagnostics",
         "there is no other model to fall back on": "fallbacks",
-    }
+    },
+    refuses=f"{REFUSES} logprobs top_logprobs response_format return_token_ids",
+    refuses_but={**REFUSES_BUT, "n": 1},
 )
+@shares(SHARED)
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Annotated[Positive, about("Tokens that are generated at most, reasoning included.")]
     stream: Annotated[bool | None, about("Whether the answer comes as events.")] = None

@@ -53,12 +53,13 @@ class Generate(Endpoint[GenerateRequest]):
 def _merged(body: GenerateRequest) -> GenerateParameters:
     """The parameters, wherever they stand; those in `parameters` win. Raises APIError for a refused one."""
     inner = body.parameters or GenerateParameters()
-    refuse(inner)
+    refuse(inner, "parameters.")
+    for where, given in (("", body), ("parameters.", inner)):
+        if _words(given.bad_words):
+            raise unsupported(f"{where}bad_words")
     for name in GenerateParameters.__struct_fields__:
         if getattr(inner, name) is None:
             setattr(inner, name, getattr(body, name))
-    if _words(inner.bad_words):
-        raise unsupported("bad_words")
     return inner
 
 

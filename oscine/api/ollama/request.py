@@ -82,7 +82,7 @@ def _conversation(body: OllamaRequest, messages: list[Message], tools: Sequence[
 
 def _sample(request: SamplingFields, body: OllamaRequest) -> None:
     options = body.options or OllamaOptions()
-    refuse(options)
+    refuse(options, "options.")
     for name in _SAME:
         setattr(request, name, getattr(options, name))
     request.repetition_penalty = options.repeat_penalty

@@ -13,7 +13,7 @@ from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
-from oscine.api.responses.tools import ClientTools, allowed, builtin_tools
+from oscine.api.responses.tools import ClientTools, allowed, builtin_tools, repeated
 from oscine.api.responses.view import LOGPROBS, Object, included
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
@@ -21,6 +21,7 @@ from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_na
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.turn import Turn, usual_headroom
 from oscine.api.turns.begin import Prepared, begin_turns
+from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
@@ -149,6 +150,8 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
+    if body.tool_choice in (None, "auto") and not repeated(body.tools or (), toolbox.names):
+        refuse_tools([str(tool.get("type")) for tool in body.tools or ()])
     listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),

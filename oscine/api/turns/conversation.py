@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from oscine.api.http.errors import invalid
+from oscine.api.http.errors import invalid, unsupported
 from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,
@@ -28,6 +28,8 @@ _TEXT_PARTS = ("text", "refusal")
 def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = CHAT) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
     tools = function_tools(request.tools, dialect.longest_name)
+    if not tools and request.tool_choice in (None, "auto"):
+        refuse_tools([tool.type for tool in request.tools or ()])
     return chat.Conversation(
         messages=chat_messages(request.messages),
         tools=() if request.tool_choice == "none" else tools,
@@ -82,6 +84,16 @@ def function_tools(tools: list[Tool] | None, longest_name: int) -> tuple[chat.Fu
     except chat.ConversationError as error:
         raise invalid(error.param, str(error)) from None
     return tuple(functions)
+
+
+def refuse_tools(types: Sequence[str]) -> None:
+    """Raises APIError for tools of a request that has no other tools, and of which none is known here.
+
+    Without them the model would make up what they find. Beside other tools they are left out: clients name those of
+    their vendor without knowing whether a server has them.
+    """
+    if types:
+        raise unsupported("tools[0].type", f"this server has no tool of type {types[0]!r}, and there is no other")
 
 
 def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:

@@ -58,7 +58,7 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuses a form that a page of another origin sends: middleware of an endpoint that takes forms.
+    """Refuses what a page of another origin sends: middleware of an endpoint that takes forms, or JSON as one.
 
     Browsers send forms to any server without asking it, and name the page's origin.
     """

@@ -63,9 +63,10 @@ class _Answers(Endpoint[R]):
         """The turn that the request asks for; None for a request without input. Raises APIError."""
 
     async def answer(self, call: Call[R], scope: Scope, receive: Receive, send: Send) -> None:
-        body, begun = call.body, await self.begin(call)
+        body = call.body
+        reason = "unload" if unloads(body) else "load"
+        begun = await self.begin(call)
         if begun is None:
-            reason = "unload" if unloads(body) else "load"
             nothing = record(self.kind, call.name, Piece(), done=True, done_reason=reason)
             await json_response(nothing)(scope, receive, send)
             return

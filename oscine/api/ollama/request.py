@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from oscine.api.http.errors import invalid
+from oscine.api.http.errors import APIError, invalid
 from oscine.api.ollama.schemas import (
     OllamaChatRequest,
     OllamaFunctionCall,
@@ -17,6 +17,7 @@ from oscine.api.ollama.schemas import (
 )
 from oscine.api.serving.formats import Form
 from oscine.api.serving.parameters import SamplingFields, refuse
+from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -31,13 +32,24 @@ from oscine.api.turns.attachments import described
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.tools import ModelNames
 
-_SAME = ["temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"]
-_NO_TIME = re.compile(r"[+-]?0+(\.0*)?[a-zµ]*")  # 0, 0s, 0.0m
+_SAME = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"]
+_TIME = r"(\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)"
+_LONGEST = 200  # characters of a client's value that an error repeats
+_DURATION = re.compile(rf"[+-]?(?:0|(?:{_TIME})+)", re.ASCII)
 
 
 def unloads(body: OllamaRequest) -> bool:
-    """Whether a request without an input asks to unload the model."""
-    return body.keep_alive is not None and bool(_NO_TIME.fullmatch(str(body.keep_alive)))
+    """Whether a request without an input asks to unload the model: its `keep_alive` is zero.
+
+    Raises APIError for what is no duration, in the words of Ollama.
+    """
+    given = body.keep_alive
+    if not isinstance(given, str):
+        return given is not None and 0 <= given < 1  # whole seconds count
+    if not _DURATION.fullmatch(given):
+        quoted = msgspec.json.encode(given[:_LONGEST]).decode()
+        raise APIError(f"time: invalid duration {quoted}", param="keep_alive")
+    return not any(map(float, re.findall(_TIME, given)))
 
 
 def model_names(body: OllamaChatRequest) -> ModelNames:
@@ -86,8 +98,17 @@ def _sample(request: SamplingFields, body: OllamaRequest) -> None:
     for name in _SAME:
         setattr(request, name, getattr(options, name))
     request.repetition_penalty = options.repeat_penalty
-    request.seed = None if options.seed is None or options.seed < 0 else options.seed
-    request.max_tokens = None if options.num_predict is None or options.num_predict < 1 else options.num_predict
+    request.top_k = _whole(options, "top_k")
+    seed, most = _whole(options, "seed"), _whole(options, "num_predict")
+    request.seed = None if seed is None or seed < 0 else seed
+    request.max_tokens = None if most is None or most < 1 else most
+
+
+def _whole(options: OllamaOptions, name: str) -> int | None:
+    """A whole number that may be written as 5.0."""
+    given: float | None = getattr(options, name)
+    check(given is None or given == int(given), f"options.{name}", "a whole number", given)
+    return None if given is None else int(given)
 
 
 def _top_logprobs(body: OllamaRequest) -> int:

@@ -24,6 +24,10 @@ from oscine.api.serving.parameters import (
 from oscine.api.serving.schemas import Function
 from oscine.chat.effort import Effort
 
+# Clients send whole numbers as floats too: 5.0.
+_Whole = Int64 | Annotated[float, Meta(ge=-(1 << 63), lt=1 << 63)]
+_TopK = TopK | Annotated[float, Meta(ge=-1, lt=1 << 63)]
+
 
 class OllamaFunctionCall(Struct):
     name: Annotated[str, about("The function's name.")]
@@ -65,12 +69,12 @@ class OllamaTool(Struct):
     refuses_but={"typical_p": 1.0},
 )
 class OllamaOptions(Struct, kw_only=True):
-    num_predict: Annotated[Int64 | None, about("The most tokens to generate; 0 or less: no limit.")] = None
+    num_predict: Annotated[_Whole | None, about("The most tokens to generate; 0 or less: no limit.")] = None
     temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
-    top_k: Annotated[TopK | None, about("As in chat completions (default: all tokens).")] = None
+    top_k: Annotated[_TopK | None, about("As in chat completions (default: all tokens).")] = None
     top_p: Annotated[Share | None, about("As in chat completions (default 1).")] = None
     min_p: Annotated[Share | None, about("As in chat completions.")] = None
-    seed: Annotated[Int64 | None, about("The same seed gives the same answer; below 0: a random seed.")] = None
+    seed: Annotated[_Whole | None, about("The same seed gives the same answer; below 0: a random seed.")] = None
     stop: Annotated[ShortText | StopTexts | None, about("Texts that end the answer, which leaves them out.")] = None
     repeat_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None, about("The same as `repetition_penalty` in chat completions.")
@@ -89,7 +93,8 @@ class OllamaRequest(Struct, kw_only=True):
         bool | Effort | None, about("The reasoning effort; false: low, and the answer leaves the reasoning out.")
     ] = None
     keep_alive: Annotated[
-        str | float | None, about("A model stays loaded; a request without input and with 0 is answered with `unload`.")
+        str | float | None,
+        about("A duration such as `5m`, or seconds. A model stays loaded; without input, 0 is answered with `unload`."),
     ] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
     top_logprobs: Annotated[TopLogprobs | None, about("The most likely alternatives per token, with `logprobs`.")] = (

@@ -23,6 +23,7 @@ from oscine.api.conventions.nim import Nim
 from oscine.api.conventions.sagemaker import Invocations
 from oscine.api.conventions.schemas import (
     GenerateAnswer,
+    ModelConfig,
     ModelMetadata,
     ModelQuery,
     ModelReadiness,
@@ -201,6 +202,7 @@ def _inference_protocol(service: ResponseService, health: Health) -> list[Operat
             answer=ModelReadiness,
             other={"503": ModelReadiness},
         ),
+        get(f"{one}/config", kserve.config, "The configuration of a model", answer=ModelConfig),
         get(one, kserve.model, "One model", answer=ModelMetadata),
     ]
 

@@ -104,6 +104,28 @@ class ModelMetadata(Struct):
     outputs: list[TensorMetadata]
 
 
+class TensorConfig(Struct):
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class DecoupledPolicy(Struct):
+    decoupled: bool
+
+
+class ModelConfig(Struct):
+    """As Triton Inference Server writes it."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    model_transaction_policy: DecoupledPolicy
+
+
 class ModelReadiness(Struct):
     name: str
     ready: bool

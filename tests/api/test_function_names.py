@@ -114,3 +114,12 @@ def test_a_namespace_and_a_function_may_spell_the_same_name(scripted: ScriptedSe
     assert called == [("a", "b"), (None, "a__b")]
     refused = scripted.post("/v1/responses", {"input": "hi", "tools": [*tools, tools[0]]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("name", ["all", "user", "assistant", "functions", "final", "json", "python"])
+def test_a_function_may_have_the_name_of_something_in_headers(scripted: ScriptedServer, name: str) -> None:
+    t = scripted.tokenizer
+    tools = [{"type": "function", "function": {"name": name}}]
+    scripted.says(t.channel, f"commentary to=functions.{name} ", t.constrain, "json", t.message, "{}", t.call)
+    (call,) = scripted.chat(tools=tools)["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": name, "arguments": "{}"}

@@ -11,19 +11,16 @@ FUNCTION = {"name": "add", "parameters": {"type": "object"}}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [USER], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [USER]},
-    "/v1/chat/completions": {"messages": [USER]},
     "/v1/responses": {"input": "hi"},
     "/v1/responses/input_tokens": {"input": "hi"},
 }
 OWN: dict[str, dict[str, Any]] = {
     "/v1/messages": {"name": "add", "input_schema": {"type": "object"}},
-    "/v1/chat/completions": {"type": "function", "function": FUNCTION},
     "/v1/responses": {"type": "function", **FUNCTION},
 }
 LACKED = [
     *(("/v1/messages", kind) for kind in ("web_search_20250305", "web_fetch_20250910", "code_execution_20250825")),
     ("/v1/messages/count_tokens", "web_search_20250305"),
-    *(("/v1/chat/completions", kind) for kind in ("web_search", "browser_search")),
     *(("/v1/responses", kind) for kind in ("web_search", "web_search_preview_2025_03_11", "file_search", "shell")),
     *(("/v1/responses", kind) for kind in ("computer_use_preview", "code_interpreter", "image_generation")),
     ("/v1/responses/input_tokens", "web_search"),

@@ -38,7 +38,7 @@ _OF_CHAT = " ".join(name for name in REFUSES.split() if name != "bad_words")  # 
 _ONLY = {"beam_width": 1, "num_return_sequences": 1, "n": 1}
 
 
-@unused(ignores=_BACKENDS, refuses=f"{_NOT_DONE} {_OF_CHAT}", refuses_but=REFUSES_BUT | _ONLY)
+@unused(ignores=_BACKENDS, refuses=f"{_NOT_DONE} {_OF_CHAT}", refuses_but={**REFUSES_BUT, **_ONLY})
 class GenerateParameters(Struct, kw_only=True):
     """As the backends of TensorRT-LLM and vLLM name them."""
 

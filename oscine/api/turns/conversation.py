@@ -28,8 +28,6 @@ _TEXT_PARTS = ("text", "refusal")
 def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = CHAT) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
     tools = function_tools(request.tools, dialect.longest_name)
-    if not tools and request.tool_choice in (None, "auto"):
-        refuse_tools([tool.type for tool in request.tools or ()])
     return chat.Conversation(
         messages=chat_messages(request.messages),
         tools=() if request.tool_choice == "none" else tools,

@@ -73,7 +73,7 @@ class Operation:
     summary: str
     body: Any = None  # the msgspec struct of the request's JSON; None: there is none
     form: Any = None  # the msgspec struct of the parts of a form
-    undeclared: bool = False  # whether the JSON may come under any media type
+    undeclared: bool = False  # whether the JSON may come under any media type: that of curl -d is a form's
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
     error: type = Error  # the struct of its errors
@@ -95,7 +95,7 @@ def _post(path: str, handler: Any, summary: str, **facts: Any) -> Operation:
 GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE")
 PROBE = partial(GET, open=True)
 ANTHROPIC = partial(POST, error=AnthropicError)
-OLLAMA = partial(POST, error=ErrorText, events=NDJSON, undeclared=True)  # curl's type for -d is a form's
+OLLAMA = partial(POST, error=ErrorText, events=NDJSON, undeclared=True)
 OLLAMA_GET = partial(GET, error=ErrorText)
 
 

@@ -185,7 +185,7 @@ def _inference_protocol(service: ResponseService, health: Health) -> list[Operat
     """KServe's, with Triton's extension for texts. A path with more segments comes before those that it ends."""
     kserve, one = KServe(service), "/v2/models/{name:path}"
     get, probe = partial(GET, error=ErrorText), partial(PROBE, error=ErrorText)
-    generate = partial(POST, error=ErrorText, answer=GenerateAnswer)
+    generate = partial(POST, error=ErrorText, answer=GenerateAnswer, undeclared=True)
     dead, unready = {"503": answers.Status}, {"503": answers.Readiness}
     return [
         probe("/v2/health/live", health.live, "Whether the server is alive", answer=answers.Status, other=dead),

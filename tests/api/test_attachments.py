@@ -71,6 +71,10 @@ def result_seen(server: ScriptedServer, path: str, body: dict[str, Any]) -> str:
             {"type": "search_result", "title": "T", "source": "u", "content": [{"type": "text", "text": "Found."}]},
             "T\nu\nFound.",
         ),
+        (
+            {"type": "document", "source": {"type": "content", "content": [{"type": "image", "source": PNG}]}},
+            f"[image: of an unknown kind; {NOT_SHOWN}\n",
+        ),
         ({"type": "tool_reference", "tool_name": "WebFetch"}, "[tool: WebFetch]"),
         ({"type": "hologram"}, f"[hologram: of an unknown kind; {NOT_SHOWN}"),
         ({"type": "document", "source": 5}, f"[document: of an unknown kind; {NOT_SHOWN}"),
@@ -100,6 +104,7 @@ def test_what_a_tool_shows_to_anthropics_clients(scripted: ScriptedServer, block
             f"[file: application/pdf, 27 bytes, a.pdf; {NOT_SHOWN}",
         ),
         (responses, {"type": "input_file", "file_data": f"data:text/plain;base64,{NOTES}"}, "caf\u00e9"),
+        (responses, {"type": "input_file", "file_data": "data:text/plain,a%20b"}, "a b"),
     ],
     ids=str,
 )
@@ -180,3 +185,11 @@ def test_a_users_document_of_text_is_read(scripted: ScriptedServer) -> None:
     assert scripted.post("/v1/messages", body).status_code == 200
     prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
     assert "<|start|>user<|message|>n\nRead me.\n<|end|>" in prompt
+
+
+def test_parts_within_parts_do_not_end(scripted: ScriptedServer) -> None:
+    block: dict[str, Any] = {"type": "text", "text": "deep"}
+    for _ in range(300):
+        block = {"type": "document", "source": {"type": "content", "content": [block]}}
+    path, body = anthropic([block])
+    assert scripted.post(path, {"model": scripted.service.names[0], **body}).status_code in (200, 400)

@@ -109,6 +109,13 @@ def test_an_error_is_a_text(server: ScriptedServer, body: dict[str, Any], status
     assert message in response.json()["error"]
 
 
+def test_a_body_need_not_be_declared_as_json(server: ScriptedServer) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert server.request("POST", GENERATE, {"text_input": "hi"}, form).status_code == 200
+    foreign = server.request("POST", GENERATE, {"text_input": "hi"}, {**form, "Origin": "https://evil.example"})
+    assert (foreign.status_code, foreign.json().keys()) == (403, {"error"})
+
+
 def test_an_unknown_model_is_404(server: ScriptedServer) -> None:
     for path in ("/v2/models/other", "/v2/models/other/ready"):
         assert got(server, path, 404).keys() == {"error"}

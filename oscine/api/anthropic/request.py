@@ -177,7 +177,7 @@ def _user(blocks: list[Block], where: str) -> Iterator[Message]:
 def _said(block: Block, where: str, *, of_tools: bool) -> str:
     """The text of a user's block. `of_tools`: it stands beside results of tools, and what it shows is from them."""
     if block.type in _SHOWN:
-        text = readable(asdict(block), where)
+        text = readable(asdict(block))
         if text is not None:
             return text
         if of_tools:

@@ -7,6 +7,7 @@ import base64
 import mimetypes
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from oscine.api.http.errors import invalid
 
@@ -39,11 +40,11 @@ def _part_text(part: Part, where: str) -> str:
         return text
     if kind == "tool_reference":
         return f"[tool: {_cut(part.get('tool_name'))}]\n"
-    text = readable(part, where)
+    text = readable(part)
     return described(part) if text is None else text
 
 
-def readable(part: Part, where: str) -> str | None:
+def readable(part: Part) -> str | None:
     """The text of a document or of a search result, after its name; None for a part that is no text."""
     source = part.get("source")
     if part.get("type") == "search_result":
@@ -54,9 +55,9 @@ def readable(part: Part, where: str) -> str | None:
         head = [part.get("title"), part.get("context")]
     else:
         return _decoded(part)
-    parts = [one for one in inner if isinstance(one, dict)] if isinstance(inner, list) else inner
-    text = result_text(parts if isinstance(parts, list | str) else None, f"{where}.content")
-    return "\n".join([*(line for line in head if isinstance(line, str)), f"{text}\n"])
+    parts = inner if isinstance(inner, list) else [{"text": inner}]
+    said = [str(one.get("text") or "") or described(one) for one in parts if isinstance(one, dict)]
+    return "\n".join([*(line for line in head if isinstance(line, str)), "".join([*said, "\n"])])
 
 
 def _decoded(part: Part) -> str | None:
@@ -92,6 +93,8 @@ def _facts(part: Part) -> tuple[str, str, str]:
     name, media_type = next(names, ""), str(fields.get("media_type") or fields.get("format") or "")
     if content.startswith("data:"):
         head, _, content = content.partition(",")
+        if not head.endswith(";base64"):
+            content = base64.b64encode(unquote_to_bytes(content)).decode()
         media_type = head.removeprefix("data:").partition(";")[0] or media_type
     elif "://" in content[:16]:
         content, name = "", name or content

@@ -220,6 +220,8 @@ def test_ignored_parameters_are_accepted(server: ScriptedServer) -> None:
         ("/api/chat", {"format": "xml"}, "format"),
         ("/api/chat", {"format": {"not": {}}}, "format"),
         ("/api/chat", {"options": {"typical_p": 0.5}}, "options.typical_p"),
+        ("/api/chat", {"options": {"dynatemp_range": 0.5}}, "options.dynatemp_range"),
+        ("/api/generate", {"options": {"lora_path": "x"}}, "options.lora_path"),
         ("/api/chat", {"options": {"temperature": "hot"}}, "options.temperature"),
         ("/api/chat", {"think": "very"}, "think"),
         ("/api/chat", {"messages": [{"role": "robot"}]}, "messages[0].role"),

@@ -10,6 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from oscine.api.serving.logprobs import TokenLogprob
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
+    REFUSES,
+    REFUSES_BUT,
     Int64,
     Penalty,
     Share,
@@ -56,6 +58,9 @@ class OllamaTool(Struct):
     type: Annotated[str | None, about("`function`.")] = None
 
 
+_AS_OLLAMA = "mirostat mirostat_tau mirostat_eta tfs_z"
+
+
 @unused(
     ignores={
         "the context size is the server's; a prompt that does not fit it is refused": "num_ctx num_keep",
@@ -64,9 +69,10 @@ class OllamaTool(Struct):
             num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock logits_all vocab_only
             embedding_only draft_num_predict
         """,
-        "Ollama ignores it too": "mirostat mirostat_tau mirostat_eta tfs_z",
+        "Ollama ignores it too": _AS_OLLAMA,
     },
-    refuses_but={"typical_p": 1.0},
+    refuses=REFUSES,
+    refuses_but={name: value for name, value in REFUSES_BUT.items() if name not in _AS_OLLAMA.split()},
 )
 class OllamaOptions(Struct, kw_only=True):
     num_predict: Annotated[_Whole | None, about("The most tokens to generate; 0 or less: no limit.")] = None

@@ -150,20 +150,18 @@ class Tokenizer:
     def count(self, text: str) -> int:
         """The number of ids that `encode` gives, without holding more than a slice of them.
 
-        A slice ends where a word ends whose tokens do not depend on what comes after the slice.
+        A slice ends with a word whose tokens do not depend on what comes after the slice. So the count is exact, unless
+        a single word is longer than a slice: it is cut, which changes few tokens, as encoding it whole takes seconds.
         """
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        count, start, size = 0, 0, _SLICE
-        while start + size < len(text):
-            (encoding,) = self._inner.encode_batch([text[start : start + size]], add_special_tokens=False)
+        count = start = 0
+        while start + _SLICE < len(text):
+            piece = text[start : start + _SLICE]
+            (encoding,) = self._inner.encode_batch([piece], add_special_tokens=False)
             words = [word or 0 for word in encoding.word_ids]
-            last = sorted({*words})[-_UNSURE_WORDS:]
-            kept = words.index(last[0])
-            if kept == 0:  # a word longer than the slice
-                size *= 2
-                continue
+            kept = words.index(sorted({*words})[-_UNSURE_WORDS:][0]) or len(words)
             start += len(b"".join(map(self.token_bytes, encoding.ids[:kept])).decode())
-            count, size = count + kept, _SLICE
+            count += kept
         return count + len(self.encode(text[start:]))
 
     def decode(self, token_ids: list[int]) -> str:

@@ -117,10 +117,17 @@ def test_a_count_needs_a_slice_of_a_text_at_a_time(o200k: Tokenizer, monkeypatch
     assert {*slices} == {64}
 
 
-@pytest.mark.parametrize("text", ["x" * 300, "", "a b" * 100, "\n" * 200, "1" * 200])
+@pytest.mark.parametrize("text", ["", "a b" * 100, "caf\u00e9 " * 50, "1" * 200])
 def test_a_count_is_that_of_the_ids(
     o200k: Tokenizer, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr(tokenizer, "_SLICE", 16)
     for vocabulary in (o200k, byte_tokenizer):
         assert vocabulary.count(text) == len(vocabulary.encode(text))
+
+
+def test_a_word_longer_than_a_slice_is_counted_in_pieces(o200k: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_SLICE", 100)
+    text = "abcdefghij" * 300
+    count = len(o200k.encode(text))
+    assert count <= o200k.count(text) <= count + 2 * 30

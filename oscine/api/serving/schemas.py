@@ -34,6 +34,9 @@ class ContentPart(Struct):
     type: Annotated[str, about("`text` or `refusal`.")]
     text: Annotated[str | None, about("The text of a part of type `text`.")] = None
     refusal: Annotated[str | None, about("The text of a part of type `refusal`.")] = None
+    image_url: Annotated[Any, about("A picture in a tool's result; the model reads what was there.")] = None
+    file: Annotated[Any, about("A file in a tool's result; text is read as text.")] = None
+    input_audio: Annotated[Any, about("Sound in a tool's result; the model reads what was there.")] = None
 
 
 def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], where: str) -> str:

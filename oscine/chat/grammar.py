@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from llguidance import regex_to_lark
 
-from oscine.chat.json_formats import exact_formats
+from oscine.chat.json_schemas import MOST_BYTES, TOO_LARGE, reduced
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import NAMESPACE
 from oscine.judges.trial import Trial
@@ -35,7 +35,6 @@ _SENTENCES = (
 )
 
 _MOST_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
-MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON; larger ones take too long to compile
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -46,10 +45,15 @@ class JsonFormat:
 
     schema: dict[str, Any]
     lenient: bool = False  # keywords that no grammar can enforce are skipped instead of refused
+    any_format: bool = False  # so are formats that no grammar knows
 
     def part(self) -> dict[str, Any]:
+        """Raises ValueError for what cannot be enforced."""
+        if len(msgspec.json.encode(self.schema)) > MOST_BYTES:
+            raise ValueError(TOO_LARGE)
+        schema = reduced(self.schema, lenient=self.lenient, any_format=self.any_format)
         options = {"whitespace_pattern": _WHITESPACE, "lenient": self.lenient}
-        return {"json_schema": {**exact_formats(self.schema), "x-guidance": options}}
+        return {"json_schema": {**schema, "x-guidance": options}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
     Raises ValueError for parts that are too large to be compiled.
     """
     if len(msgspec.json.encode(parts)) > MOST_BYTES:
-        raise ValueError(f"what is to be enforced has more than {MOST_BYTES} bytes")
+        raise ValueError(TOO_LARGE)
     if _ANGLE_BRACKET.search(json.dumps(parts)):
         rules = f'%llguidance {{"no_forcing": true}}\n{rules}'
     return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})

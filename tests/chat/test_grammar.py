@@ -362,7 +362,12 @@ def test_a_header_is_whole(accepts: Accepts, header: str) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [{"not": {}}, {"type": "object", "if": {}}, {"oneOf": [{"minimum": 1}, {"maximum": 5}]}, {"format": "odd"}],
+    [
+        {"not": {}},
+        {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        {"oneOf": [{"minimum": 1}, {"maximum": 5}]},
+        {"format": "odd"},
+    ],
 )
 def test_what_no_grammar_keeps_is_refused_or_passed_over(schema: dict[str, Any]) -> None:
     assert problem_of(JsonFormat(schema))

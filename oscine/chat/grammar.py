@@ -31,7 +31,16 @@ _SENTENCES = (
         "oneOf constraints are not supported",
         "the schemas of a 'oneOf' overlap, and what only one of them admits cannot be told apart; use 'anyOf'",
     ),
-    ("Default retriever", "a '$ref' names another document; only references within the schema are followed"),
+    ("Regex is empty", "a text's pattern, format and lengths exclude each other, so no text satisfies them"),
+    ("if regex is empty", "a text's pattern, format and lengths are too complex together"),
+    ("can't determine if patternProperty", "its 'patternProperties' are too complex to tell apart"),
+    (
+        "min/maxProperties only supported",
+        "'minProperties' and 'maxProperties' can be enforced only where all listed properties are required",
+    ),
+    ("Failed to generate regex for", "a number's limits are beyond what a grammar can count"),
+    ("circular references with sibling keys", "a '$ref' within its own target has other keywords beside it"),
+    ("recursion limit exceeded", "it is nested too deeply"),
 )
 
 _MOST_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
@@ -154,21 +163,20 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
 
-def trials_of(text: TextFormat) -> list[Trial]:
-    """Trials that show whether one part can be compiled, and followed through its first bytes.
+def trial_of(text: TextFormat) -> Trial:
+    """A trial that shows whether one part can be compiled, and followed through its first bytes.
 
     Raises ValueError for a user's grammar that names special tokens: these belong to the envelope.
     """
     if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
         raise ValueError("special tokens cannot be named in it")
-    alone = _joined("start: @text", [{"name": "text", **text.part()}])
-    return [Trial(text_grammar(text)), Trial(alone, walk=True)]
+    return Trial(_joined("start: @text", [{"name": "text", **text.part()}]), walk=True)
 
 
 def said(error: str) -> str:
     """llguidance's error in words for the author of a schema."""
     known = (sentence for begin, sentence in _SENTENCES if begin in error)
-    return next(known, error.replace("<non-verbose/>", "").rstrip())
+    return next(known, error.partition("\n  while processing")[0].replace("<non-verbose/>", "").rstrip())
 
 
 _ANGLE_BRACKET = re.compile(r"<|x\{?0*3c|u\{?0*3c", re.IGNORECASE)  # or an escape of one

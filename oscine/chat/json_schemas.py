@@ -37,12 +37,13 @@ _KEYWORDS = {
     *("not", "if", "then", "else", *OF_TYPE),
 }
 _VALUES = ("const", "enum", "default", "examples")  # values, not schemas, even if they look like one
-_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
+_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = (
     *("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "unevaluatedItems"),
     *("unevaluatedProperties", "not", "if", "then", "else"),
 )
+_COUNTS = {f"{limit}{of}" for limit in ("min", "max") for of in ("Length", "Items", "Properties", "Contains")}
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d+)")
 _SINCE = {  # the draft that introduced a keyword; earlier ones ignore it
     **dict.fromkeys(("contains", "propertyNames"), 6),
@@ -144,8 +145,13 @@ class _Reduction:
         if keyword in _MAPS:
             if not isinstance(value, dict):
                 raise ValueError(f"{_dotted(path)} is no object")
-            schemas = {name: part for name, part in value.items() if not isinstance(part, list)}
-            return value | {name: self._reduced(part, (*path, name)) for name, part in schemas.items()}
+            names = keyword in ("dependentRequired", "dependencies")  # lists of them
+            return {
+                name: part if names and isinstance(part, list) else self._reduced(part, (*path, name))
+                for name, part in value.items()
+            }
+        if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
         return self._reduced(value, path) if keyword in _SCHEMAS else value
 
     def _check_format(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:

@@ -183,10 +183,11 @@ def _condition(schema: dict[str, Any]) -> Iterable[str]:
 def _dependencies(schema: dict[str, Any]) -> Iterable[str]:
     """What depends on a property that is required holds always."""
     is_old = "dependencies" in schema
-    names: dict[str, Any] = dict(schema.pop("dependentRequired", {}))
-    schemas = schema.pop("dependentSchemas", {})
-    for name, part in schema.pop("dependencies", {}).items():
-        (names if isinstance(part, list) else schemas)[name] = part
+    keywords = ("dependentRequired", "dependencies", "dependentSchemas")
+    depending = [pair for keyword in keywords for pair in schema.pop(keyword, {}).items()]
+    names: dict[str, list[str]] = {name: [] for name, _ in depending}
+    for name, part in depending:
+        names[name] += map(str, part) if isinstance(part, list) else ()
     required = dict.fromkeys(texts(schema, "required"))
     left = [*required]
     while left:
@@ -197,12 +198,12 @@ def _dependencies(schema: dict[str, Any]) -> Iterable[str]:
         schema["required"] = [*required]
     if any(other not in required and other != name for name, others in names.items() for other in others):
         yield "dependencies" if is_old else "dependentRequired"
-    for name, part in schemas.items():
+    for name, part in depending:
         if part is False:
             add(schema, {"properties": {name: False}})
-        elif part is not True and name in required and schema.get("type") == "object":
+        elif isinstance(part, dict) and name in required and schema.get("type") == "object":
             add(schema, part)
-        elif part is not True:
+        elif isinstance(part, dict):
             yield "dependencies" if is_old else "dependentSchemas"
 
 
@@ -210,35 +211,8 @@ def _negation(schema: dict[str, Any]) -> Iterable[str]:
     part = schema.pop("not")
     if isinstance(part, bool):
         add(schema, not part)
-    elif part.keys() == {"type"} and (left := _other_types(schema, part)) is not None:
-        if left:
-            schema["type"] = left
-        else:
-            add(schema, False)
-    elif (name := _only_required(part)) is not None and schema.get("type") == "object":
-        add(schema, {"properties": {name: False}})
     else:
         yield "not"
-
-
-def _other_types(schema: dict[str, Any], excluded: dict[str, Any]) -> list[str] | None:
-    """The types that are left; None where only a part of a type is."""
-    own, gone = _type_names(schema) or [*_TYPES], {*_type_names(excluded)}
-    if not gone or ("integer" in gone and "number" in own and "number" not in gone):
-        return None
-    return [name for name in own if name not in gone and not (name == "integer" and "number" in gone)]
-
-
-def _type_names(schema: dict[str, Any]) -> list[str]:
-    kind = schema.get("type")
-    return [kind] if isinstance(kind, str) else texts(schema, "type")
-
-
-def _only_required(schema: dict[str, Any]) -> str | None:
-    """The property whose presence is all that the schema asks of an object."""
-    names = {*texts(schema, "required")}
-    is_all = schema.keys() <= {"type", "required"} and schema.get("type", "object") == "object"
-    return names.pop() if is_all and len(names) == 1 else None
 
 
 def _counts(schema: dict[str, Any]) -> Iterable[str]:

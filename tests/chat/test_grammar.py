@@ -19,7 +19,7 @@ from oscine.chat.grammar import (
     header_grammar,
     said,
     text_grammar,
-    trials_of,
+    trial_of,
     turn_grammar,
 )
 from oscine.chat.harmony import HarmonyRenderer
@@ -53,7 +53,7 @@ CALL_HEADERS = [
 
 def problem_of(text: TextFormat) -> Problem | None:
     try:
-        return first_problem(trials_of(text))
+        return first_problem([trial_of(text)])
     except ValueError as error:
         return Problem(0, str(error))
 

@@ -101,7 +101,9 @@ def _thinking_budget(body: MessagesRequest) -> int | None:
 def answer_form(body: MessagesRequest) -> Form | None:
     """What is enforced of the answer."""
     wanted = body.output_config.format if body.output_config else None
-    return None if wanted is None else Form(JsonFormat(wanted.schema), "output_config.format.schema")
+    if wanted is None:
+        return None
+    return Form(JsonFormat(wanted.schema, any_format=True), "output_config.format.schema")
 
 
 def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:

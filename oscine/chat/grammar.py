@@ -17,8 +17,8 @@ from typing import Any, Literal
 import msgspec
 from llguidance import regex_to_lark
 
-from oscine.chat.json_schemas import MOST_BYTES, TOO_LARGE, reduced
 from oscine.chat.messages import FunctionTool
+from oscine.chat.schemas.reduction import MOST_BYTES, TOO_LARGE, reduced
 from oscine.chat.tools import NAMESPACE
 from oscine.judges.trial import Trial
 

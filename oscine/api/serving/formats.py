@@ -33,8 +33,8 @@ from oscine.chat.grammar import (
     TextFormat,
     ToolChoice,
 )
-from oscine.chat.json_schemas import MOST_BYTES
 from oscine.chat.messages import FunctionTool, ResponseSchema
+from oscine.chat.schemas.reduction import MOST_BYTES
 from oscine.judges.pool import TooManyGrammarsError, UndecidedError, judges
 from oscine.judges.trial import Problem, Trial
 

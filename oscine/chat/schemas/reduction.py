@@ -1,6 +1,6 @@
 """JSON schemas reduced to what llguidance implements.
 
-A keyword is judged by its value, not by its presence. `RULES` of schema_rules drops what admits everything and
+A keyword is judged by its value, not by its presence. `RULES` of rules.py drops what admits everything and
 rewrites what has an equivalent; what is left is refused with its path. Annotations are dropped.
 
 References are followed in the schema as it was given, and each target becomes a definition. So a target may lie in a
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from oscine.chat.json_formats import FORMATS, MISSING
-from oscine.chat.schema_rules import (
+from oscine.chat.schemas.formats import FORMATS, MISSING
+from oscine.chat.schemas.rules import (
     OF_TYPE,
     RULES,
     OneOf,

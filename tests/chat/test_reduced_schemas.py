@@ -13,7 +13,7 @@ from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLTokenizer
 
 from oscine.chat.grammar import JsonFormat
-from oscine.chat.json_schemas import MOST_BYTES, reduced
+from oscine.chat.schemas.reduction import MOST_BYTES, reduced
 
 BYTES = LLTokenizer("byte")
 SEVENTH = "http://json-schema.org/draft-07/schema#"

@@ -247,7 +247,7 @@ places = st.recursive(
 
 
 @pytest.mark.long
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(places)
 def test_texts_of_a_schema_end_neither_a_line_nor_a_string(schema: Any) -> None:
     parameters = {"type": "object", "properties": {INJECTED: schema}, "$defs": {INJECTED: {"description": INJECTED}}}

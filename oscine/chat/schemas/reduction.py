@@ -81,15 +81,15 @@ class _Reduction:
         self._places: dict[str, Any] = {"": root}  # resources and anchors by their URI
         self._scan()
         self._targets: dict[int, Schema] = {}  # reduced, by the id() of the schema as it was given
-        self._names: dict[Reference, str] = {}  # of definitions, in order of first use
+        self._names: dict[Reference, str] = {}  # of definitions
+        self._references: list[Reference] = []  # those with a name, in order of first use
         self._left = MOST_BYTES  # parts that may still be written or compared
 
     def whole(self) -> Schema:
         written: Schema = self._written(self._reduced(self._root))
         definitions: dict[str, Schema] = {}
-        while len(definitions) < len(self._names):
-            reference, name = [*self._names.items()][len(definitions)]
-            definitions[name] = self._written(self._target(reference))
+        for reference in self._references:  # which grows meanwhile
+            definitions[self._names[reference]] = self._written(self._target(reference))
         return {**written, "$defs": definitions} if isinstance(written, dict) and definitions else written
 
     def _scan(self) -> None:
@@ -195,7 +195,10 @@ class _Reduction:
             required = texts(self._target(plain), "required")
             self._spend(len(required))
             reference = plain if reference.tag in required else reference
-        return self._names.setdefault(reference, str(len(self._names)))
+        if reference not in self._names:
+            self._names[reference] = str(len(self._names))
+            self._references.append(reference)
+        return self._names[reference]
 
     def _target(self, reference: Reference) -> Schema:
         """The reduced schema that a reference leads to. Raises ValueError for one that leads nowhere."""

@@ -88,10 +88,11 @@ def _number(text: str) -> float:
 
 def _items(schema: dict[str, Any]) -> Iterable[str]:
     """Lists of items as drafts before 2020 have them."""
-    others = schema.pop("additionalItems", True)
+    others = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list):
         schema["prefixItems"] = schema.pop("items")
-        schema["items"] = others
+        if others is not None:
+            schema["items"] = others
     return ()
 
 

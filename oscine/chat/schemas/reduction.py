@@ -31,18 +31,20 @@ from oscine.chat.schemas.rules import (
 MOST_BYTES = 1 << 18  # of a schema, and of the parts of a grammar as JSON; larger ones take too long to compile
 TOO_LARGE = f"what is to be enforced has more than {MOST_BYTES} bytes"
 
+_CONTAINERS = (dict, list)
 _LONGEST_PATH = 200  # characters
 _KEYWORDS = {
     *("type", "const", "enum", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "discriminator"),
     *("not", "if", "then", "else", *OF_TYPE),
 }
-_VALUES = ("const", "enum", "default", "examples")  # values, not schemas, even if they look like one
-_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SCHEMAS = (
+_RULED = {keyword for keywords, _ in RULES for keyword in keywords}
+_VALUES = {"const", "enum", "default", "examples"}  # values, not schemas, even if they look like one
+_MAPS = {"properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies"}
+_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
+_SCHEMAS = {
     *("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "unevaluatedItems"),
     *("unevaluatedProperties", "not", "if", "then", "else"),
-)
+}
 _COUNTS = {f"{limit}{of}" for limit in ("min", "max") for of in ("Length", "Items", "Properties", "Contains")}
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d+)")
 _SINCE = {  # the draft that introduced a keyword; earlier ones ignore it
@@ -98,8 +100,7 @@ class _Reduction:
         while left:
             node, base = left.pop()
             if isinstance(node, list):
-                left += [(part, base) for part in node]
-            if not isinstance(node, dict):
+                left += [(part, base) for part in node if isinstance(part, _CONTAINERS)]
                 continue
             identifier = node.get("$id")
             if isinstance(identifier, str) and not identifier.startswith("#"):
@@ -109,7 +110,7 @@ class _Reduction:
                 if isinstance(anchor, str):
                     self._places.setdefault(f"{base}#{anchor.removeprefix('#')}", node)
             self._bases[id(node)] = base
-            left += [(part, base) for key, part in node.items() if key not in _VALUES]
+            left += [(part, base) for key, part in node.items() if isinstance(part, _CONTAINERS) and key not in _VALUES]
 
     def _reduced(self, schema: Any, path: tuple[str, ...] = ()) -> Schema:
         """Without references being followed. What cannot be expressed becomes a _Refusal."""
@@ -118,19 +119,25 @@ class _Reduction:
         if not isinstance(schema, dict):
             raise ValueError(f"{_dotted(path)} is no schema: neither an object nor a boolean")
         base, only_reference = self._bases.get(id(schema), ""), self._draft < 2019 and "$ref" in schema
+        keywords = {"$ref"} if only_reference else _KEYWORDS
+        types = {None, *kinds(schema)}
         kept: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if only_reference and keyword != "$ref":
+            if keyword not in keywords or self._draft < _SINCE.get(keyword, 0):
                 continue
-            if keyword in _KEYWORDS and self._draft >= _SINCE.get(keyword, 0) and _may_apply(schema, keyword):
+            if len(types) == 1 or OF_TYPE.get(keyword) in types:  # else the values that it is about are refused
                 kept[keyword] = self._part(keyword, value, (*path, keyword), base)
         self._check_format(kept, path)
-        for keywords, rule in RULES:
-            for keyword in () if kept.keys().isdisjoint(keywords) else rule(kept):
-                kept.pop(keyword, None)
-                if not self._lenient:
-                    kept[keyword] = _Refusal(f"no grammar can express {_dotted((*path, keyword))}")
+        if not _RULED.isdisjoint(kept):
+            self._apply_rules(kept, path)
         return collapsed(kept)
+
+    def _apply_rules(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:
+        for keywords, rule in RULES:
+            for keyword in () if schema.keys().isdisjoint(keywords) else rule(schema):
+                schema.pop(keyword, None)
+                if not self._lenient:
+                    schema[keyword] = _Refusal(f"no grammar can express {_dotted((*path, keyword))}")
 
     def _part(self, keyword: str, value: Any, path: tuple[str, ...], base: str) -> Any:
         """The value of a keyword, with reduced schemas."""
@@ -169,15 +176,15 @@ class _Reduction:
 
     def _written(self, node: Any) -> Any:
         """The part with the names of its definitions. Raises ValueError for the first refusal in it."""
-        self._spend(1)
-        if isinstance(node, _Refusal):
-            raise ValueError(str(node))
         if isinstance(node, Reference):
             return f"#/$defs/{self._name(node)}"
+        if isinstance(node, _Refusal):
+            raise ValueError(str(node))
+        if not isinstance(node, _CONTAINERS):
+            return node
+        self._spend(len(node))
         if isinstance(node, list):
             return [self._written(part) for part in node]
-        if not isinstance(node, dict):
-            return node
         if isinstance(variants := node.get("oneOf"), OneOf) and self._are_exclusive(variants):
             node = {key: value for key, value in node.items() if key != "oneOf"}
             add(node, {"anyOf": variants})
@@ -271,12 +278,6 @@ class _Reduction:
 
 def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(path)[:_LONGEST_PATH]
-
-
-def _may_apply(schema: dict[str, Any], keyword: str) -> bool:
-    """Whether values of the type that the keyword is about may satisfy the schema."""
-    names, of = kinds(schema), OF_TYPE.get(keyword)
-    return of is None or not names or of in names
 
 
 def _type_of(value: Any) -> str:

@@ -10,6 +10,7 @@ from tests.api.scripted_server import ScriptedServer
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+CONDITIONAL = {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -149,7 +150,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}),
-    ("tools", {"tools": [function_tool({"type": "object", "if": {}}, strict=True)]}),
+    ("tools", {"tools": [function_tool(CONDITIONAL, strict=True)]}),
     ("tools", {"tools": [function_tool({"$ref": "http://elsewhere/"})], "tool_choice": "required"}),
     ("tool_choice", {"tool_choice": allowed("auto", "g"), "tools": [TOOL]}),
     ("tool_choice", {"tool_choice": allowed("required"), "tools": [TOOL]}),

@@ -108,6 +108,9 @@ def answer_form(body: MessagesRequest, request: ChatCompletionRequest) -> Form |
     wanted = body.output_config.format if body.output_config else None
     own = [] if wanted is None else [Form(JsonFormat(wanted.schema), "output_config.format.schema")]
     return only_form([*own, *extensions(request)])
+    if wanted is None:
+        return None
+    return Form(JsonFormat(wanted.schema, any_format=True), "output_config.format.schema")
 
 
 def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> Iterator[Tool]:

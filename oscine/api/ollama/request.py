@@ -121,7 +121,8 @@ def answer_form(body: OllamaRequest) -> Form | None:
         return None
     if isinstance(body.format, str) and body.format != "json":
         raise invalid("format", f"it must be 'json' or a JSON schema, not {body.format[:80]!r}")
-    return Form(JsonFormat(body.format if isinstance(body.format, dict) else {"type": "object"}), "format")
+    schema = body.format if isinstance(body.format, dict) else {"type": "object"}
+    return Form(JsonFormat(schema, any_format=True), "format")
 
 
 def _messages(messages: Sequence[OllamaMessage], names: ModelNames) -> Iterator[Message]:

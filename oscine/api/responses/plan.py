@@ -203,4 +203,5 @@ def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | No
         raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
     check_name(wanted.name, "text.format.name")
     schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
-    return [Form(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
+    form = JsonFormat(wanted.schema, wanted.strict is False, any_format=wanted.strict is not True)
+    return [Form(form, "text.format")], schema

@@ -132,7 +132,9 @@ class JsonSchema(Struct):
     name: Annotated[str, about("The name of the form; the model reads it.")]
     schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
     description: Annotated[str | None, about("What the form is for; the model reads it.")] = None
-    strict: Annotated[bool | None, about("False ignores keywords that cannot be enforced.")] = None
+    strict: Annotated[
+        bool | None, about("False ignores keywords that cannot be enforced; true refuses unknown formats.")
+    ] = None
 
 
 class ResponseFormat(Struct):

@@ -126,6 +126,7 @@ def test_a_label_is_used_once(tools: BuiltinTools) -> None:
         ("a: {url: 'http://c', headers: {b: 'c '}}", "a: the header 'b' cannot be sent"),
         ("a: {command: b, arguments: []}", "a: Object contains unknown field `arguments`"),
         ("a: {command: b, args: x}", "a: Expected `array`, got `str` - at `$.args`"),
+        ("a: [", "servers.yaml is not YAML: line 1: expected"),
         ("a: 3", "a: Expected `object`, got `int`"),
     ],
 )

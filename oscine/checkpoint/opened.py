@@ -128,7 +128,7 @@ def _device(name: str) -> torch.device:
         device = torch.empty(0, device=device).device  # "cuda" by its number
     # torch raises AssertionError for a device that it was not compiled for
     except (RuntimeError, AssertionError) as error:
-        lacking = device.type == "cuda" and not torch.backends.cuda.is_built()
+        lacking = device.type == "cuda" and torch.version.cuda is None
         why = f"torch {torch.__version__} is built without CUDA; {CUDA_REMEDY}" if lacking else error
         raise ValueError(f"--device {name!r} cannot be used: {why}") from None
     if device.type == "cuda":

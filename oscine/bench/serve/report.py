@@ -76,7 +76,14 @@ def _tokens(found: Measures) -> str:
 def _times(found: Measures) -> Iterator[str]:
     statistics = ("mean", "median", "p90", "p95", "p99")
     yield _line("", "".join(f"{name:>11}" for name in statistics))
-    for name, summary in (("TTFT", found.ttft), ("TPOT", found.tpot), ("ITL", found.itl), ("end to end", found.e2el)):
+    rows = (
+        ("first event", found.first_event),
+        ("TTFT", found.ttft),
+        ("TPOT", found.tpot),
+        ("ITL", found.itl),
+        ("end to end", found.e2el),
+    )
+    for name, summary in rows:
         values = asdict(summary)
         yield _line(f"{name}, ms", "".join(f"{1e3 * values[statistic]:>11,.2f}" for statistic in statistics))
 

@@ -326,6 +326,11 @@ class Servers:
         self._allow_urls = allow_urls
         self._timeout_s = timeout_s
 
+    @property
+    def labels(self) -> list[str]:
+        """Of the operator's servers."""
+        return [*self._shared]
+
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._shared.values()))
 

@@ -51,6 +51,16 @@ def test_types_of_requests(tools: BuiltinTools, kind: str, names: set[str]) -> N
         assert asyncio.run(toolbox.call(recipient, "1")).text == f"Error: there is no tool {recipient}."
 
 
+def test_what_is_on_offer_can_be_asked_for_as_it_is(tools: BuiltinTools) -> None:
+    assert tools.on_offer == [
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        {"type": "web_search"},
+        {"type": "mcp", "server_label": "wiki"},
+    ]
+    assert tools.toolbox(tools.on_offer).names == {"python", "browser", "wiki"}
+    assert BuiltinTools(ToolOptions()).on_offer == []
+
+
 def test_what_is_not_enabled_is_passed_over_but_for_servers() -> None:
     tools = BuiltinTools(ToolOptions())
     assert tools.toolbox([{"type": "code_interpreter"}, {"type": "web_search"}]).names == set()

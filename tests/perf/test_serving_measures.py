@@ -101,8 +101,10 @@ def test_a_row_has_the_keys_and_units_of_inference_x(found: Measures) -> None:
     assert one["power_valid"]
     assert one["joules_per_output_token"] == pytest.approx(60 / 15)
     assert one["avg_power_w"] == pytest.approx(60 / 4 / 2)
-    columns = dict(zip(report.COLUMNS, report.cells(measured, 2), strict=True))
-    assert columns["J/token"] == "4"
+    columns = dict(zip(report.columns(2), report.cells(measured, 2), strict=True))
+    assert (columns["J/token"], columns["per GPU"]) == ("4", "1.9")
+    assert len(report.columns(None)) == len(report.cells(measured, None)) == len(report.COLUMNS) - 1
+    assert "per GPU" not in report.columns(None)
     assert report.cells(replace(measured, energy_j=None), 2)[-1] == "-"
 
 

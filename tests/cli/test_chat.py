@@ -15,7 +15,7 @@ from prompt_toolkit.output import DummyOutput
 from oscine.chat.effort import EFFORTS
 from oscine.cli.chat import messages
 from oscine.cli.chat.conversation import Conversation
-from oscine.cli.chat.messages import _editor, _history, is_open, read_lines, unquoted
+from oscine.cli.chat.messages import _history, editor, is_open, read_lines, unquoted
 from oscine.cli.chat.slash import SLASHES, Bye, obey
 from oscine.cli.chat.terminal import Terminal
 from oscine.cli.chat.wrap import Wrapper
@@ -30,26 +30,41 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[PipeInput]:
 
 
 def test_a_paste_of_several_lines_is_one_message(keyboard: PipeInput, tmp_path: Path) -> None:
-    read = _editor(tmp_path / "history")
     keyboard.send_text("\x1b[200~one\r\ntwo\n\nthree\n\x1b[201~ and more\rnext\r")
-    assert read() == "one\ntwo\n\nthree\n and more"
-    assert read() == "next"
+    with editor(tmp_path / "history") as read:
+        assert read() == "one\ntwo\n\nthree\n and more"
+        assert read() == "next"
 
 
 def test_quotes_and_alt_enter_go_on_in_the_next_line(keyboard: PipeInput, tmp_path: Path) -> None:
-    read = _editor(tmp_path / "history")
     keyboard.send_text('"""one\rtwo"""\r' + "three\x1b\rfour\r" + '/system """a\rb"""\r\x04')
-    assert [read(), read(), read()] == ['"""one\ntwo"""', "three\nfour", '/system """a\nb"""']
-    with pytest.raises(EOFError):
+    with editor(tmp_path / "history") as read:
+        assert [read(), read(), read()] == ['"""one\ntwo"""', "three\nfour", '/system """a\nb"""']
+        with pytest.raises(EOFError):
+            read()
+
+
+def test_pastes_are_told_apart_from_typing_as_long_as_the_conversation_lasts(
+    keyboard: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(DummyOutput, "enable_bracketed_paste", lambda output: said.append("on"))
+    monkeypatch.setattr(DummyOutput, "disable_bracketed_paste", lambda output: said.append("off"))
+    keyboard.send_text("one\r")
+    with editor(tmp_path / "history") as read:
+        assert said == ["on"], "before the first prompt"
         read()
+        assert said[-1] == "on", "after a prompt"
+    assert said[-1] == "off"
 
 
 def test_messages_are_kept_for_their_owner_alone(keyboard: PipeInput, tmp_path: Path) -> None:
     path = tmp_path / "state" / "chat_history"
     keyboard.send_text("first\r\x1b[200~second\nmessage\x1b[201~\r")
-    _editor(path)()
-    path.chmod(0o644)
-    _editor(path)()
+    for _ in range(2):
+        with editor(path) as read:
+            read()
+            path.chmod(0o644)
     assert list(_history(path).load_history_strings()) == ["second\nmessage", "first"]
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700

@@ -2,11 +2,12 @@
 
 import argparse
 import sys
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from oscine.chat.effort import DEFAULT, EFFORTS
-from oscine.cli.chat.messages import reader, unquoted
+from oscine.cli.chat.messages import read_lines, reader, unquoted
 from oscine.cli.chat.terminal import Terminal
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser, subcommand
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> None:
 
     from oscine.cli.chat.conversation import Conversation
 
+    history = environment.state_folder / "oscine" / _HISTORY
     with (
+        reader(history) if args.prompt is None else nullcontext(read_lines) as read,
         server_at(url, _config(args.model or NANO)) as base,
         httpx.Client(**client_settings(base, environment.api_key)) as client,
     ):
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         if args.prompt is not None:
             conversation.ask(args.prompt)
         else:
-            _converse(conversation, notes, environment.state_folder / "oscine" / _HISTORY)
+            _converse(conversation, notes, read)
 
 
 def _config(model: str) -> Config:
@@ -93,10 +96,9 @@ def _config(model: str) -> Config:
     return Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning"))
 
 
-def _converse(conversation: "Conversation", notes: Terminal, history: Path) -> None:
+def _converse(conversation: "Conversation", notes: Terminal, read: Callable[[], str]) -> None:
     from oscine.cli.chat.slash import BRIEF, Bye, obey
 
-    read = reader(history)
     notes.note(BRIEF)
     while True:
         try:

@@ -6,8 +6,8 @@ A paste is one message. A message that begins with """ goes on until the next ""
 import os
 import stat
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,10 @@ QUOTES = '"""'
 _BEFORE_QUOTES = ("", "/system")
 
 
-def reader(history: Path) -> Callable[[], str]:
+def reader(history: Path) -> AbstractContextManager[Callable[[], str]]:
     """Reads the next message; it raises EOFError at the end. `history`: file of earlier messages."""
     out = sys.stdout if sys.stdout.isatty() else sys.stderr
-    return _editor(history) if sys.stdin.isatty() and out.isatty() else read_lines
+    return editor(history) if sys.stdin.isatty() and out.isatty() else nullcontext(read_lines)
 
 
 def read_lines() -> str:
@@ -49,7 +49,9 @@ def unquoted(text: str) -> str:
     return text
 
 
-def _editor(history: Path) -> Callable[[], str]:
+@contextmanager
+def editor(history: Path) -> Iterator[Callable[[], str]]:
+    """A paste is one message also if it comes while there is no prompt: while a model loads, or answers."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.application import get_app
     from prompt_toolkit.filters import Condition
@@ -64,7 +66,23 @@ def _editor(history: Path) -> Callable[[], str]:
         key_bindings=_keys(),
         output=None if sys.stdout.isatty() else create_output(sys.stderr),
     )
-    return session.prompt
+
+    def expect_pastes() -> None:
+        session.output.enable_bracketed_paste()
+        session.output.flush()
+
+    def read() -> str:
+        try:
+            return session.prompt()
+        finally:
+            expect_pastes()
+
+    expect_pastes()
+    try:
+        yield read
+    finally:
+        session.output.disable_bracketed_paste()
+        session.output.flush()
 
 
 def _keys() -> "KeyBindings":

@@ -59,23 +59,30 @@ function endOfDollars(text, before) {
 }
 
 const OPENS = /^ {0,3}(\\\[|\$\$)/;
-const BLOCK = /^\s*(?:\\\[|\$\$)([^]*\S[^]*)(?:\\\]|\$\$)[\s.,;:]*$/;
 const MOST_LINES = 100;
+const BLOCK_LENGTH = 10_000; // characters
 
-/** The end of a formula that takes whole lines from `start`; `start` if there is none. */
-export function endOfFormula(lines, start) {
+/** [the end of a formula that takes whole lines from `start`, its source]; null if there is none. */
+export function linesOfFormula(lines, start) {
   const open = lines[start].match(OPENS)?.[1];
-  if (!open) return start;
+  if (!open) return null;
   const close = open === "$$" ? "$$" : "\\]";
-  for (let i = start; i < Math.min(lines.length, start + MOST_LINES); i += 1) {
-    const at = lines[i].indexOf(close, i === start ? lines[i].indexOf(open) + 2 : 0);
-    if (at >= 0) return BLOCK.test(lines.slice(start, i + 1).join("\n")) ? i + 1 : start;
+  let source = "";
+  let rest = lines[start].slice(lines[start].indexOf(open) + open.length);
+  for (let i = start; i < start + MOST_LINES && source.length < BLOCK_LENGTH; i += 1) {
+    const at = rest.indexOf(close);
+    if (at >= 0) {
+      source += rest.slice(0, at);
+      return source.trim() && /^[\s.,;:]*$/.test(rest.slice(at + 2)) ? [i + 1, source] : null;
+    }
+    if (i + 1 >= lines.length) return null;
+    source += `${rest}\n`;
+    rest = lines[i + 1];
   }
-  return start;
+  return null;
 }
 
-/** The element for lines that endOfFormula found. */
-export function formulaBlock(written) {
-  const [, source] = written.match(BLOCK);
+/** The element for lines that linesOfFormula found. */
+export function formulaBlock(source, written) {
   return h("div", { class: "formula-block", tabindex: "0", role: "region", "aria-label": "Formula" }, formula(source, true, written));
 }

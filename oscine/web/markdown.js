@@ -3,7 +3,7 @@
 
 import { coloured } from "./code_colors.js";
 import { copyText, h } from "./dom.js";
-import { endOfFormula, formulaBlock } from "./formula.js";
+import { formulaBlock, linesOfFormula } from "./formula.js";
 import { inline } from "./markdown_inline.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
@@ -50,7 +50,8 @@ function endOfBlock(lines, start) {
   const first = lines[start];
   if (FENCE.test(first)) return endOfFence(lines, start);
   if (HEADING.test(first) || RULE.test(first)) return start + 1;
-  if (endOfFormula(lines, start) > start) return endOfFormula(lines, start);
+  const formula = linesOfFormula(lines, start);
+  if (formula) return formula[0];
   if (QUOTE.test(first)) return endWhere(lines, start, (line) => !QUOTE.test(line));
   if (ITEM.test(first)) return endOfList(lines, start);
   if (isTable(lines, start)) return endWhere(lines, start + 1, (line) => !line.includes("|"));
@@ -65,7 +66,7 @@ function endWhere(lines, start, ends) {
 
 function opensBlock(lines, i) {
   const line = lines[i];
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line)) || isTable(lines, i) || endOfFormula(lines, i) > i;
+  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line)) || isTable(lines, i) || linesOfFormula(lines, i) !== null;
 }
 
 const isTable = (lines, i) =>
@@ -96,7 +97,8 @@ function block(source, depth) {
   const first = lines[0];
   if (FENCE.test(first)) return codeBlock(lines);
   if (RULE.test(first)) return h("hr");
-  if (endOfFormula(lines, 0) === lines.length) return formulaBlock(source);
+  const formula = linesOfFormula(lines, 0);
+  if (formula?.[0] === lines.length) return formulaBlock(formula[1], source);
   const heading = first.match(HEADING);
   if (heading) return h(`h${Math.min(heading[1].length + 1, 6)}`, {}, inline(heading[2].trim().replace(/\s#+$/, "")));
   if (depth < MAX_DEPTH && QUOTE.test(first)) {

@@ -258,6 +258,13 @@ def test_a_hostile_text_is_shown_in_no_time(page: "Page") -> None:
         "|-" * 9000,
         "- " * 9000,
         "**" * 9000,
+        "$" * 19999,
+        "$a" * 9000,
+        "$$ " * 6000,
+        "$$\n" * 6000,
+        "\\(" * 9000,
+        "\\[\n" * 6000,
+        "```js\n" + "`/*'\"" * 5000,
     ):
         started_s = time.monotonic()
         assert render(page, text)

@@ -1,6 +1,5 @@
 """A rank that cannot start, or that fails in a step, fails the engine with its reason. Nothing is left."""
 
-import os
 from collections.abc import Iterator
 
 import psutil

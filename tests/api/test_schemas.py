@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from oscine.api.anthropic.request import answer_form as messages_form
+from oscine.api.anthropic.request import chat_request
 from oscine.api.anthropic.schemas import MessagesRequest
 from oscine.api.http.errors import APIError
 from oscine.api.http.work import INLINE_SIZE
@@ -68,9 +69,9 @@ def by_responses(schema: dict[str, Any], **more: Any) -> Form | None:
 
 def by_messages(schema: dict[str, Any]) -> Form | None:
     config = {"format": {"type": "json_schema", "schema": schema}}
-    return messages_form(
-        msgspec.convert({"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}, MessagesRequest)
-    )
+    asked = {"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}
+    body = msgspec.convert(asked, MessagesRequest)
+    return messages_form(body, chat_request(body))
 
 
 def by_ollama(schema: dict[str, Any]) -> Form | None:
@@ -144,7 +145,7 @@ def test_the_part_that_is_refused_is_sought_beside_the_event_loop(
         raise ValueError("never")
 
     monkeypatch.setattr(JsonFormat, "part", refuse)
-    with pytest.raises(APIError, match="'format'.*never"):
+    with pytest.raises(APIError, match=r"'format'.*never"):
         asyncio.run(text_constraint(Form(JsonFormat({}), "format"), size=INLINE_SIZE + 1))
     assert threads
     assert get_ident() not in threads

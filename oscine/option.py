@@ -143,7 +143,7 @@ class Option:
         sized = self.metavar in _SIZES
         if isinstance(value, _READ_FROM[self.type]) and isinstance(value, bool) == self.is_flag:
             try:
-                read = read_size(value, self.metavar) if sized and isinstance(value, str) else self.type(value)
+                read: Any = read_size(value, self.metavar) if sized and isinstance(value, str) else self.type(value)
             except ValueError:
                 pass
             else:

@@ -196,6 +196,20 @@ def test_a_folder_that_every_user_may_change_is_refused(tmp_path: Path, mode: in
         os.close(open_folder(path / "below"))
 
 
+def test_a_volume_may_be_open_to_every_user_but_no_folder_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes makes an emptyDir with mode 0777."""
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
+    tmp_path.chmod(0o777)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o777)
+    with opened(tmp_path) as folder:
+        for use in (lambda: open_folder(tmp_path / "a"), lambda: open_below(folder, "a", tmp_path / "a")):
+            with pytest.raises(PermissionError, match=f"every user may write to {tmp_path}/a "):
+                use()
+
+
 def test_links_in_a_path_that_was_given_are_followed_and_the_folder_behind_them_is_judged(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "cache").symlink_to("private")

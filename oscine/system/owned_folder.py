@@ -239,7 +239,7 @@ class OwnedFolder:
                     os.unlink(MARK, dir_fd=self.descriptor)
                 with suppress(FileNotFoundError):
                     os.rmdir(self.path.name, dir_fd=self._parent)
-        except OSError as error:
+        except (OSError, RecursionError) as error:  # of folders whose modes forbid it, or that are nested too deeply
             report(f"{self.path} is kept: {error}")
         finally:
             self.close()

@@ -10,6 +10,8 @@ from pathlib import Path
 import tokenizers
 
 from oscine.model.o200k import BYTE_CHARACTERS
+from oscine.model.tokenizer_file import is_panic, read_tokenizer
+from oscine.system.model_files import shown
 
 _SLICE = 16_384  # characters
 
@@ -69,6 +71,10 @@ class _TextTable(dict[int, "str | None"]):
         return text
 
 
+class EncodingError(ValueError):
+    """The tokenizer failed on a text."""
+
+
 class Tokenizer:
     """A byte-level BPE vocabulary with the harmony special tokens.
 
@@ -91,12 +97,9 @@ class Tokenizer:
         """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError naming the file and what it lacks."""
         path = Path(folder)
         self.path = path / "tokenizer.json" if path.is_dir() else path
-        if not self.path.is_file():
+        if not self.path.exists():
             raise ValueError(f"tokenizer file {self.path} does not exist")
-        try:
-            self._inner = tokenizers.Tokenizer.from_file(str(self.path))
-        except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"{self.path} is not a tokenizer file: {error}") from error
+        self._inner, _ = read_tokenizer(self.path)
         self._inner.encode_special_tokens = True  # special tokens within text are plain text
         added = self._inner.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
@@ -118,7 +121,10 @@ class Tokenizer:
         self.texts = _TextTable(self)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text, never a special id. Lone surrogates become U+FFFD. Other threads go on meanwhile."""
+        """The ids of plain text, never a special id. Lone surrogates become U+FFFD. Other threads go on meanwhile.
+
+        Raises EncodingError where the tokenizer fails.
+        """
         try:
             return self._encode(text)
         except TypeError:  # how the library refuses lone surrogates
@@ -126,7 +132,12 @@ class Tokenizer:
 
     def _encode(self, text: str) -> list[int]:
         # A batch of one, because `encode` keeps the GIL: a long text would hold up the event loop from any thread.
-        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as error:
+            if is_panic(error):
+                raise EncodingError(f"{self.path} fails on a text: {shown(error)}") from None
+            raise
         ids: list[int] = encoding.ids
         return ids
 

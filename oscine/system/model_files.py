@@ -16,6 +16,7 @@ MOST_BYTES = 4 << 20  # of a file of JSON or text; gpt-oss's largest, the index 
 MOST_TOKENIZER_BYTES = 64 << 20  # of tokenizer.json; gpt-oss's has 27 MB
 _MOST_DEPTH = 64  # of objects and lists within each other
 _MOST_SHOWN = 200  # characters of a name or value
+_MOST_NAME = 255  # bytes
 _LARGEST = sys.float_info.max
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -36,6 +37,11 @@ def shown(found: object) -> str:
     text = str(found)
     cut = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def is_file_name(name: object) -> bool:
+    """Whether a file of a folder may have a name that a file has brought, and a message may show it."""
+    return isinstance(name, str) and Path(name).name == name and name.isprintable() and len(name.encode()) <= _MOST_NAME
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -373,3 +373,12 @@ def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
     grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges)
     assert not grammars.ready(grammar(1, 2))
     assert not grammars.matcher(grammar(1, 2)).is_error()
+
+
+def test_a_vocabulary_far_beyond_the_model_is_refused_before_its_table_is_made(tmp_path: Path) -> None:
+    """A table of 2^28 tokens would take 4 GB."""
+    path = tokenizer_file(tmp_path)
+    path.write_text(path.read_text().replace('"aaa": ', f'"far": {1 << 28}, "aaa": '))
+    cache = GrammarCache(path, TINY.vocab_size)
+    with pytest.raises(ValueError, match=f"has ids up to {1 << 28}, and the model has {TINY.vocab_size} tokens"):
+        cache.matcher(grammar(1, 2))

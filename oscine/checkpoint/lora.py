@@ -171,10 +171,10 @@ def _read(path: Path, adapter: _Adapter, specs: dict[str, TensorSpec]) -> dict[s
             raise ValueError(f"{path}: {module} has factors of rank {rank}, more than its matrix has rows or columns")
         if rank != expected:
             raise ValueError(f"{path}: {module} has factors of rank {rank}, and {ADAPTER} says {expected}")
-        tensors = [file.get_tensor(parts[factor]) for factor in "AB"]
-        if not all(torch.isfinite(tensor).all() for tensor in tensors):
+        into, out_of = (file.get_tensor(parts[factor]) for factor in "AB")
+        if not (torch.isfinite(into).all() and torch.isfinite(out_of).all()):
             raise ValueError(f"{path}: {module} has a factor that is not finite")
-        found[target[0]] = Factors(*tensors, adapter.scale_of(matrix))
+        found[target[0]] = Factors(into, out_of, adapter.scale_of(matrix))
     return found
 
 

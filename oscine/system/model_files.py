@@ -41,7 +41,8 @@ def shown(found: object) -> str:
 
 def is_file_name(name: object) -> bool:
     """Whether a file of a folder may have a name that a file has brought, and a message may show it."""
-    return isinstance(name, str) and Path(name).name == name and name.isprintable() and len(name.encode()) <= _MOST_NAME
+    whole = isinstance(name, str) and name == Path(name).name not in ("", "..")
+    return whole and str(name).isprintable() and len(str(name).encode()) <= _MOST_NAME
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -311,7 +311,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     try:
         return str(fetch(**where))
     except errors.LocalEntryNotFoundError as error:
-        why = offline or str(error).splitlines()[0]
+        why = shown(offline or str(error).splitlines()[0])
         raise _MissingError(f"{of} is not in the local cache, and the hub cannot be reached: {why}") from error
     except errors.GatedRepoError as error:
         raise ValueError(f"{of} is gated: its page on the hub says on what terms HF_TOKEN may read it") from error
@@ -322,7 +322,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     except errors.EntryNotFoundError as error:
         raise _MissingError(f"{of} has no {where['filename']}") from error
     except (of_its_library, errors.HFValidationError, OSError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = shown(str(error).strip().splitlines()[0])
         raise ValueError(f"{of} cannot be fetched: {why}") from error
 
 

@@ -4,7 +4,7 @@ The ids of harmony's special tokens differ between models.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -132,14 +132,18 @@ class Tokenizer:
 
     def _encode(self, text: str) -> list[int]:
         # A batch of one, because `encode` keeps the GIL: a long text would hold up the event loop from any thread.
+        ids: list[int] = self._encoded(self._inner.encode_batch_fast, text).ids
+        return ids
+
+    def _encoded(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
+        """What a method of the library for batches makes of one text. Raises EncodingError where it panics."""
         try:
-            (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+            (encoding,) = encode([text], add_special_tokens=False)
         except BaseException as error:
             if is_panic(error):
                 raise EncodingError(f"{self.path} fails on a text: {shown(error)}") from None
             raise
-        ids: list[int] = encoding.ids
-        return ids
+        return encoding
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
         """Whether texts certainly have more than `most` tokens. `most` bounds the cost of finding out.

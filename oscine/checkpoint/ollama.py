@@ -14,7 +14,7 @@ from oscine.system.model_files import read_json, shown
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _HOST, _OWNER = "registry.ollama.ai", "library"  # which names leave out
-_DIGEST = re.compile("sha256[:-][0-9a-f]+")
+_DIGEST = re.compile("sha256[:-][0-9a-f]{64}")
 _NAME = re.compile(r"(?:[\w.-]+(?::\d+)?/)*[\w.-]+:[\w.-]+")
 
 

@@ -31,11 +31,10 @@ def panicking(tmp_path: Path) -> Iterator[ScriptedServer]:
     ("path", "body"),
     [
         ("/v1/chat/completions", FAILS),
-        ("/v1/completions", {"prompt": ENDLESS}),
-        ("/v1/responses", {"input": ENDLESS}),
+        ("/v1/responses", {"input": ENDLESS, "stream": True}),
         ("/v1/messages", FAILS | {"max_tokens": 10}),
-        ("/api/chat", FAILS | {"stream": False}),
-        ("/tokenize", {"prompt": ENDLESS}),
+        ("/api/chat", FAILS),
+        ("/v1/completions", {"prompt": ENDLESS}),
     ],
 )
 def test_a_text_on_which_the_tokenizer_fails_is_400_and_one_line(

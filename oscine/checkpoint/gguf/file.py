@@ -29,7 +29,7 @@ _FLOAT = 6  # value type of a 32-bit float
 # gpt-oss has some 40 values, 700 tensors, and arrays of 450,000 texts. More is refused before it takes memory.
 _MOST_VALUES, _MOST_TENSORS, _MOST_TEXTS = 1 << 14, 1 << 17, 1 << 20
 _MOST_HEADER = 64 << 20  # bytes before the tensors; gpt-oss has 13 MB
-_MOST_LISTED = 1 << 16  # numbers of an array that become a list
+_MOST_LISTED = 1 << 16  # numbers of an array; more are some for each token, which are not needed
 _MOST_DIMENSIONS = 4
 _MOST_PARTS = 1024
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -121,7 +121,7 @@ class Gguf:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata: dict[str, Any] = {}  # numbers, booleans, strings, Texts, lists and large arrays of numbers
+        self.metadata: dict[str, Any] = {}  # numbers, booleans, strings, Texts, lists of numbers; None for a long list
         self.tensors: dict[str, Stored] = {}
         for part in parts_of(path):
             try:
@@ -236,8 +236,7 @@ class _Cursor:
         if kind != _TEXT:
             numbers = np.dtype(f"<{_code(kind)}")
             start, _ = self._skip(count * numbers.itemsize)
-            found = np.frombuffer(self.data, numbers, count, start)
-            return found.tolist() if count <= _MOST_LISTED else found
+            return np.frombuffer(self.data, numbers, count, start).tolist() if count <= _MOST_LISTED else None
         _check_count("texts in an array", count, _MOST_TEXTS)
         texts = Texts(self.data, self.at, count)
         self._skip_texts(count)

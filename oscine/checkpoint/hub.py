@@ -311,7 +311,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     try:
         return str(fetch(**where))
     except errors.LocalEntryNotFoundError as error:
-        why = shown(offline or str(error).splitlines()[0])
+        why = offline or str(error).splitlines()[0]
         raise _MissingError(f"{of} is not in the local cache, and the hub cannot be reached: {why}") from error
     except errors.GatedRepoError as error:
         raise ValueError(f"{of} is gated: its page on the hub says on what terms HF_TOKEN may read it") from error

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -144,3 +145,23 @@ def test_a_model_on_this_machine_has_no_revision(model_folder: Path, find: Calla
 def test_an_impossible_number_of_ranks_is_refused_without_an_engine(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         tokenizer_folder(EngineOptions(ModelOptions(**options)))
+
+
+@pytest.mark.parametrize("has_config", [True, False], ids=["safetensors", "GGUF"])
+def test_ranks_are_checked_with_the_configuration_alone(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, has_config: bool
+) -> None:
+    """That of a GGUF file is in the large file, so it waits for the download."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / COMMIT
+    for folder in (snapshot, snapshot.parents[1] / "refs"):
+        folder.mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "main").write_text(COMMIT)
+    if has_config:
+        (snapshot / "config.json").write_text((model_folder / "config.json").read_text())
+    with pytest.raises(ValueError, match="3 ranks cannot divide") if has_config else nullcontext():
+        hub.check_ranks(ModelOptions("owner/name", tensor_parallel_size=3))
+    hub.check_ranks(ModelOptions("owner/name", tensor_parallel_size=2))

@@ -1,12 +1,14 @@
 """What tokenizer.json stores beside the vocabulary, and how it is written."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from oscine.model import o200k
 from oscine.model.tokenizer_file import read_tokenizer
 
 from .conftest import write_byte_tokenizer
@@ -72,3 +74,43 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 def test_more_tokens_than_a_model_has_are_not_read(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=rf"tokenizer\.json: {said}"):
         read_tokenizer(stored(tmp_path, **change))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabulary takes seconds to make."""
+    monkeypatch.setattr(o200k, "_ranked_tokens", list)
+    monkeypatch.setattr(o200k, "_tokenizer_json", lambda tokens: {"made": True})
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("planted", ["writable by all", "a link", "a pipe"])
+def test_a_planted_vocabulary_is_not_used(tmp_path: Path, planted: str) -> None:
+    path = o200k.o200k_folder(tmp_path) / "tokenizer.json"
+    path.unlink()
+    if planted == "writable by all":
+        path.write_text("{}")
+        path.chmod(0o666)
+    elif planted == "a link":
+        (tmp_path / "other").write_text("{}")
+        path.symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(path)
+    assert o200k.o200k_folder(tmp_path) == path.parent
+    assert (path.is_symlink(), path.read_text()) == (False, '{"made": true}')
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_vocabulary_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+    path = o200k.o200k_folder(tmp_path) / "tokenizer.json"
+    path.write_text("kept")
+    assert (o200k.o200k_folder(tmp_path) / "tokenizer.json").read_text() == "kept"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_that_everyone_may_change_is_one_line(tmp_path: Path) -> None:
+    o200k.o200k_folder(tmp_path).chmod(0o777)
+    with pytest.raises(
+        ValueError, match="o200k_harmony: no place for the o200k_harmony vocabulary: every user may writ"
+    ):
+        o200k.o200k_folder(tmp_path)

@@ -127,9 +127,12 @@ def _adapter(path: Path) -> _Adapter:
     if values.get("modules_to_save"):
         raise ValueError(f"{path}: modules_to_save cannot be merged")
     ranks, alphas = (_pattern(path, name, values.get(name)) for name in ("rank_pattern", "alpha_pattern"))
-    for name, rank in {"r": values.get("r"), **{f"rank_pattern.{key}": rank for key, rank in ranks.items()}}.items():
+    for name, rank in [("r", values.get("r")), *((f"rank_pattern.{key}", rank) for key, rank in ranks.items())]:
         _require(type(rank) is int and rank > 0, path, name, "a positive integer", rank)
-    for name, alpha in {"lora_alpha": values.get("lora_alpha"), **alphas}.items():
+    for name, alpha in [
+        ("lora_alpha", values.get("lora_alpha")),
+        *((f"alpha_pattern.{key}", own) for key, own in alphas.items()),
+    ]:
         _require(type(alpha) in (int, float), path, name, "a number", alpha)
     return _Adapter(values["r"], values["lora_alpha"], ranks, alphas, bool(values.get("use_rslora")))
 

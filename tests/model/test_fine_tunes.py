@@ -416,6 +416,7 @@ def test_an_adapter_of_experts_is_merged(floats: Path, tmp_path: Path, in_floats
             {"rank_pattern": {"q_proj": 0}},
             r"rank_pattern\.q_proj must be a positive integer",
         ),
+        (QUERY, ((2, 96), (512, 2)), {"alpha_pattern": {"q_proj": "6"}}, r"alpha_pattern\.q_proj must be a number"),
         (QUERY, ((2, 96), (512, 2)), {"rank_pattern": {"(q|k)_proj": 2}}, "must be an object with names of modules"),
         (EXPERTS, ((20, 96), (320, 20)), {}, r"experts has factors of rank 4, and adapter_config\.json says 2"),
         ("model.layers.9.mlp.experts", ((10, 96), (320, 10)), {}, "there is no matrix"),

@@ -33,6 +33,7 @@ def panicking(tmp_path: Path) -> Iterator[ScriptedServer]:
         ("/v1/chat/completions", FAILS),
         ("/v1/responses", {"input": ENDLESS, "stream": True}),
         ("/v1/messages", FAILS | {"max_tokens": 10}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": ENDLESS + " and" * 20_000}]}),
         ("/api/chat", FAILS),
         ("/v1/completions", {"prompt": ENDLESS}),
     ],

@@ -1,6 +1,9 @@
 """The tokenizer of a served model: a text on which it fails is the error of one request."""
 
 import logging
+from collections.abc import Callable
+
+from tokenizers import Encoding
 
 from oscine.api.http.errors import APIError
 from oscine.chat.tokenizer import EncodingError, Tokenizer
@@ -9,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class ServedTokenizer(Tokenizer):
-    def encode(self, text: str) -> list[int]:
+    def _encoded(self, encode: Callable[..., list[Encoding]], text: str) -> Encoding:
         """Raises APIError, with one line in the log, where the tokenizer fails."""
         try:
-            return super().encode(text)
+            return super()._encoded(encode, text)
         except EncodingError as error:
             logger.error("%s", error)
             raise APIError("The model's tokenizer fails on a text of this request.") from None

@@ -17,8 +17,10 @@ from starlette.types import Message
 from oscine.api.http import memory as limits
 from oscine.api.http.body import read_body
 from oscine.api.http.errors import APIError
-from oscine.api.http.memory import check_values
+from oscine.api.http.memory import memory_of
 from oscine.api.http.work import Trimmer
+from oscine.api.serving import schemas
+from oscine.api.serving.schemas import ChatCompletionRequest, decode
 from oscine.api.turns import conversation
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
@@ -180,11 +182,26 @@ def test_a_body_that_never_ends_is_a_408() -> None:
 
 
 def test_bodies_have_a_bound_together(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 1000)
-    small, large = b'{"tokens": []}', b'{"tokens": []}' + b" " * 1000
+    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 2000)
+    small, large = b'{"tokens": []}', b'{"tokens": []}' + b" " * 2000
     assert scripted.post("/detokenize", large).status_code == 503
     assert scripted.post("/detokenize", small + b" " * 600).status_code == 200
     assert scripted.post("/detokenize", small + b" " * 600).status_code == 200, "the first was not given back"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses", "/api/chat"]
+)
+def test_a_byte_order_mark_before_a_body_is_skipped(scripted: ScriptedServer, path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "max_tokens": 1}
+    wanted = {"/v1/responses": {"model", "input"}, "/v1/completions": {"prompt"}}.get(
+        path, {"model", "messages", "max_tokens"}
+    )
+    body = {"model": scripted.model.names[0], **asked}
+    mark = b"\xef\xbb\xbf"
+    text = json.dumps({name: value for name, value in body.items() if name in wanted}).encode()
+    assert scripted.post(path, mark + text).status_code == 200
+    assert scripted.post(path, mark + mark + text).status_code == 400, "only one is a mark"
 
 
 def test_a_text_full_of_marks_takes_no_more_room_than_can_be_decoded(
@@ -232,18 +249,26 @@ def test_a_request_of_too_many_things_is_refused_by_its_parameter(scripted: Scri
 
 @pytest.mark.parametrize("text", ["[{,:" * 100_000, '\\"' * 200_000, '\\",' * 200_000 + "\\\\"])
 def test_marks_within_a_text_are_no_values(text: str) -> None:
-    check_values(json.dumps({"prompt": text}).encode())
-    check_values(b'{"prompt": "%s"}' % text.encode())
+    memory_of(json.dumps({"prompt": text}).encode())
+    memory_of(b'{"prompt": "%s"}' % text.encode())
 
 
 @pytest.mark.parametrize("text", [b"[" + b'"\\\\",' * 262_144, b'{"":{}}' * 200_000, b'"' * 600_000 + b"," * 300_000])
 def test_values_are_counted_behind_texts(text: bytes) -> None:
     with pytest.raises(ValueError, match="more than 262144 JSON values"):
-        check_values(text)
+        memory_of(text)
+
+
+def test_values_of_many_parameters_are_refused_without_looking_at_each() -> None:
+    """Only parameters that are long in usual requests are looked for: of unknown ones there may be any number."""
+    body = b"{" + b",".join(b'"%d":0' % i for i in range(200_000)) + b"}"
+    with pytest.raises(APIError) as caught:
+        asyncio.run(decode(body, ChatCompletionRequest, {"type": "http"}))
+    assert caught.value.param is None
 
 
 def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
-    check_values(json.dumps({"prompt": list(range(131_072))}).encode())
+    memory_of(json.dumps({"prompt": list(range(131_072))}).encode())
 
 
 @pytest.mark.long
@@ -267,6 +292,23 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
         }
         assert scripted.post(path, body).status_code == 400, "more than its context"
     assert seen == {False}
+
+
+def test_large_bodies_are_decoded_one_at_a_time_beside_the_event_loop(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call into C holds the interpreter. Of two at once the loop could wait for both."""
+    seen = set()
+    whole = schemas.memory_of
+
+    def noted(body: bytes) -> int:
+        seen.add(threading.current_thread().name)
+        return whole(body)
+
+    monkeypatch.setattr(schemas, "memory_of", noted)
+    for path in ("/v1/chat/completions", "/tokenize", "/detokenize", "/v1/responses", "/v1/messages", "/api/chat"):
+        scripted.post(path, b"{" + b" " * 20_000 + b"}")
+    assert seen == {"bodies_0"}
 
 
 @pytest.mark.long

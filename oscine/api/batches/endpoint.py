@@ -26,7 +26,7 @@ from oscine.api.http.asgi import ClientLeftError
 from oscine.api.http.body import json_response, read_body
 from oscine.api.http.errors import APIError, invalid, not_found
 from oscine.api.http.keys import Caller
-from oscine.api.http.record import current
+from oscine.api.http.memory import Held
 from oscine.api.responses.schemas import read_query
 from oscine.api.serving.schemas import decode
 
@@ -64,13 +64,11 @@ class Files:
 
     async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
         """The body. Its memory is given back at once, because it goes to the disk."""
-        record = current.get()
+        held = Held.of(request.scope)
         try:
             async for piece in request.stream():
                 yield piece
-                if record is not None:
-                    self._service.bodies.give_back(record.held_bytes)
-                    record.held_bytes = 0
+                held.give_back()
         except ClientDisconnect:
             raise ClientLeftError from None
 
@@ -119,7 +117,8 @@ class Batches:
     async def create(self, request: Request) -> Response:
         self._store.check()
         owner = _owner(request)
-        body = decode(await read_body(request, self._service.config.server.max_body_bytes), BatchRequest)
+        received = await read_body(request, self._service.config.server.max_body_bytes)
+        body = await decode(received, BatchRequest, request.scope)
         file = await self._store.file(body.input_file_id, owner)
         if file is None:
             raise _no_file(body.input_file_id, "input_file_id")

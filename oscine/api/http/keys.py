@@ -4,6 +4,7 @@ Keys are held as their SHA-256.
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from oscine.api.http.asgi import ASGIApp, Receive, Scope, Send
 from oscine.api.http.errors import APIError
 from oscine.api.http.rate_limits import KeyLimits, KeyUse
 from oscine.api.http.record import current, header
+from oscine.api.http.work import BATCHES, BODIES, REQUESTS
 from oscine.config import ServerOptions
 from oscine.option import OptionError
 
@@ -133,6 +135,16 @@ class Caller:
     def name(self) -> str:
         """Name of the key, which owns what is kept for the request; empty without a key."""
         return "" if self.key is None else self.key.name
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """For work on the request beside the event loop."""
+        return BATCHES if self.in_batch else REQUESTS
+
+    @property
+    def decoding(self) -> ThreadPoolExecutor:
+        """The same for decoding its body."""
+        return BATCHES if self.in_batch else BODIES
 
 
 NO_CALLER = Caller()

@@ -68,7 +68,7 @@ class OllamaChat(_Answers[OllamaChatRequest]):
         body = call.body
         if not body.messages:
             return None
-        chat = call.with_body(await beside(lambda: chat_request(body), call.size))
+        chat = call.with_body(await beside(lambda: chat_request(body), call.size, call.caller.threads))
         (turn,) = await chat_turns(self.service, chat, form=answer_form(body), clipped=True)
         return chat, turn
 

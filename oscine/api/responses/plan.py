@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -74,8 +75,9 @@ class ResponsePlan:
 
     async def turn(self, service: ResponseService) -> Turn:
         """Raises APIError."""
-        body, may = self.body, self._allowed
-        wanted = only_form([*_text_format(body)[0], *extensions(body)])
+        body = self.body
+        call, may = self.call, self._allowed
+        wanted = await beside(partial(_form, call.body), call.size, call.caller.threads)
         if not may.recipients:  # else an answer may follow them
             check_beside_calls(extensions(body), may.choice)
 
@@ -116,10 +118,12 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
     chain = await _chain(service, body.previous_response_id, owner)
-    size = sum(len(stored.input) + len(stored.body) for stored in chain)
+    size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
-    kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
+    kept = await beside(
+        lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size, threads
+    )
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
     found, calls = await _referenced(service, body, owner)
@@ -133,7 +137,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         history.add(items, calls, "input")
         return items, history.messages()
 
-    items, messages = await beside(said, call.size + size)
+    items, messages = await beside(said, call.size + size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
@@ -176,6 +180,10 @@ async def _referenced(
     kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
+
+
+def _form(body: ResponseRequest) -> Form | None:
+    return only_form([*_text_format(body)[0], *extensions(body)])
 
 
 def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | None]:

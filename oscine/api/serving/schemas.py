@@ -9,8 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from oscine.api.http.asgi import Scope
 from oscine.api.http.errors import APIError, from_validation, invalid
-from oscine.api.http.memory import check_values
+from oscine.api.http.keys import Caller
+from oscine.api.http.memory import Held, memory_of
+from oscine.api.http.work import beside
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -224,6 +227,7 @@ class DetokenizeRequest(Struct):
 
 T = TypeVar("T")
 
+_FEW_KEYS = 1 << 14  # of a body whose parameters are all looked at, to name the longest
 _CHOICES = {
     "role": get_args(Role),
     "reasoning_effort": EFFORTS,
@@ -232,18 +236,26 @@ _CHOICES = {
 }
 
 
-def decode(body: bytes, type: type[T]) -> T:
-    """Raises APIError for invalid JSON, and for a parameter that has the wrong type or is refused."""
-    request = _decoded(body, type)
+async def decode(body: bytes, type: type[T], scope: Scope) -> T:
+    """The request, made beside the event loop from a large body. `scope`: of the request, which holds the memory.
+
+    Raises APIError for invalid JSON, for a parameter that has the wrong type or is refused, and where memory is short.
+    """
+    threads = Caller.of(scope).decoding
+    Held.of(scope).take(await beside(lambda: _memory_of(body), len(body), threads))
+    request = await beside(lambda: _decoded(body, type), len(body), threads)
     refuse(request)
     return request
 
 
-def _decoded(body: bytes, type: type[T]) -> T:
+def _memory_of(body: bytes) -> int:
     try:
-        check_values(body)
+        return memory_of(body)
     except ValueError as error:
         raise _too_many_values(body, str(error)) from None
+
+
+def _decoded(body: bytes, type: type[T]) -> T:
     try:
         with paused():  # the collector would traverse a large request repeatedly while it is decoded
             return msgspec.json.decode(body, type=type)
@@ -265,14 +277,28 @@ def of_objects(fields: dict[str, Any], type: type[T]) -> T:
     return request
 
 
+class _Longest(Struct):
+    """The parameters that are long in usual requests."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    tokens: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+
+
 def _too_many_values(body: bytes, why: str) -> APIError:
     """The error for a body with too many values; names the longest parameter."""
+    few = body.count(b":") <= _FEW_KEYS
     try:
-        params = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        found: Any = msgspec.json.decode(body, type=dict[str, msgspec.Raw] if few else _Longest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        params = {}
-    largest = max(params, key=lambda param: len(bytes(params[param])), default=None)
-    return APIError(f"Invalid request: {why}.") if largest is None else invalid(largest, why)
+        return APIError(f"Invalid request: {why}.")
+    params: dict[str, msgspec.Raw] = found if few else msgspec.structs.asdict(found)
+    sizes = {param: len(memoryview(value)) for param, value in params.items()}
+    longest = max(sizes, key=sizes.__getitem__, default="")
+    known = sizes.get(longest, 0) > len(body) // 2
+    return invalid(longest, why) if known else APIError(f"Invalid request: {why}.")
 
 
 def convert(value: Any, type: type[T], where: str) -> T:

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from oscine.api.http.errors import unavailable
 from oscine.api.http.rate_limits import KeyUse
 from oscine.api.http.record import current
+from oscine.api.http.work import REQUESTS
 from oscine.api.serving.admission import Admission
 from oscine.api.serving.prompt import Prompts
 from oscine.api.telemetry.metrics import Metrics
@@ -134,8 +136,8 @@ class ServedModel:
         """Why it could not be started, or why its engine last failed."""
         return self._failure or self.engine.error
 
-    def ready(self) -> ReadyModel:
-        """Raises APIError 503 unless requests can be served now."""
+    def ready(self, threads: ThreadPoolExecutor = REQUESTS) -> ReadyModel:
+        """The model, whose long prompts are made in `threads`. Raises APIError 503 unless requests can be served."""
         state = self.state
         if state != "ready" or self._ready is None:
             reason = f": {self.error}" if self.error else ""
@@ -143,7 +145,7 @@ class ServedModel:
         info = self.engine.info
         if info is not None and info.max_model_len != self._ready.info.max_model_len:  # a cluster was updated
             self._ready = self._made_ready(info, self._ready.tokenizer)
-        return self._ready
+        return replace(self._ready, prompts=self._ready.prompts.using(threads))
 
     @contextmanager
     def admit(self, requests: Sequence[GenerationRequest], key: KeyUse | None) -> Iterator[None]:

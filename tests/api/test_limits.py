@@ -17,7 +17,7 @@ from starlette.types import Message
 from oscine.api.http import memory as limits
 from oscine.api.http.body import read_body
 from oscine.api.http.errors import APIError
-from oscine.api.http.memory import memory_of
+from oscine.api.http.memory import Bodies, Held, memory_of
 from oscine.api.http.work import Trimmer
 from oscine.api.serving import schemas
 from oscine.api.serving.schemas import ChatCompletionRequest, decode
@@ -262,9 +262,10 @@ def test_values_are_counted_behind_texts(text: bytes) -> None:
 def test_values_of_many_parameters_are_refused_without_looking_at_each() -> None:
     """Only parameters that are long in usual requests are looked for: of unknown ones there may be any number."""
     body = b"{" + b",".join(b'"%d":0' % i for i in range(200_000)) + b"}"
-    with pytest.raises(APIError) as caught:
-        asyncio.run(decode(body, ChatCompletionRequest, {"type": "http"}))
-    assert caught.value.param is None
+    scope: dict[str, Any] = {"type": "http"}
+    with Held(Bodies(), scope), pytest.raises(APIError) as caught:
+        asyncio.run(decode(body, ChatCompletionRequest, scope))
+    assert (caught.value.status, caught.value.param) == (400, None)
 
 
 def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:

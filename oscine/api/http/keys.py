@@ -151,7 +151,10 @@ NO_CALLER = Caller()
 
 
 def batch_scope(path: str, key: KeyUse | None) -> Scope:
-    """The ASGI scope of a line of a batch, which an endpoint reads as it reads a client's request."""
+    """The ASGI scope of a line of a batch, which an endpoint reads as it reads a client's request.
+
+    The batch itself counts the memory of its lines.
+    """
     facts = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
     return {**facts, _KEY: key, _BATCH: True}
 

@@ -241,9 +241,11 @@ async def decode(body: bytes, type: type[T], scope: Scope) -> T:
 
     Raises APIError for invalid JSON, for a parameter that has the wrong type or is refused, and where memory is short.
     """
-    threads = Caller.of(scope).decoding
-    Held.of(scope).take(await beside(lambda: _memory_of(body), len(body), threads))
-    request = await beside(lambda: _decoded(body, type), len(body), threads)
+    caller = Caller.of(scope)
+    values = await beside(lambda: _memory_of(body), len(body), caller.decoding)
+    if not caller.in_batch:
+        Held.of(scope).take(values)
+    request = await beside(lambda: _decoded(body, type), len(body), caller.decoding)
     refuse(request)
     return request
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from oscine.api.http.errors import unavailable
-from oscine.api.http.rate_limits import KeyUse
+from oscine.api.http.keys import Caller
 from oscine.api.http.record import current
 from oscine.api.http.work import REQUESTS
 from oscine.api.serving.admission import Admission
@@ -148,7 +148,7 @@ class ServedModel:
         return replace(self._ready, prompts=self._ready.prompts.using(threads))
 
     @contextmanager
-    def admit(self, requests: Sequence[GenerationRequest], key: KeyUse | None) -> Iterator[None]:
+    def admit(self, requests: Sequence[GenerationRequest], caller: Caller) -> Iterator[None]:
         """A place for each sequence of one HTTP request, until the context ends.
 
         Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
@@ -159,8 +159,9 @@ class ServedModel:
         prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
         with ExitStack() as held:
             held.enter_context(self.admission.hold(len(requests), sum(lengths)))
-            if key is not None:
-                held.enter_context(key.hold(len(requests), sum(prompts.values())))
+            if caller.key is not None:
+                tokens = sum(prompts.values())
+                held.enter_context(caller.key.hold(len(requests), tokens, in_batch=caller.in_batch))
             self.metrics.admitted(requests)
             yield
 

@@ -27,6 +27,7 @@ from oscine.api.port_file import PortFile
 from oscine.api.responses.service import ResponseService
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
+from oscine.collector import collect_when_quiet
 from oscine.config import Config
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
@@ -158,12 +159,14 @@ class Server(uvicorn.Server):
         self._warn_if_open()
         starting = asyncio.create_task(self._start_service(on_ready))
         measuring = asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe))
+        collecting = asyncio.create_task(collect_when_quiet(lambda: self.service.bodies.are_few))
         try:
             await self.serve(sockets=[self.listener])
         finally:
             starting.cancel()
             measuring.cancel()
-            await asyncio.wait((starting, measuring))
+            collecting.cancel()
+            await asyncio.wait((starting, measuring, collecting))
             await self.service.stop()
             if self._port_file is not None:
                 self._port_file.close()

@@ -21,7 +21,7 @@ from oscine.api.serving.parameters import (
 from oscine.chat.effort import Effort
 
 
-class Block(Struct):
+class Block(Struct, gc=False):
     """A part of a message; which fields it has depends on its type."""
 
     type: Annotated[str, about("`text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`.")]
@@ -35,7 +35,7 @@ class Block(Struct):
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
 
 
-class AnthropicMessage(Struct):
+class AnthropicMessage(Struct, gc=False):
     role: Annotated[Literal["user", "assistant", "system"], about("The author of the message.")]
     content: Annotated[str | list[Block], about("A text or blocks.")]
 

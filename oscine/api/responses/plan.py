@@ -27,6 +27,7 @@ from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.tools.toolbox import Toolbox
 
+_MOST_REFERENCES = 8192  # to stored items; each is looked up by itself
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 
 
@@ -126,7 +127,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     )
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
-    found, calls = await _referenced(service, body, owner)
+    found, calls = await _referenced(service, call)
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
         history = ItemHistory()
@@ -138,6 +139,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         return items, history.messages()
 
     items, messages = await beside(said, call.size + size, threads)
+    tools = await beside(lambda: ClientTools(body.tools or ()), call.size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
@@ -153,7 +155,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         include=included(body.include),
         input=items,
         messages=messages,
-        tools=ClientTools(body.tools or ()),
+        tools=tools,
         toolbox=toolbox,
         listed=frozenset(item["server_label"] for item in listings),
     )
@@ -172,11 +174,13 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
 
 
 async def _referenced(
-    service: ResponseService, body: ResponseRequest, owner: str
+    service: ResponseService, call: Call[ResponseRequest]
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
-    ids = references(body.input)
-    stored = await service.store.items(ids, owner) if ids else {}
+    ids = await beside(lambda: references(call.body.input), call.size, call.caller.threads)
+    if len(ids) > _MOST_REFERENCES:
+        raise invalid("input", f"it refers to more than {_MOST_REFERENCES} stored items")
+    stored = await service.store.items(ids, call.caller.name) if ids else {}
     kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}

@@ -5,13 +5,15 @@ Custom tools and the functions of namespaces become functions, the only tools of
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oscine.api.http.errors import invalid, unsupported
 from oscine.api.responses.view import Object
 from oscine.api.serving.formats import Calls
+from oscine.api.serving.parameters import MAX_TOOLS
 from oscine.api.serving.schemas import Function, convert
 from oscine.chat.messages import ConversationError, FunctionTool
 from oscine.chat.tools import validate_tools
@@ -37,7 +39,7 @@ class _Custom(Struct):
 
 class _Namespace(Struct):
     name: str
-    tools: list[dict[str, Any]]
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
     description: str | None = None
 
 
@@ -47,7 +49,7 @@ class _Choice(Struct):
     namespace: str | None = None
     server_label: str | None = None
     mode: str = "auto"
-    tools: list["_Choice"] = []
+    tools: Annotated[list["_Choice"], Meta(max_length=MAX_TOOLS)] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,16 @@ class ClientTools:
     """The tools that the client answers. Raises APIError that names the parameter."""
 
     def __init__(self, tools: Sequence[Object]) -> None:
-        found = [client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]")]
+        given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
+        found = [*islice(given, MAX_TOOLS + 1)]
+        if len(found) > MAX_TOOLS:
+            raise invalid("tools", f"there are more than {MAX_TOOLS} in all namespaces")
         try:
             validate_tools([tool.function for tool in found])
         except ConversationError as error:
             raise invalid(error.param, str(error)) from None
         self._tools = {tool.function.name: tool for tool in found}
+        self._by_client = {(tool.name, tool.namespace): tool.function for tool in reversed(found)}
 
     @property
     def functions(self) -> tuple[FunctionTool, ...]:
@@ -79,8 +85,7 @@ class ClientTools:
         return self._tools[function]
 
     def function(self, name: str, namespace: str | None) -> FunctionTool | None:
-        found = (tool.function for tool in self._tools.values() if (tool.name, tool.namespace) == (name, namespace))
-        return next(found, None)
+        return self._by_client.get((name, namespace))
 
 
 def function_name(name: str, namespace: str | None) -> str:
@@ -94,7 +99,8 @@ def builtin_tools(tools: Sequence[Object]) -> list[Object]:
 
 
 def _builtin_type(tool: Object) -> str | None:
-    return next((kind for kind in _BUILTIN_TYPES if str(tool.get("type")).startswith(kind)), None)
+    given = tool.get("type")
+    return next((kind for kind in _BUILTIN_TYPES if isinstance(given, str) and given.startswith(kind)), None)
 
 
 def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Object]:

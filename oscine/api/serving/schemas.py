@@ -33,7 +33,7 @@ Verbosity = Literal["low", "medium", "high"]
 _EFFORT = "How much the model thinks (default `medium`): of the model's three efforts the nearest is meant."
 
 
-class ContentPart(Struct):
+class ContentPart(Struct, gc=False):
     type: Annotated[str, about("`text` or `refusal`.")]
     text: Annotated[str | None, about("The text of a part of type `text`.")] = None
     refusal: Annotated[str | None, about("The text of a part of type `refusal`.")] = None
@@ -61,7 +61,7 @@ def part_text(part: Any, kinds: Collection[str], where: str) -> str:
     return text
 
 
-class FunctionCall(Struct):
+class FunctionCall(Struct, gc=False):
     name: Annotated[str, about("The function's name.")]
     arguments: Annotated[str, about("The arguments as JSON text.")]
 
@@ -74,13 +74,13 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         return {"invalid_json": arguments}
 
 
-class ToolCall(Struct):
+class ToolCall(Struct, gc=False):
     id: Annotated[str, about("The id that the message with the result refers to.")]
     function: Annotated[FunctionCall, about("The called function.")]
     type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
 
 
-class Message(Struct):
+class Message(Struct, gc=False):
     role: Annotated[Role, about("The author of the message.")]
     content: Annotated[str | list[ContentPart] | None, about("A text, or parts of one.")] = None
     name: Annotated[str | None, about("The function whose result this is, where there is no `tool_call_id`.")] = None
@@ -117,7 +117,7 @@ class AllowedTool(Struct):
 
 class AllowedTools(Struct):
     mode: Annotated[Literal["auto", "required"], about("Whether one of them must be called.")]
-    tools: Annotated[list[AllowedTool], about("The functions that may be called.")]
+    tools: Annotated[list[AllowedTool], Meta(max_length=MAX_TOOLS), about("The functions that may be called.")]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):

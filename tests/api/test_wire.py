@@ -404,7 +404,9 @@ def test_all_requests_before_the_end_of_the_sending_side_are_answered() -> None:
     serve(test)
 
 
-@pytest.mark.parametrize("sent", [b"", FIRST_LINE, FIRST_LINE + b"Content-Length: 9\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "sent", [b"", FIRST_LINE, FIRST_LINE + b"X: " + b"y" * 50_000, FIRST_LINE + b"Content-Length: 9\r\n\r\n{"]
+)
 def test_a_request_that_cannot_become_whole_ends_the_connection(sent: bytes) -> None:
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()

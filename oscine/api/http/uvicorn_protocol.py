@@ -149,7 +149,7 @@ class BoundedHttp(HttpToolsProtocol):
         """
         running = self._running
         self._probe_timer = self.loop.call_later(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
-        if not (running.response_started or running.scope["http_version"] == "1.0"):
+        if running is not None and not running.response_started and running.scope["http_version"] == "1.1":
             self.transport.write(_PROBE)
 
     def _keep(self, data: bytes) -> None:

@@ -5,8 +5,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_EVERY_S = 5.0
+_EVERY_S = 2.0
 _LONGEST_S = 60.0  # that a collection may be put off
+_MANY_OBJECTS = 50_000  # set apart since the last collection of all
 _NEVER = 1 << 30  # a threshold
 
 
@@ -22,21 +23,32 @@ def paused() -> Iterator[None]:
             gc.enable()
 
 
-async def collect_when_quiet(is_quiet: Callable[[], bool]) -> None:
-    """Makes the collections of the oldest generation until it is cancelled; Python makes none meanwhile.
+@contextmanager
+def set_apart() -> Iterator[None]:
+    """For making many objects that stay for a while. No collection traverses them before the next of all objects."""
+    with paused():
+        yield
+        gc.freeze()
 
-    Such a collection traverses all objects of all requests, and nothing else runs: 0.1 s and more beside large
-    requests. It waits until there are few, but not for longer than _LONGEST_S.
+
+async def collect_when_quiet(is_quiet: Callable[[], bool]) -> None:
+    """Makes the collections of all objects until it is cancelled, while `is_quiet` or after _LONGEST_S; Python makes
+    those of young objects alone.
+
+    Nothing else runs while objects are traversed, and a large request can have so many that it takes 50 ms.
     """
     usual = gc.get_threshold()
     gc.set_threshold(*usual[:2], _NEVER)
-    put_off_s = 0.0
+    put_off_s, apart = 0.0, gc.get_freeze_count()
     try:
         while True:
             await asyncio.sleep(_EVERY_S)
             put_off_s += _EVERY_S
-            if gc.get_count()[2] > usual[2] and (is_quiet() or put_off_s >= _LONGEST_S):
+            many = gc.get_freeze_count() - apart > _MANY_OBJECTS
+            if (many and is_quiet()) or put_off_s >= _LONGEST_S:
+                gc.unfreeze()
                 gc.collect()
-                put_off_s = 0.0
+                gc.freeze()
+                put_off_s, apart = 0.0, gc.get_freeze_count()
     finally:
         gc.set_threshold(*usual)

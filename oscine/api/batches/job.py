@@ -13,7 +13,7 @@ from oscine.api.batches.lines import BatchFileError, BatchInput, BatchLine, Batc
 from oscine.api.batches.retries import Retries
 from oscine.api.batches.schemas import TERMINAL, BatchError, BatchErrors, BatchObject, FileObject, RequestCounts
 from oscine.api.batches.store import FileStore
-from oscine.api.http.memory import MAX_BATCHES_BYTES, memory_of
+from oscine.api.http.memory import FEW_BYTES, MAX_BATCHES_BYTES, memory_of
 from oscine.api.http.work import BATCHES, Trimmer
 
 MOST_LINES = 50_000
@@ -44,6 +44,10 @@ class Room:
         self._line = asyncio.Lock()
         self._left = asyncio.Event()
         self._trimmer = Trimmer()
+
+    @property
+    def has_few(self) -> bool:
+        return self._bytes <= FEW_BYTES
 
     async def read(self, next_line: Callable[[], BatchLine | None]) -> tuple[BatchLine | None, int]:
         """The next line, once there is room for it, and the bytes that it holds until they are given back."""

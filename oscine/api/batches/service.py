@@ -74,6 +74,10 @@ class BatchService(ResponseService):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def is_quiet(self) -> bool:
+        return super().is_quiet and self._room.has_few
+
     async def create_batch(self, request: BatchRequest, owner: str) -> BatchObject:
         if self._stopped:
             raise unavailable("The server shuts down and takes no batches.", code="draining")

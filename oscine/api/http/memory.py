@@ -8,7 +8,7 @@ MAX_BODIES_BYTES = 512 << 20  # of all requests together: their bytes and what i
 MAX_BATCHES_BYTES = 128 << 20  # the same for lines of batches, beside the requests of clients
 MAX_VALUES = 1 << 18  # values and keys per JSON text
 _FEW = 1024  # values and keys, also within texts, that are not counted exactly
-_FEW_BYTES = 32 << 20
+FEW_BYTES = 32 << 20
 _VALUE_BYTES = 48  # of one value or key: as decoded, and as the conversation that is made of it
 _CONTAINER_BYTES = 400  # the same of a list or object, beside its values
 _CONTAINERS = b"[{"
@@ -59,7 +59,7 @@ class Bodies:
     @property
     def are_few(self) -> bool:
         """Whether they take so little that the collector can look at all of it without a pause."""
-        return self._bytes <= _FEW_BYTES
+        return self._bytes <= FEW_BYTES
 
     def take(self, size: int) -> None:
         """Raises APIError 503 if there is no room; memory taken before stays taken."""

@@ -4,6 +4,7 @@ oscine.api.serving.parameters says what is done with each parameter.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -13,7 +14,7 @@ from oscine.api.http.asgi import Scope
 from oscine.api.http.errors import APIError, from_validation, invalid
 from oscine.api.http.keys import Caller
 from oscine.api.http.memory import Held, memory_of
-from oscine.api.http.work import beside
+from oscine.api.http.work import INLINE_SIZE, beside
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -26,7 +27,7 @@ from oscine.api.serving.parameters import (
     unused,
 )
 from oscine.chat.effort import EFFORTS, Effort
-from oscine.collector import paused
+from oscine.collector import set_apart
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Verbosity = Literal["low", "medium", "high"]
@@ -259,7 +260,7 @@ def _memory_of(body: bytes) -> int:
 
 def _decoded(body: bytes, type: type[T]) -> T:
     try:
-        with paused():  # the collector would traverse a large request repeatedly while it is decoded
+        with set_apart() if len(body) > INLINE_SIZE else nullcontext():
             return msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
         raise from_validation(error, choices=_CHOICES) from None

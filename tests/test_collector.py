@@ -21,6 +21,7 @@ def test_what_is_set_apart_is_traversed_by_no_collection_of_young_objects() -> N
     assert gc.isenabled()
 
 
+@pytest.mark.long
 def test_all_objects_are_collected_in_quiet_moments_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_EVERY_S", 0.0)
     monkeypatch.setattr(collector, "_MANY_OBJECTS", 1000)

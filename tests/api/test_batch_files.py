@@ -14,9 +14,11 @@ from oscine.api.app import create_app
 from oscine.api.batches import job as jobs
 from oscine.api.batches.job import Answered, BatchJob, Room
 from oscine.api.batches.lines import BatchInput, BatchLine
+from oscine.api.batches.retries import Retries
 from oscine.api.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
 from oscine.api.batches.service import MOST_ACTIVE, BatchService
 from oscine.api.batches.store import FileStore
+from oscine.api.http.asgi import Receive, Scope, Send
 from oscine.api.http.errors import APIError
 from oscine.config import Config, ServerOptions
 
@@ -259,3 +261,36 @@ def test_a_form_of_many_parts_is_refused_at_the_first_too_many(tmp_path: Path) -
         assert "more than 16 parts" in answer.json()["error"]["message"]
 
     with_service(tmp_path, work)
+
+
+def test_lines_count_against_the_rate_limit_of_their_key_and_wait(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("[{name: me, key: secret, requests_per_minute: 2}]")
+    status = 503
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def go() -> None:
+        nonlocal status
+        service = BatchService(Config(server=ServerOptions(api_keys_file=str(keys))))
+        service._endpoints = {CHAT: endpoint}
+        one = BatchLine("1", "a", CHAT, b"{}")
+        assert [(await service._ask("me", one)).status for _ in range(3)] == [503, 503, 503], "they are sent again"
+        status = 200
+        first, second = [await service._ask("me", one) for _ in range(2)]
+        assert (first.status, second.status) == (200, 429)
+        wait_s = Retries().delay_s(second.status, second.body, second.retry_after)
+        assert wait_s == 30.0, "one request is left to clients"
+        use = service.keys.named("me")
+        assert use is not None
+        use.take_request()
+
+    asyncio.run(go())
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_it_says_each_time() -> None:
+    retries = Retries()
+    assert [retries.delay_s(429, b"", "2") for _ in range(4)] == [2.0] * 4
+    assert [retries.delay_s(503, b"", None) for _ in range(3)] == [0.5, 1.0, 2.0]

@@ -234,6 +234,39 @@ MANY = {
     "prompt": ("/v1/completions", {"prompt": [65] * 300_000}),
     "tokens": ("/detokenize", {"tokens": [65] * 300_000}),
     "input": ("/v1/responses", {"input": [{"role": "user", "content": ""}] * 60_000}),
+    "tool_choice.allowed_tools.tools": (
+        "/v1/chat/completions",
+        chat_with(
+            tool_choice={
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}] * 1025},
+            }
+        ),
+    ),
+    "input of references": ("/v1/responses", {"input": [{"id": str(i)} for i in range(8193)]}),
+    "tools[0].tools of a namespace": (
+        "/v1/responses",
+        {"input": "hi", "tools": [{"type": "namespace", "name": "n", "tools": [{}] * 1025}]},
+    ),
+    "tools of namespaces": (
+        "/v1/responses",
+        {
+            "input": "hi",
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": name,
+                    "tools": [{"type": "function", "name": f"f{i}"} for i in range(600)],
+                }
+                for name in "ab"
+            ],
+        },
+    ),
+    "tool_choice.tools of a response": (
+        "/v1/responses",
+        {"input": "hi", "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}] * 1025}},
+    ),
+    "guided_json as text": ("/v1/chat/completions", chat_with(guided_json="{" + " " * (1 << 20) + "}")),
     "tools of a response": ("/v1/responses", {"input": "hi", "tools": [{"type": "x"}] * 1025}),
 }
 
@@ -266,6 +299,18 @@ def test_values_of_many_parameters_are_refused_without_looking_at_each() -> None
     with Held(Bodies(), scope), pytest.raises(APIError) as caught:
         asyncio.run(decode(body, ChatCompletionRequest, scope))
     assert (caught.value.status, caught.value.param) == (400, None)
+
+
+@pytest.mark.long
+def test_the_long_conversation_of_an_agent_is_no_flood(scripted: ScriptedServer) -> None:
+    text = '{"rows": [1, 2], "code": "if a[0] == {}: return b[1:2, 3]"}\\n' * 12
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]} for i in range(2000)
+    ]
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "array"}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(500)]
+    answer = scripted.post("/v1/chat/completions", {"messages": messages, "tools": tools, "max_tokens": 1})
+    assert answer.json()["error"]["code"] == "context_length_exceeded", "it is read, and only then found too long"
 
 
 def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:

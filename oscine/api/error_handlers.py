@@ -18,6 +18,8 @@ async def _respond(request: Request, error: Exception) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}."
         headers = dict(error.headers or {})
         error = APIError(message, status=error.status_code, code="unknown_url", headers=headers)
+    elif isinstance(error, RecursionError):  # decoding left it few levels for what is made of it
+        error = APIError("The JSON of the body is nested too deeply.", code="invalid_json")
     elif not isinstance(error, APIError):
         error = internal()
     record = current.get()
@@ -26,4 +28,4 @@ async def _respond(request: Request, error: Exception) -> Response:
     return response(error, request.url.path, anthropic=speaks_anthropic(request))
 
 
-HANDLERS = dict.fromkeys((APIError, HTTPException, ClientLeftError, Exception), _respond)
+HANDLERS = dict.fromkeys((APIError, HTTPException, ClientLeftError, RecursionError, Exception), _respond)

@@ -302,6 +302,20 @@ def test_values_of_many_parameters_are_refused_without_looking_at_each() -> None
 
 
 @pytest.mark.long
+def test_no_depth_of_nesting_is_a_failure_of_the_server(scripted: ScriptedServer) -> None:
+    """Just below the depth that is refused at once, what is made of the body may be deeper still."""
+    for opening, closing in (('{"type":"namespace","name":"n","tools":[', "]}"), ('{"a":[', "]}")):
+        tools = [
+            f'{{"type":"function","name":"f","parameters":{opening * n}{closing * n}}}' for n in range(470, 500, 5)
+        ]
+        tools += [opening * n + closing * n for n in range(470, 500, 5)]
+        statuses = {
+            scripted.post("/v1/responses", f'{{"input":"hi","tools":[{tool}]}}'.encode()).status_code for tool in tools
+        }
+        assert statuses <= {200, 400}
+
+
+@pytest.mark.long
 def test_the_long_conversation_of_an_agent_is_no_flood(scripted: ScriptedServer) -> None:
     text = '{"rows": [1, 2], "code": "if a[0] == {}: return b[1:2, 3]"}\\n' * 12
     messages = [

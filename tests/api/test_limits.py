@@ -350,7 +350,8 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
             "max_tokens": 1,
             "model": scripted.model.names[0],
         }
-        assert scripted.post(path, body).status_code == 400, "more than its context"
+        counts = path.endswith("count_tokens")  # of any length; the others do not fit the context
+        assert scripted.post(path, body).status_code == (200 if counts else 400)
     assert seen == {False}
 
 

@@ -13,7 +13,7 @@ from oscine.api.http.body import json_response
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.config import EngineOptions
-from oscine.option import Options, options_of
+from oscine.option import Option, Options, options_of
 
 _TEMPLATE = "chat_template.jinja"
 
@@ -26,12 +26,12 @@ class Vllm:
         return json_response(ServerLoad(self.service.running))
 
     async def server_info(self, request: Request) -> Response:
-        """The options of each engine by their names, with the limits that a GPU's memory has set.
+        """The options of each engine by their names, with the limits that a GPU's memory has set; the built-in tools.
 
         Those of the server may have secrets.
         """
         models = {model.names[0]: _options(model.options) | _limits(model) for model in self.service.models}
-        return json_response(ServerInfo(oscine.__version__, models))
+        return json_response(ServerInfo(oscine.__version__, models, self.service.tools.on_offer))
 
     async def tokenizer_info(self, request: Request) -> Response:
         _, model = self.service.find(request.query_params.get("model"))
@@ -53,10 +53,14 @@ class Vllm:
 
 def _options(engine: EngineOptions) -> dict[str, Any]:
     sections: tuple[Options, ...] = (engine.model, engine.cache, engine.scheduler, engine)
-    values = {
-        option.name: getattr(section, option.field) for section in sections for option in options_of(type(section))
-    }
+    values = {option.name: _value(section, option) for section in sections for option in options_of(type(section))}
     return {name: value for name, value in values.items() if not dataclasses.is_dataclass(value)}
+
+
+def _value(section: Options, option: Option) -> Any:
+    """As the option's name has it: a flag may switch its field off."""
+    given = getattr(section, option.field)
+    return not given if option.default is True else given
 
 
 def _limits(model: ServedModel) -> dict[str, int]:

@@ -47,8 +47,7 @@ _LEFT_FREE, _LEAST_SHARE = 5 * _GIB, 0.92
 _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
-SECOND_FORM_SEQS = 512  # with more, the projections have no second form
-_SECOND_FORM_SHARE = 0.03  # of what the weights leave, at most for the projections' second form
+SECOND_FORM_SHARE = 0.03  # of what the other weights leave, at most for the projections in 12 bits
 # With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
 _SMALL_GPU = 24 * _GIB
 
@@ -119,6 +118,7 @@ class MemoryPlan:
     max_model_len: int  # tokens
     model_limit: int  # tokens that the model itself can take
     on_host: OnHost = OnHost()
+    second_form: int = 0  # of the weights: the projections of attention in 12 bits
     offload: int = 0  # of host memory, for evicted pages
     max_num_seqs: int = 0  # sequences that run at once, for which workspace and pages are planned
     max_num_batched_tokens: int = 0  # tokens of a step, likewise
@@ -142,8 +142,9 @@ class MemoryPlan:
             for group, count in zip(self.groups, self.num_pages, strict=True)
         ]
         own = "" if self.max_model_len == self.model_limit else f" (the model's own limit is {self.model_limit})"
+        second = f"  with {_gib(self.second_form).strip()} of projections in 12 bits, for steps of up to 32 tokens"
         lines = [
-            ("weights", _gib(self.weights)),
+            ("weights", _gib(self.weights) + (second if self.second_form else "")),
             *groups,
             ("workspace", f"{_gib(self.workspace)}  estimated"),
             ("total", _gib(self.total)),
@@ -162,15 +163,13 @@ def second_form_bytes(
 ) -> int:
     """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
 
-    0 if they would take a notable part of the cache, or if more than SECOND_FORM_SEQS sequences are asked for: steps
-    are then seldom small enough to use them. All ranks decide alike. weights: bytes of all other weights on the device.
-    shapes: shapes of all tensors, by name.
+    0 if they would take more than SECOND_FORM_SHARE of the memory for the cache, and so of the sequences. How many may
+    run does not matter: at times one runs alone. All ranks decide alike. weights: bytes of all other weights on the
+    device. shapes: shapes of all tensors, by name.
     """
-    if options.scheduler.max_num_seqs > SECOND_FORM_SEQS:
-        return 0
     wanted = sum(bf12_bytes(*shape) for name, shape in shapes.items() if name.endswith(_PROJECTIONS))
     left = int(gpu.share(options) * gpu.total) - weights
-    return wanted if wanted <= _SECOND_FORM_SHARE * left else 0
+    return wanted if wanted <= SECOND_FORM_SHARE * left else 0
 
 
 def plan_memory(
@@ -182,8 +181,10 @@ def plan_memory(
     gpu: DeviceMemory | None = None,
     host_bytes: int | None = None,
     on_host: OnHost = OnHost(),
+    second_form: int = 0,
 ) -> MemoryPlan:
-    """`weights`: bytes on the device. `activation_bytes`: bytes per element. `gpu`: None on a CPU.
+    """`weights`: bytes on the device. `activation_bytes`: bytes per element. `gpu`: None on a CPU. `second_form`: the
+    part of `weights` that second_form_bytes gives.
 
     `host_bytes`: available host memory, for a model on a CPU or for offloaded experts, if known. Raises ValueError with
     the arithmetic if one sequence of the length asked for does not fit, or if everything together does not fit.
@@ -203,6 +204,7 @@ def plan_memory(
         max_model_len=asked or min(config.max_position_embeddings, num_pages[0] * groups[0].page_size),
         model_limit=config.max_position_embeddings,
         on_host=on_host,
+        second_form=second_form,
         offload=options.cache.kv_offload_bytes or 0,
         max_num_seqs=options.scheduler.max_num_seqs,
         max_num_batched_tokens=options.scheduler.max_num_batched_tokens,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
+from oscine.checkpoint.hub import check_ranks, config_at, find_model, find_tokenizer
 from oscine.config import EngineOptions, SchedulerOptions
 from oscine.devices import devices_of
 from oscine.environment import Environment
@@ -67,6 +67,7 @@ def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExe
 
 def _build_torch(options: EngineOptions, seat: Seat | None) -> BuiltExecutor:
     watch = Stopwatch()
+    check_ranks(options.model)
     devices = _devices(options)
     ranks = None if len(devices) == 1 else _start(len(devices))
     try:
@@ -179,10 +180,14 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     that run at once could need."""
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
-    if options.cache.fp8:
-        raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs a model: --executor fake has none")
-    if options.model.activation_dtype != "auto":
-        raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs a model: --executor fake has none")
+    for option, is_given in (
+        (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.fp8),
+        (f"--activation-dtype {options.model.activation_dtype}", options.model.activation_dtype != "auto"),
+        (f"--experts-on-host {options.model.experts_on_host}", options.model.experts_on_host is not None),
+        (f"--speculative-config {options.speculation.method}", options.speculation.is_on),
+    ):
+        if is_given:
+            raise ValueError(f"{option} needs a model: --executor fake has none")
     config, tokenizer = config_at(find_model(options.model)), find_tokenizer(options.model)
     groups = config.kv_groups(options.cache.page_size, "uint8")
     max_model_len = options.model.max_model_len or config.max_position_embeddings

@@ -26,7 +26,7 @@ from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import (
-    SECOND_FORM_SEQS,
+    SECOND_FORM_SHARE,
     MemoryPlan,
     OnHost,
     WeightBytes,
@@ -112,10 +112,7 @@ class Start:
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
-        try:
-            self.config = self.shard.config(self.opened.config)
-        except ValueError as error:
-            raise ValueError(f"--tensor-parallel-size {self.target.communicator.num_ranks}: {error}") from None
+        self.config = self.shard.config(self.opened.config)
         alone = self.lockstep is None and self.target.communicator.num_ranks == 1
         self.head = find_draft_head(options, self.opened, alone=alone)
         self.choice = choose(backend)  # op -> backend
@@ -260,8 +257,8 @@ def plan(start: Start) -> MemoryPlan:
         report(f"{method} makes up to {drafts} drafts for a sequence per step")
     if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
         report(
-            "attention projections stay in bfloat16: a 12-bit copy speeds up small decode steps, but is not made with "
-            f"more than {SECOND_FORM_SEQS} sequences, or where it would take too much of the KV cache"
+            "attention projections stay in bfloat16: a copy in 12 bits, for steps of up to 32 tokens, would take more "
+            f"than {SECOND_FORM_SHARE:.0%} of the memory that the other weights leave"
         )
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
@@ -447,8 +444,8 @@ def _plan_of(start: Start, weights: int, on_host: OnHost, held: int = 0) -> Call
         gpu = replace(gpu, free=int(of_ranks.min()))
     host_bytes = available_bytes()
     own_bytes = None if host_bytes is None else host_bytes // start.shard.attention.num_ranks
-    groups, itemsize = _groups(start), opened.dtype.itemsize
-    return lambda options: plan_memory(start.config, groups, options, weights, itemsize, gpu, own_bytes, on_host)
+    groups, itemsize, others = _groups(start), opened.dtype.itemsize, (on_host, start.projection_bytes)
+    return lambda options: plan_memory(start.config, groups, options, weights, itemsize, gpu, own_bytes, *others)
 
 
 def _with_sequences(start: Start, weights: int, on_host: OnHost) -> EngineOptions:

@@ -1,6 +1,7 @@
 """Bounds on what MCP servers send, and ordinary answers within them."""
 
 import asyncio
+import gzip
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -9,12 +10,23 @@ from typing import Any
 import httpx2
 import pytest
 
-from benchmarks.serving import mcp_servers
-from benchmarks.serving.mcp_servers import EVENTS, HOSTILE, JSON, Answer, calling, listing, result, serving, text, tool
+from benchmarks.serving.siege import mcp_servers
+from benchmarks.serving.siege.mcp_servers import (
+    EVENTS,
+    HOSTILE,
+    JSON,
+    Answer,
+    calling,
+    listing,
+    result,
+    serving,
+    text,
+    tool,
+)
 from oscine.tools.mcp import AllowedTools, McpTool
 from oscine.tools.mcp_session import Connection, ServerEntry
 from oscine.tools.mcp_wire import MAX_MESSAGE_BYTES, Events, ServerError
-from oscine.tools.toolbox import MAX_DECLARED_BYTES, McpCall, Toolbox
+from oscine.tools.toolbox import MAX_DECLARED_BYTES, McpCall, McpListing, Toolbox
 
 ANY = AllowedTools()
 FAILED = "Error: the MCP server failed: "
@@ -29,6 +41,11 @@ def saying(value: dict[str, Any], by: Callable[[Answer], Answer] = calling) -> A
     return by(answer)
 
 
+def listed(used: McpTool) -> McpListing:
+    assert used.listing is not None
+    return used.listing
+
+
 def opened(url: str, allowed: AllowedTools = ANY, timeout_s: float = 60) -> McpTool:
     return McpTool("s", Connection(ServerEntry(url=url), timeout_s), allowed, owned=True)
 
@@ -38,8 +55,9 @@ def asked(answer: Answer, allowed: AllowedTools = ANY, timeout_s: float = 60) ->
 
     async def run() -> tuple[McpTool, str]:
         async with serving(answer) as url, opened(url, allowed, timeout_s) as used:
-            if used.listing.error is not None:
-                return used, used.listing.error
+            error = listed(used).error
+            if error is not None:
+                return used, error
             name = used.namespace.functions[0].name
             return used, (await used.call(f"s.{name}", "{}")).text
 
@@ -122,7 +140,7 @@ def test_five_tools_of_three_thousand_are_allowed() -> None:
     used, said = asked(saying({"tools": tools}, listing), some)
     assert said == "taken"
     assert [function.name for function in used.namespace.functions] == [f"t{i}" for i in range(2990, 2995)]
-    assert [about["annotations"] for about in used.listing.tools][:2] == [
+    assert [about["annotations"] for about in listed(used).tools][:2] == [
         {"readOnlyHint": True},
         {"readOnlyHint": False},
     ]
@@ -165,6 +183,7 @@ def test_equal_names_reach_their_own_tool() -> None:
 
 TOO_LONG = "its message is longer than 4 MiB"
 UNASKED = "it sends too much that is no answer"
+PAGES = "its list of tools has more than 100 pages"
 TOO_MUCH = "its tools take too much room; choose some with 'allowed_tools'"
 
 
@@ -173,7 +192,7 @@ TOO_MUCH = "its tools take too much room; choose some with 'allowed_tools'"
     [
         ("100,000 small tools", TOO_MUCH),
         ("a schema of 20,000 properties", TOO_MUCH),
-        ("endless pages", "its list of tools has more than 100 pages"),
+        ("endless pages", PAGES),
         ("an endless body", TOO_LONG),
         ("an endless event", TOO_LONG),
         ("endless comments", UNASKED),
@@ -187,13 +206,14 @@ TOO_MUCH = "its tools take too much room; choose some with 'allowed_tools'"
 def test_a_hostile_server_fails_alone(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if said == UNASKED:
         monkeypatch.setattr("oscine.tools.mcp_wire._MAX_UNASKED_BYTES", 1 << 16)  # to be quick
-    assert said in asked(HOSTILE[name])[1]
+    instead = listing if said in (TOO_MUCH, PAGES) else calling
+    assert said in asked(instead(HOSTILE[name]))[1]
 
 
 @pytest.mark.parametrize("name", ["a slow drip", "silence"])
 @pytest.mark.long
 def test_the_timeout_is_of_the_whole_call(name: str) -> None:
-    assert asked(HOSTILE[name], timeout_s=0.5)[1] == FAILED + "no answer within 0.5 seconds"
+    assert asked(calling(HOSTILE[name]), timeout_s=0.5)[1] == FAILED + "no answer within 0.5 seconds"
 
 
 @pytest.mark.long
@@ -206,7 +226,7 @@ def test_a_compressed_answer_is_counted_when_it_is_plain(monkeypatch: pytest.Mon
             yield piece
 
     monkeypatch.setattr(httpx2.Response, "aiter_bytes", counted)
-    assert TOO_LONG in asked(HOSTILE["gzip bomb"])[1]
+    assert TOO_LONG in asked(calling(HOSTILE["gzip bomb"]))[1]
     assert sum(read) <= MAX_MESSAGE_BYTES + (2 << 20)
     assert max(read) <= 1 << 20
 
@@ -214,7 +234,7 @@ def test_a_compressed_answer_is_counted_when_it_is_plain(monkeypatch: pytest.Mon
 def test_compressed_answers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     @calling
     async def answer(message: dict[str, Any]) -> AsyncIterator[bytes]:
-        yield JSON + b"Content-Encoding: gzip\r\n\r\n" + mcp_servers.gzip.compress(result(message, text("packed")))
+        yield JSON + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(result(message, text("packed")))
 
     assert asked(answer)[1] == "packed"
 
@@ -289,7 +309,7 @@ def test_a_session_that_failed_is_opened_again() -> None:
             ):
                 state.update(healthy=healthy, known=known)
                 async with McpTool("s", connection, ANY, owned=False) as used:
-                    listings.append(used.listing.error)
+                    listings.append(listed(used).error)
             failed = "The MCP server failed: its answer has the status 500."
             assert listings == [failed, None, None, None, failed, None]
             await connection.close()
@@ -311,7 +331,7 @@ def test_servers_of_a_conversation_share_the_room() -> None:
 
 
 def test_values_that_are_not_shown_are_not_decoded() -> None:
-    assert asked(HOSTILE["120,000 blocks"])[1].startswith("\n" * 16_000)
+    assert asked(calling(mcp_servers.many_blocks))[1].startswith("\n" * 16_000)
 
 
 def test_events_of_any_line_ends_and_cuts() -> None:

@@ -65,54 +65,46 @@ async def _endlessly(head: bytes, piece: bytes, pause_s: float = 0.0) -> AsyncIt
         await asyncio.sleep(pause_s)
 
 
-@calling
 async def gzip_bomb(message: dict[str, Any]) -> AsyncIterator[bytes]:
     yield JSON + b"Content-Encoding: gzip\r\n\r\n"
     for i in range(0, len(BOMB), 65_536):
         yield BOMB[i : i + 65_536]
 
 
-@listing
 async def many_tools(message: dict[str, Any]) -> AsyncIterator[bytes]:
     yield JSON + b"\r\n" + result(message, {"tools": [tool(f"t{i}") for i in range(100_000)]})
 
 
-@listing
 async def small_tools(message: dict[str, Any]) -> AsyncIterator[bytes]:
     """As many as an answer may hold."""
     tools = [{"name": f"{i}", "inputSchema": {}} for i in range(100_000)]
     yield JSON + b"\r\n" + result(message, {"tools": tools})
 
 
-@listing
 async def wide_schema(message: dict[str, Any]) -> AsyncIterator[bytes]:
     yield JSON + b"\r\n" + result(message, {"tools": [tool("wide", 20_000)]})
 
 
-@listing
 async def full_schemas(message: dict[str, Any]) -> AsyncIterator[bytes]:
     """As much as a conversation may declare."""
     yield JSON + b"\r\n" + result(message, {"tools": [tool(f"t{i}", 100) for i in range(90)]})
 
 
-@listing
 async def endless_pages(message: dict[str, Any]) -> AsyncIterator[bytes]:
     yield JSON + b"\r\n" + result(message, {"tools": [], "nextCursor": "x" * 1000})
 
 
-@calling
 async def many_blocks(message: dict[str, Any]) -> AsyncIterator[bytes]:
     yield JSON + b"\r\n" + result(message, {"content": [{"type": "text", "text": ""}] * 120_000})
 
 
-@calling
 async def many_values(message: dict[str, Any]) -> AsyncIterator[bytes]:
     body = b"[" + b"[]," * 1_200_000 + b"[]]"
     yield JSON + b"\r\n" + b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"structuredContent":{"a":%s}}}' % body
 
 
-def _calling(head: bytes, piece: bytes, pause_s: float = 0.0) -> Answer:
-    return calling(lambda message: _endlessly(head, piece, pause_s))
+def _endless(head: bytes, piece: bytes, pause_s: float = 0.0) -> Answer:
+    return lambda message: _endlessly(head, piece, pause_s)
 
 
 def _event(message: dict[str, Any]) -> bytes:
@@ -122,24 +114,22 @@ def _event(message: dict[str, Any]) -> bytes:
 _PROGRESS = {"method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
 _LOG = {"method": "notifications/message", "params": {"level": "info", "data": "x" * 1000}}
 _SAMPLING = {"id": 7, "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}}
-HOSTILE: dict[str, Answer] = {
+HOSTILE: dict[str, Answer] = {  # instead of an ordinary answer, for `listing` or `calling`
     "gzip bomb": gzip_bomb,
     "100,000 tools": many_tools,
     "100,000 small tools": small_tools,
     "a schema of 20,000 properties": wide_schema,
     "as many schemas as allowed": full_schemas,
     "endless pages": endless_pages,
-    "120,000 blocks": many_blocks,
-    "1,200,000 values": many_values,
-    "an endless body": _calling(JSON + b"\r\n", b" " * 65_536),
-    "an endless event": _calling(EVENTS, b"data: " + b"x" * 65_536 + b"\n"),
-    "endless comments": _calling(EVENTS, b":\n" * 32_768),
-    "empty lines": _calling(EVENTS, b"\r\n" * 32_768),
-    "a flood of progress": _calling(EVENTS, _event(_PROGRESS) * 500),
-    "a flood of logs": _calling(EVENTS, _event(_LOG) * 60),
-    "a flood of requests": _calling(EVENTS, _event(_SAMPLING)),
-    "a slow drip": _calling(JSON + b"\r\n", b" ", DRIP_S),
-    "silence": _calling(b"", b"", DRIP_S),
+    "an endless body": _endless(JSON + b"\r\n", b" " * 65_536),
+    "an endless event": _endless(EVENTS, b"data: " + b"x" * 65_536 + b"\n"),
+    "endless comments": _endless(EVENTS, b":\n" * 32_768),
+    "empty lines": _endless(EVENTS, b"\r\n" * 32_768),
+    "a flood of progress": _endless(EVENTS, _event(_PROGRESS) * 500),
+    "a flood of logs": _endless(EVENTS, _event(_LOG) * 60),
+    "a flood of requests": _endless(EVENTS, _event(_SAMPLING)),
+    "a slow drip": _endless(JSON + b"\r\n", b" ", DRIP_S),
+    "silence": _endless(b"", b"", DRIP_S),
 }
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import multiprocessing
 import re
+import ssl
 import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -11,9 +12,9 @@ from multiprocessing.sharedctypes import Synchronized
 from types import TracebackType
 from typing import Any
 
-from benchmarks.serving.attacks import post
 from benchmarks.serving.promises import require, wait
 from benchmarks.serving.server import Server
+from benchmarks.serving.siege.requests import post
 from oscine.api.telemetry.loop_lag import core_wait
 
 TOKENS = 400  # of a stream; then comes the next
@@ -52,6 +53,7 @@ class _Watch:
         self,
         host: str,
         port: int,
+        tls: ssl.SSLContext | None,
         requests: dict[str, bytes],
         gap: "Synchronized[float]",
         events: "Synchronized[int]",
@@ -59,7 +61,7 @@ class _Watch:
         core_wait_s: Callable[[], float],
     ) -> None:
         self.requests, self.core_wait_s = requests, core_wait_s
-        self._address = host, port
+        self._address, self._tls = (host, port), tls
         self._gap, self._events, self._wrong = gap, events, wrong
         self._texts: dict[str, bytes] = {}  # by path: the expected text of each stream
         self._loop = asyncio.get_running_loop()
@@ -72,7 +74,7 @@ class _Watch:
 
     async def _connect(self, path: str) -> None:
         try:
-            await self._loop.create_connection(lambda: _Stream(self, path), *self._address)
+            await self._loop.create_connection(lambda: _Stream(self, path), *self._address, ssl=self._tls)
         except OSError as error:
             self._wrong.put(f"{path}: {error}")
 
@@ -90,6 +92,7 @@ class _Watch:
 def _run(
     host: str,
     port: int,
+    certificate: str | None,
     requests: dict[str, bytes],
     streams: int,
     gap: "Synchronized[float]",
@@ -98,7 +101,8 @@ def _run(
 ) -> None:
     async def run() -> None:
         with core_wait() as core_wait_s:
-            watch = _Watch(host, port, requests, gap, events, wrong, core_wait_s)
+            tls = None if certificate is None else ssl.create_default_context(cafile=certificate)
+            watch = _Watch(host, port, tls, requests, gap, events, wrong, core_wait_s)
             for i in range(streams):
                 watch.start([*requests][i % len(requests)])
             await asyncio.Event().wait()
@@ -117,7 +121,7 @@ class HealthyStreams:
         self._gap, self._events, self._wrong = context.Value("d"), context.Value("q"), context.Queue()
         shared = (self._gap, self._events, self._wrong)
         self._process = context.Process(
-            target=_run, args=(server.host, server.port, requests, streams, *shared), daemon=True
+            target=_run, args=(server.host, server.port, server.certificate, requests, streams, *shared), daemon=True
         )
 
     def __enter__(self) -> "HealthyStreams":

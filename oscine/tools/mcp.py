@@ -181,7 +181,8 @@ class Servers:
 
     def __init__(self, path: str | None, allow_urls: bool, timeout_s: float) -> None:
         entries = read_servers(path) if path is not None else {}
-        self._shared = {label: Connection(entry, timeout_s) for label, entry in entries.items()}
+        self._turn = asyncio.Lock()
+        self._shared = {label: Connection(entry, timeout_s, self._turn) for label, entry in entries.items()}
         self._allow_urls = allow_urls
         self._timeout_s = timeout_s
 
@@ -205,7 +206,7 @@ class Servers:
         if wanted.authorization is not None:
             headers["Authorization"] = f"Bearer {wanted.authorization}"
         entry = ServerEntry(url=wanted.server_url, headers=headers)
-        return McpTool(label, Connection(entry, self._timeout_s), allowed, owned=True)
+        return McpTool(label, Connection(entry, self._timeout_s, self._turn), allowed, owned=True)
 
 
 class _Wanted(msgspec.Struct):

@@ -210,8 +210,15 @@ class Session:
             return {"Mcp-Protocol-Version": _STATELESS, "Mcp-Method": method}
         return {"Mcp-Protocol-Version": self._version} if self._version else {}
 
-    async def tools(self, permits: Callable[[ListedTool], bool], room: int) -> list[OfferedTool]:
-        """The tools that are permitted. Raises ServerError if they take more than `room` bytes, and as `request`."""
+    @property
+    def ended(self) -> bool:
+        return self._wire.ended
+
+    async def tools(self, permits: Callable[[ListedTool], bool], room: int, turn: asyncio.Lock) -> list[OfferedTool]:
+        """The tools that are permitted. Raises ServerError if they take more than `room` bytes, and as `request`.
+
+        A page may become a hundred thousand objects. `turn` is held meanwhile, so that few pages are at a time.
+        """
         found: list[OfferedTool] = []
         read, cursor = 0, None
         for _ in range(_MAX_PAGES):
@@ -219,18 +226,20 @@ class Session:
             read += len(raw)
             if read > _MAX_LISTED_BYTES:
                 raise ServerError(f"its list of tools is longer than {_MAX_LISTED_BYTES >> 20} MiB")
-            page = _decode(raw, _Page)
-            for i, tool in enumerate(page.tools):
-                if i % _BETWEEN == 0:
-                    await asyncio.sleep(0)
-                if not permits(tool):
-                    continue
-                room -= tool.size
-                if len(found) == MAX_TOOLS or room < 0:
-                    raise ServerError("its tools take too much room; choose some with 'allowed_tools'")
-                found.append(_offered(tool))
-                await asyncio.sleep(0)
-            if (cursor := page.next_cursor) is None:
+            async with turn:
+                page = _decode(raw, _Page)
+                for i, tool in enumerate(page.tools):
+                    if i % _BETWEEN == 0:
+                        await asyncio.sleep(0)
+                    if permits(tool):
+                        room -= tool.size
+                        if len(found) == MAX_TOOLS or room < 0:
+                            raise ServerError("its tools take too much room; choose some with 'allowed_tools'")
+                        found.append(_offered(tool))
+                        await asyncio.sleep(0)
+            cursor = page.next_cursor
+            del page
+            if cursor is None:
                 return found
         raise ServerError(f"its list of tools has more than {_MAX_PAGES} pages")
 
@@ -284,8 +293,10 @@ def _mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[s
 class Connection:
     """A session with one server, opened when it is needed, and again when it is broken."""
 
-    def __init__(self, entry: ServerEntry, timeout_s: float) -> None:
+    def __init__(self, entry: ServerEntry, timeout_s: float, turn: asyncio.Lock | None = None) -> None:
+        """`turn`: of all connections that share it, one at a time goes through a list of tools."""
         self._entry = entry
+        self._turn = turn or asyncio.Lock()
         self.timeout_s = timeout_s  # for an answer; the first one waits for the session too
         self._opening: asyncio.Task[Session] | None = None
         self._closing: set[asyncio.Task[Any]] = set()
@@ -293,13 +304,16 @@ class Connection:
     async def list_tools(self, permits: Callable[[ListedTool], bool], room: int) -> list[OfferedTool]:
         """The permitted tools, which take at most `room` bytes. Raises ServerError."""
         deadline_s = self._deadline_s()
-        before = self._opening if self._is_open() else None
+        before = self._opening
         try:
-            return await self._use(lambda session: session.tools(permits, room), deadline_s)
+            return await self._list(permits, room, deadline_s)
         except ServerError:
             if before is None or before is self._opening:
                 raise
-        return await self._use(lambda session: session.tools(permits, room), deadline_s)  # it had broken meanwhile
+        return await self._list(permits, room, deadline_s)  # it had broken since it was last used
+
+    async def _list(self, permits: Callable[[ListedTool], bool], room: int, deadline_s: float) -> list[OfferedTool]:
+        return await self._use(lambda session: session.tools(permits, room, self._turn), deadline_s)
 
     async def call(self, tool: OfferedTool, arguments: dict[str, Any]) -> CallResult:
         """Raises ServerError."""
@@ -316,14 +330,17 @@ class Connection:
     def _deadline_s(self) -> float:
         return asyncio.get_running_loop().time() + self.timeout_s
 
-    def _is_open(self) -> bool:
+    def _session(self) -> "asyncio.Task[Session]":
+        """The one in use, or a new one if that has failed or ended."""
         opening = self._opening
-        return opening is not None and opening.done() and not opening.cancelled() and opening.exception() is None
+        if opening is not None and opening.done() and (not _succeeded(opening) or opening.result().ended):
+            self._retire(opening)
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open())
+        return self._opening
 
     async def _use(self, request: Callable[[Session], Awaitable[T]], deadline_s: float) -> T:
-        if self._opening is None or (self._opening.done() and not self._is_open()):
-            self._opening = asyncio.ensure_future(self._open())
-        opening = self._opening
+        opening = self._session()
         try:
             async with asyncio.timeout_at(deadline_s):
                 session = await asyncio.shield(opening)
@@ -364,7 +381,7 @@ class Connection:
         """The next request opens another session. This one is closed after its last request."""
         if self._opening is not opening:
             return
-        if self._is_open():
+        if opening.done() and _succeeded(opening):
             session = opening.result()
             session.retired = True
             if not session.users:
@@ -376,3 +393,7 @@ class Connection:
         task = asyncio.ensure_future(session.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _succeeded(opening: "asyncio.Task[Session]") -> bool:
+    return not opening.cancelled() and opening.exception() is None

@@ -60,6 +60,10 @@ class Message(msgspec.Struct):
 class Wire(Protocol):
     """A connection for messages."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to be of no further use."""
+
     async def ask(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> msgspec.Raw:
         """The result for a request with `id`, `method` and `params`. Raises ServerError, OSError or HTTPError."""
 
@@ -147,6 +151,10 @@ class PipeWire:
             start_new_session=True,
         )
         return cls(process)
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
 
     async def ask(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> msgspec.Raw:
         if self._end is not None:
@@ -243,6 +251,8 @@ class PipeWire:
 
 class HttpWire:
     """An address of streamable HTTP: each request is a POST, whose response holds the answer."""
+
+    ended = False
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = httpx2.URL(url)

@@ -1,6 +1,6 @@
 """Hostile clients must not stop the streams of others, exhaust the server's memory, or block its work.
 
-    python -m benchmarks.serving.siege [--requests 6000] [--seed 0] [--gap-s 0.1] [--only NAME]
+    python -m benchmarks.serving.siege [--requests 6000] [--seed 0] [--gap-s 0.1] [--only NAME ...]
 
 Most attacks run against a fake executor of known pace. Beside each of them healthy streams run, whose longest gap is
 judged. Others have a server of their own. Loopback only. Prints one line per attack; with status 1 at the end if one
@@ -50,6 +50,7 @@ from benchmarks.serving.siege.http_attacks import (
 )
 from benchmarks.serving.siege.mcp_attack import TOOL_TIMEOUT_S, listing_of
 from benchmarks.serving.siege.mcp_servers import HOSTILE as HOSTILE_MCP
+from benchmarks.serving.siege.mcp_servers import small_tools
 from benchmarks.serving.siege.measures import Memory
 from benchmarks.serving.siege.requests import attacks
 from benchmarks.serving.siege.shapes import shapes
@@ -86,6 +87,7 @@ def table(files: Path, requests: int, seed: int) -> Iterable[Row]:
     yield single("uploads at once", uploads_together(files))  # no more than the quota
     yield single("batches at once", batches_together)  # no more than the quota
     yield Row("MCP servers", ((name, listing_of(answer)) for name, answer in HOSTILE_MCP.items()))  # within the timeout
+    yield single("16 MCP servers", listing_of(small_tools, 16))
     yield single("keys", keys_apart)  # no data of another key
 
 
@@ -127,13 +129,13 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=6000, help="requests in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     parser.add_argument("--gap-s", type=float, default=0.1, help="longest gap of a stream (default: %(default)s)")
-    parser.add_argument("--only", metavar="NAME", help="attacks whose name contains this (default: all)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of attacks, or parts of them (default: all)")
     args = parser.parse_args()
     raise_descriptor_limit()
     began_s = time.monotonic()
 
     def wanted(name: str) -> bool:
-        return args.only is None or args.only in name
+        return args.only is None or any(part in name for part in args.only)
 
     def model(server: Server) -> str:
         return hostile_requests(server, args.requests // 10, args.seed)

@@ -38,9 +38,10 @@ def one_shape(shape: Attack) -> Callable[[Server], str]:
     return run
 
 
-def unknown_fields(server: Server) -> str:
-    body = json.dumps(chat(**{f"u{i}": 1 for i in range(300_000)})).encode()
-    return str(ask_raw(server, body))
+def unknown_fields(path: str, count: int) -> Callable[[Server], str]:
+    known = {"input": "hi"} if path == RESPONSES else chat(model=MODEL)
+    body = json.dumps(known | {f"u{i}": 1 for i in range(count)}).encode()
+    return lambda server: str(ask_raw(server, body, path))
 
 
 def deep_values(server: Server) -> str:
@@ -65,8 +66,8 @@ def huge_numbers(server: Server) -> str:
     return str({*found})
 
 
-def ask_raw(server: Server, body: bytes) -> int | None:
-    return asyncio.run(make_in_time(server, Attack("a body", (post(CHAT, body, HOSTILE),))))
+def ask_raw(server: Server, body: bytes, path: str = CHAT) -> int | None:
+    return asyncio.run(make_in_time(server, Attack("a body", (post(path, body, HOSTILE),))))
 
 
 def bodies_at_once(server: Server) -> str:

@@ -5,11 +5,11 @@ import math
 import os
 from pathlib import Path
 
-from benchmarks.serving.promises import SETTLE_S, wait
+from benchmarks.serving.promises import SETTLE_S, require, wait
 from benchmarks.serving.server import Server
 from benchmarks.serving.siege.verdicts import memory_fault
 
-GROWTH_BYTES = 128 << 20  # that the API process may keep after an attack
+GROWTH_BYTES = 128 << 20  # that the API process may keep after an attack, and after all of them
 
 
 class Memory:
@@ -17,11 +17,12 @@ class Memory:
 
     def __init__(self, server: Server) -> None:
         self._process = Path(f"/proc/{server.pid}")
-        self._rest_bytes = self._field("VmRSS")
+        self._first_bytes = self._field("VmRSS")
         self.begin()
 
     def begin(self) -> None:
-        """The peak begins anew. The memory at rest stays that of the beginning: growth adds up."""
+        """Of the next attack: its memory at rest is that of now, and the peak begins anew."""
+        self._rest_bytes = self._field("VmRSS")
         (self._process / "clear_refs").write_text("5")
 
     def _field(self, name: str) -> int:
@@ -39,6 +40,13 @@ class Memory:
         return f"memory {peak >> 20:+d} then {kept >> 20:+d} MiB", memory_fault(
             peak, kept, max_peak_bytes, GROWTH_BYTES
         )
+
+    def after_all(self) -> str:
+        """Of all attacks together. Raises Broken."""
+        kept = self._field("VmRSS") - self._first_bytes
+        fault = memory_fault(0, kept, 0, GROWTH_BYTES)
+        require(fault is None, str(fault))
+        return f"{self._first_bytes >> 20} {kept >> 20:+d} MiB"
 
 
 def lags(server: Server) -> dict[float, float]:

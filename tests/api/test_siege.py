@@ -1,6 +1,8 @@
 """What `make attack` judges by: each verdict must be able to fail."""
 
+import asyncio
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.promises import Broken, Holdings, keep
-from benchmarks.serving.siege import ground, verdicts
+from benchmarks.serving.siege import ground, streams, verdicts
 from benchmarks.serving.siege.ground import Ground, Row, about_floor, single
-from benchmarks.serving.siege.measures import bytes_below, known_files
+from benchmarks.serving.siege.measures import Memory, bytes_below, known_files
 
 MIB = 1 << 20
 
@@ -155,3 +157,42 @@ def test_lateness_memory_files_and_the_attack_itself_are_judged(
         field.ground.attack(single("x", broken))
     assert keep({"x": lambda: field.ground.attack(single("x", broken))}) == 1
     assert keep({"x": lambda: field.ground.attack(single("x", field.run))}) == 0
+
+
+def test_a_stream_that_stalls_is_noted_without_the_waits_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 5.0, 5.01, 5.02, 5.03, 5.53, 6.0])
+    waits = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.1])
+    noted: list[float] = []
+    watch: Any = SimpleNamespace(waits=SimpleNamespace(seconds=lambda: next(waits)), note=noted.append)
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    stream = streams._Stream(watch, "x")
+    for _ in range(7):
+        stream.data_received(b"data")
+    assert noted == pytest.approx([0.01, 0.4, 0.47])  # the first events may have waited in the queue
+
+
+def test_a_stream_that_says_something_else_is_broken() -> None:
+    async def run() -> list[str]:
+        wrong: Any = SimpleNamespace(put=lambda what: said.append(what))
+        waits = streams.CoreWaits([])
+        watch = streams._Watch("127.0.0.1", 9, None, {}, wrong, wrong, wrong, waits)
+        watch.start = lambda name: None  # type: ignore[method-assign]
+        for end in (b'"text":"a" data: [DONE]', b'"text":"a" data: [DONE]', b'"text":"b" data: [DONE]', b'"text":"a"'):
+            watch.ended("x", end)
+        return said
+
+    said: list[str] = []
+    assert len(asyncio.run(run())) == 2
+
+
+def test_memory_is_measured_of_the_process() -> None:
+    server: Any = SimpleNamespace(pid=os.getpid())
+    memory = Memory(server)
+    held = b"x" * (64 << 20)
+    said, fault = memory.judge(32 << 20)
+    assert said.startswith("memory +")
+    assert fault is not None
+    assert fault.startswith("memory rose by")
+    del held
+    memory.begin()
+    assert memory.judge(32 << 20)[1] is None

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import gzip
 import json
 import threading
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 Answer = Callable[[dict[str, Any]], AsyncIterator[bytes]]  # from a message to a response, in pieces
-BOMB = gzip.compress(bytes(1 << 30), 9)  # 1 MiB
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: "
 JSON, EVENTS = _HEAD + b"application/json\r\n", _HEAD + b"text/event-stream\r\n\r\n"
 DRIP_S = 0.05
@@ -66,9 +65,12 @@ async def _endlessly(head: bytes, piece: bytes, pause_s: float = 0.0) -> AsyncIt
 
 
 async def gzip_bomb(message: dict[str, Any]) -> AsyncIterator[bytes]:
-    yield JSON + b"Content-Encoding: gzip\r\n\r\n"
-    for i in range(0, len(BOMB), 65_536):
-        yield BOMB[i : i + 65_536]
+    """1 MiB that becomes 1 GiB."""
+    packer = zlib.compressobj(9, wbits=31)
+    first, more = (packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    yield JSON + b"Content-Encoding: gzip\r\n\r\n" + first
+    for _ in range(16):
+        yield more * 64
 
 
 async def many_tools(message: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -103,9 +103,9 @@ class _Unasked:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def add(self, size: int) -> None:
+    def add(self, size: int, least: int = _MESSAGE_COST) -> None:
         """Raises ServerError."""
-        self._bytes += max(size, _MESSAGE_COST)
+        self._bytes += max(size, least)
         if self._bytes > _MAX_UNASKED_BYTES:
             raise ServerError("it sends too much that is no answer")
 
@@ -205,9 +205,10 @@ class PipeWire:
     def _take(self, line: bytes) -> None:
         try:
             message = _read(line)
-        except ServerError as error:  # such as a line of a log
+        except ServerError as error:
             self._unasked.add(len(line))
-            self._fail(error)
+            if line.lstrip().startswith(b"{"):  # else it is a line of a log, which some servers write here
+                self._fail(error)
             return
         answer = None if message.method is not None else self._waiting.get(str(message.id))
         if answer is None:
@@ -345,7 +346,7 @@ class HttpWire:
     ) -> Message | None:
         try:
             async for piece in _pieces(response):
-                unasked.add(len(piece))
+                unasked.add(len(piece), least=0)
                 for data in events.feed(piece):
                     message = _read(data)
                     if message.method is None:

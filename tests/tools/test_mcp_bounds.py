@@ -364,9 +364,10 @@ for line in sys.stdin:
         what = message["params"]["arguments"].get("what")
         if what == "long": sys.stdout.write("x" * (5 << 20) + "\\n"); sys.stdout.flush()
         if what == "log":
-            sys.stdout.write("\\n\\r\\n")
+            sys.stdout.write("\\n\\r\\na line of a log\\n")
             say(method="notifications/message", params={})
             say(id=1, method="sampling/createMessage")
+        if what == "broken": sys.stdout.write('{"id": [\\n'); sys.stdout.flush()
         while what == "flood": say(method="notifications/message", params={})
         while what == "endless": sys.stdout.write("x" * 65536)
         say(id=number, result={"content": [{"type": "text", "text": "fine"}]})
@@ -381,9 +382,10 @@ def test_a_command_is_bounded_too() -> None:
         connection = Connection(ServerEntry(command=sys.executable, args=["-S", "-E", "-c", PIPES]), 60)
         async with McpTool("s", connection, ANY, owned=True) as used:
             said = []
-            for what in ("", "long", "log", "flood", "", "endless", "", ""):
+            for what in ("broken", "", "long", "log", "flood", "", "endless", "", ""):
                 said.append((await used.call("s.t", json.dumps({"what": what}))).text)
-            assert said[:4] == ["fine", FAILED + TOO_LONG, "fine", FAILED + UNASKED]
-            assert said[4:] == ["fine", FAILED + TOO_LONG, FAILED + UNASKED, "fine"]
+            assert said[0].startswith(FAILED + "its message is malformed: ")
+            assert said[1:5] == ["fine", FAILED + TOO_LONG, "fine", FAILED + UNASKED]
+            assert said[5:] == ["fine", FAILED + TOO_LONG, FAILED + UNASKED, "fine"]
 
     asyncio.run(run())

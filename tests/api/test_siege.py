@@ -160,15 +160,15 @@ def test_lateness_memory_files_and_the_attack_itself_are_judged(
 
 
 def test_a_stream_that_stalls_is_noted_without_the_waits_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 5.0, 5.01, 5.02, 5.03, 5.53, 6.0])
-    waits = iter([0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.1])
+    first = [float(i) for i in range(streams.FIRST_EVENTS)]
+    times, waits = iter([*first, 100.0, 100.5, 101.0]), iter([0.0] * len(first) + [0.0, 0.1, 0.1])
     noted: list[float] = []
     watch: Any = SimpleNamespace(waits=SimpleNamespace(seconds=lambda: next(waits)), note=noted.append)
     monkeypatch.setattr("time.monotonic", lambda: next(times))
     stream = streams._Stream(watch, "x")
-    for _ in range(7):
+    for _ in range(streams.FIRST_EVENTS + 3):
         stream.data_received(b"data")
-    assert noted == pytest.approx([0.01, 0.4, 0.47])  # the first events may have waited in the queue
+    assert noted == pytest.approx([100.0 - first[-1], 0.4, 0.5])
 
 
 def test_a_stream_that_says_something_else_is_broken() -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
 from typing import Any
 
 Answer = Callable[[dict[str, Any]], AsyncIterator[bytes]]  # from a message to a response, in pieces
@@ -20,7 +21,11 @@ def tool(name: str, properties: int = 1) -> dict[str, Any]:
 
 
 def result(message: dict[str, Any], value: Any) -> bytes:
-    return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": value}).encode()
+    return _result(message, json.dumps(value).encode())
+
+
+def _result(message: dict[str, Any], value: bytes) -> bytes:
+    return b'{"jsonrpc": "2.0", "id": %s, "result": %s}' % (json.dumps(message["id"]).encode(), value)
 
 
 def text(value: str) -> dict[str, Any]:
@@ -74,13 +79,18 @@ async def gzip_bomb(message: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 async def many_tools(message: dict[str, Any]) -> AsyncIterator[bytes]:
-    yield JSON + b"\r\n" + result(message, {"tools": [tool(f"t{i}") for i in range(100_000)]})
+    yield JSON + b"\r\n" + _result(message, _tools())
 
 
 async def small_tools(message: dict[str, Any]) -> AsyncIterator[bytes]:
-    """As many as an answer may hold."""
-    tools = [{"name": f"{i}", "inputSchema": {}} for i in range(100_000)]
-    yield JSON + b"\r\n" + result(message, {"tools": tools})
+    """As many as a message may hold."""
+    yield JSON + b"\r\n" + _result(message, _tools(small=True))
+
+
+@cache
+def _tools(*, small: bool = False) -> bytes:
+    tools = [{"name": f"{i}", "inputSchema": {}} if small else tool(f"t{i}") for i in range(100_000)]
+    return json.dumps({"tools": tools}).encode()
 
 
 async def wide_schema(message: dict[str, Any]) -> AsyncIterator[bytes]:

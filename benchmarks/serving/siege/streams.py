@@ -24,7 +24,7 @@ from benchmarks.serving.siege.requests import post
 
 TOKENS = 400  # of a stream; then comes the next
 STAGGER = 30  # tokens by which each stream is longer than the one before, so that not all begin at once
-FIRST_EVENTS = 4  # of a stream, during which it may still be queued
+FIRST_EVENTS = 24  # of a stream: it may be queued at first, and the header of its final message is tokens without text
 SAID = re.compile(rb'"(?:content|reasoning|text)":("(?:[^"\\]|\\.)*")')
 MOVING_S = 20.0  # in which streams must make progress
 BODIES: dict[str, dict[str, Any]] = {

@@ -124,8 +124,8 @@ def _ended(server: Server, batch: str) -> bool:
 # ---- links ----
 
 
-def plant(root: Path) -> Path:
-    """Folders for a server, with links to files of others. Returns the folder of the others."""
+def plant(root: Path) -> tuple[Path, Path]:
+    """Folders for a server, with links to files of others, and one of theirs among its own. Returns those of others."""
     others = root / "others"
     for name in ("pages", "folder"):
         (others / name / "inside").mkdir(parents=True)
@@ -143,28 +143,36 @@ def plant(root: Path) -> Path:
         (root / "files" / name).symlink_to(others / "folder" / "index.db")
     for name in (f"oscine-{os.getuid()}", "oscine", "oscine-files-planted", "oscine-files-"):
         (root / "tmp" / name).symlink_to(others / "folder")
-    return others
+    guest = root / "kv" / "guest"
+    (guest / "inside").mkdir(parents=True)
+    for file in ("lock", "picture"):
+        (guest / "inside" / file).write_bytes(b"of another")
+    return others, guest
 
 
 def planted_links(root: Path) -> str:
     """A server starts over links, keeps pages and files, and ends: what the links point to must stay as it is."""
-    others = plant(root)
-    before = known_files(others)
-    options = ["--kv-offload-bytes", "16MB", "--kv-offload-dir", str(root / "kv"), "--files-dir", str(root / "files")]
-    fake = ["--log-level", "error", "--executor", "fake", "--api-key=healthy-key"]
+    others, guest = plant(root)
+    before = known_files(others) | known_files(guest)
+    common, fake = ["--log-level", "error", "--api-key=healthy-key"], ["--executor", "fake"]
+    pages = ["--kv-offload-bytes", "16MB", "--kv-offload-dir", str(root / "kv")]  # of the embedded model
     environment = {"TMPDIR": str(root / "tmp"), "HOME": str(root / "tmp")}
     outcomes = []
-    for given in (options[:4], options[4:], []):  # a refusal of one kind must not hide the others
+    for given in (
+        pages,
+        [*fake, "--files-dir", str(root / "files")],
+        fake,
+    ):  # a refusal of one kind must not hide the others
         began_s = time.monotonic()
         with open(os.devnull, "wb") as log, contextlib.ExitStack() as stack:
             try:
-                server = stack.enter_context(Server(*fake, *given, environment=environment, log=log))
+                server = stack.enter_context(Server(*common, *given, environment=environment, log=log))
             except RuntimeError:
                 outcomes.append(f"refused after {time.monotonic() - began_s:.0f} s")
                 continue
             ask(server, HEALTHY, CHAT, chat())
             upload(server, HEALTHY, [b"{}\n"])
             outcomes.append("started")
-    fault = files_fault(before, known_files(others))
+    fault = files_fault(before, known_files(others) | known_files(guest))
     require(fault is None, str(fault))
     return f"a server with links among its pages: {outcomes[0]}, files: {outcomes[1]}, temporary files: {outcomes[2]}"

@@ -51,7 +51,10 @@ def serve(
     """`test(connect, state)` against the protocol with at most two connections."""
 
     async def main() -> None:
-        config, state = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=3600), ServerState()
+        config, state = (
+            uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_keep_alive=3600),
+            ServerState(),
+        )
         kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
@@ -103,6 +106,64 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
         assert b"did not arrive within" in data
 
     serve(test)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAEAAEAA\r\n"
+BODY = b"x" * 3000 + b"GET / HTTP/1.1\r\n\r\n"  # of which no part is a request
+FRAMED = {
+    "length": b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nTrailer: t\r\n\r\n" % (len(BODY), BODY),
+}
+
+
+@pytest.mark.parametrize("framed", FRAMED.values(), ids=FRAMED)
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_a_request_that_offers_another_protocol_keeps_its_body(protocol: bytes, framed: bytes) -> None:
+    """Java's HttpClient offers h2c with the first request of each connection."""
+    sent = FIRST_LINE + OFFER % protocol + framed
+    plain = FIRST_LINE + b"Content-Length: 2\r\n\r\nhi"
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        for request in (sent, plain, sent[: len(sent) - 2000], sent[len(sent) - 2000 :]):
+            writer.write(request)
+            if request is sent or request is plain:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 ")
+                wanted = BODY if request is sent else b"hi"
+                assert await reader.readexactly(len(wanted)) == wanted
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(BODY)) == BODY
+
+    serve(test, echo)
+
+
+def test_what_follows_a_body_after_such_an_offer_is_refused() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + OFFER % b"h2c" + b"Content-Length: 2\r\n\r\nhiGET / HTTP/1.1\r\n\r\n")
+        assert b"HTTP/1.1 400 " in await answer(reader)
+
+    serve(test, echo)
+
+
+def test_requests_without_a_body_may_offer_another_protocol() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(3 * (b"GET / HTTP/1.1\r\nHost: x\r\n" + OFFER % b"h2c" + b"\r\n"))
+        for _ in range(3):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+    serve(test, echo)
 
 
 def test_a_head_that_trickles_is_given_up_all_the_same() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -58,6 +59,8 @@ AND (:after IS NULL OR number {sign} (SELECT number FROM records WHERE kind = :k
 ORDER BY number {order} LIMIT :limit
 """
 _WAIT_S = 10.0  # for another server that writes
+_UPLOAD = re.compile(r"file-[0-9a-f]{32}")
+_ABANDONED_S = 24 * 3600.0  # without a write, after which an upload has ended with its server
 T = TypeVar("T")
 _Kind = Literal["file", "batch"]
 
@@ -101,6 +104,17 @@ class FileStore:
         self._table = sqlite3.connect(index, _WAIT_S, isolation_level=None, check_same_thread=False)
         self._table.execute("PRAGMA journal_mode = WAL")
         self._table.executescript(_SCHEMA)
+        if self._temporary is None:
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Uploads of servers that were killed: they have no record. Another server may write its own meanwhile."""
+        uploads = [path for path in self._folder.glob("file-*.jsonl") if _UPLOAD.fullmatch(path.stem)]
+        known = {row[0] for row in self._table.execute("SELECT id FROM records WHERE kind = 'file'")}
+        for path in uploads:
+            with contextlib.suppress(FileNotFoundError):  # it was discarded meanwhile
+                if path.stem not in known and time.time() - path.lstat().st_mtime > _ABANDONED_S:
+                    path.unlink()
 
     async def close(self) -> None:
         if self.is_offered:

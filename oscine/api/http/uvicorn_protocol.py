@@ -5,8 +5,10 @@ body has the bounds of bodies.
 
 import asyncio
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -37,6 +39,33 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Parser(HttpRequestParser):
+    """Reads requests that offer to go on in another protocol, such as HTTP/2, like any others.
+
+    llhttp takes what follows their head for that protocol. So a second parser reads their body.
+    """
+
+    def __init__(self, protocol: "BoundedHttp") -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._protocol = protocol
+        self.of_body: HttpRequestParser | None = None
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        if self.of_body is not None:
+            self.of_body.feed_data(data)
+            return
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            if framing := self._protocol.framing:
+                self.of_body = HttpRequestParser(self._protocol.of_body())
+                self.of_body.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n\r\n%b" % (framing, rest))
+            elif rest:
+                self.feed_data(rest)
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection. At the limit a new one replaces the one that has been without a request the longest.
 
@@ -50,6 +79,7 @@ class BoundedHttp(HttpToolsProtocol):
     _idle: "dict[BoundedHttp, None]"  # connections without a request, oldest first
 
     flow: _Flow
+    parser: _Parser
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
@@ -63,6 +93,7 @@ class BoundedHttp(HttpToolsProtocol):
     _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
     _body_left = 0  # bytes to come of a body with a length
     _unparsed = b""
+    framing = b""  # the header that frames the body of a request that offers another protocol
     _handshake: "asyncio.Task[None] | None" = None
     _above_limit = False  # whether all other connections had requests when it was accepted
     _running: Any = None  # the request that is being answered; others may have been read behind it
@@ -74,7 +105,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow, self.parser = _Flow(transport), _Parser(self)
         if self._handshake is None:
             self._enter()
         self._handshake = None
@@ -230,6 +261,9 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if self.parser.should_upgrade():
+            framing = (b"%b: %b" % (n, v) for n, v in self.headers if n in (b"content-length", b"transfer-encoding"))
+            self.framing = next(framing, b"")
         above = self._above_limit and len(self.connections) > self.max_connections
         if above and self.url.partition(b"?")[0] not in self.probes:
             self._refuse(_full())
@@ -238,8 +272,17 @@ class BoundedHttp(HttpToolsProtocol):
         if above:
             self.cycle.keep_alive = False
 
+    def of_body(self) -> SimpleNamespace:
+        """What a parser calls that reads a body only."""
+
+        def end() -> None:
+            self.framing, self.parser.of_body = b"", None
+            self.on_message_complete()
+
+        return SimpleNamespace(on_body=self.on_body, on_chunk_header=self.on_chunk_header, on_message_complete=end)
+
     def on_message_complete(self) -> None:
-        if self.transport.is_closing():
+        if self.framing or self.transport.is_closing():
             return
         self._in_message = False
         self._ended_here = True

@@ -254,7 +254,8 @@ async def _made(make: Callable[[], T], parts: Sequence[Form], caller: Caller, si
     try:
         return await beside(make, size, caller.threads)
     except (ValueError, RecursionError) as error:
-        raise _refusal(next(filter(_is_broken, parts), parts[0]), _reason(error)) from None
+        part = await beside(lambda: next(filter(_is_broken, parts), parts[0]), size)
+        raise _refusal(part, _reason(error)) from None
 
 
 def _is_broken(part: Form) -> bool:

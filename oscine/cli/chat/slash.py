@@ -9,7 +9,7 @@ from oscine.cli.chat.conversation import Conversation
 from oscine.cli.error import CommandError
 from oscine.option import did_you_mean
 
-_COMMAND = re.compile(r"(/\w*)(?:\s+(.*))?", re.DOTALL)  # and not /etc/hosts, which begins a message
+_COMMAND = re.compile(r"(/\w*|/\?)(?:\s+(.*))?", re.DOTALL)  # and not /etc/hosts, which begins a message
 KEYS = '""" begins and ends a message of several lines, ctrl-C stops an answer, ctrl-D leaves'
 
 
@@ -31,7 +31,7 @@ def obey(text: str, conversation: Conversation) -> str | None:
         if text:
             conversation.ask(text)
         return None
-    name, argument = found[1], (found[2] or "").strip()
+    name, argument = _ALIASES.get(found[1], found[1]), (found[2] or "").strip()
     if name not in SLASHES:
         raise CommandError(f"{name} is no command{did_you_mean(name, SLASHES)} (/help lists them)")
     return SLASHES[name].run(conversation, argument)
@@ -75,4 +75,5 @@ SLASHES = {
         Slash("/bye", "leave", _bye),
     )
 }
+_ALIASES = {"/?": "/help", "/clear": "/reset", "/exit": "/bye", "/quit": "/bye"}  # habits from Ollama and others
 BRIEF = f"{', '.join(SLASHES)}; {KEYS}"

@@ -41,7 +41,7 @@ def _loader() -> "type[SafeLoader]":
     class Loader(yaml.SafeLoader):
         """Refuses a key that is there twice, as YAML does. PyYAML takes its last value."""
 
-        def compose_mapping_node(self, anchor: str | None) -> "MappingNode":
+        def compose_mapping_node(self, anchor: Any) -> "MappingNode":
             node = super().compose_mapping_node(anchor)
             seen = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):

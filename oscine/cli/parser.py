@@ -27,9 +27,14 @@ class Parser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else args
         parsed, unknown = super().parse_known_args(list(_with_hyphens(given)), namespace)
         if unknown:
-            hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            name = unknown[0].partition("=")[0]
+            hint = did_you_mean(name, self._option_string_actions) if name.startswith("--") else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed, unknown
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Without -pp for -p, which argparse takes also where it allows no abbreviations."""
+        return [found for found in super()._get_option_tuples(option_string) if option_string.startswith(found[1])]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -86,6 +86,7 @@ def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.Captur
         (["--max-num-seq", "3"], "--max-num-seq; did you mean --max-num-seqs?"),
         (["--prot=80"], "--prot=80; did you mean --port?"),
         (["--no-such-thing"], "--no-such-thing (see"),
+        (["-p", "80"], "unrecognized arguments: -p (see"),
         (
             ["--dtype", "bfloat"],
             "--dtype: it must be auto, float32 or bfloat16, not 'bfloat'; did you mean bfloat16?",

@@ -265,6 +265,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("port: 1\na: \x00", "is not YAML: line 2: unacceptable character #x0000: special"),
         ("port: 1\nhost: a\nport: 1", "is not YAML: line 3: port is there twice"),
         ("speculative_config: {method: ngram, method: eagle3}", "is not YAML: line 1: method is there twice"),
+        ("max-num-seqs: 3\nmax_num_seqs: 4", "max_num_seqs is there twice, with hyphens and with underscores"),
         ("a: 2024-99-99", "is not YAML: month must be"),
         ("[" * 3000, "is not YAML: it is nested too deeply"),
     ],

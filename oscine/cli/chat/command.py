@@ -26,7 +26,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "talk to a model in the terminal"
     more = (
         "Talk to a model in the terminal. Without PROMPT a conversation begins. In it a paste is one message, "
-        "and /help lists what else may be typed."
+        "and /help lists what else may be typed. In a pipe, each line is a message."
     )
     parser = subcommand(commands, "chat", what, description=more)
     parser.add_argument(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from oscine.api.anthropic.request import answer_form as messages_form
+from oscine.api.anthropic.request import chat_request as messages_request
 from oscine.api.anthropic.schemas import MessagesRequest
 from oscine.api.http.errors import APIError
 from oscine.api.ollama.request import answer_form as ollama_form
@@ -65,9 +66,9 @@ def by_responses(schema: dict[str, Any], **more: Any) -> Form | None:
 
 def by_messages(schema: dict[str, Any]) -> Form | None:
     config = {"format": {"type": "json_schema", "schema": schema}}
-    return messages_form(
-        msgspec.convert({"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}, MessagesRequest)
-    )
+    fields = {"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}
+    body = msgspec.convert(fields, MessagesRequest)
+    return messages_form(body, messages_request(body))
 
 
 def by_ollama(schema: dict[str, Any]) -> Form | None:

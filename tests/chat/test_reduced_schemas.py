@@ -265,6 +265,14 @@ def test_null_is_no_value_of_a_keyword() -> None:
     assert admitted({"const": None}, SCALARS) == [None]
 
 
+def test_a_type_of_another_language_admits_everything_unless_it_is_enforced() -> None:
+    for name in ("any", "STRING", "dict", "float"):
+        schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": name, "maxLength": 1}}}
+        values = [{"a": 1}, {"a": "x"}, {"a": "xy"}, {"a": None}, 1]
+        assert admitted(schema, values, lenient=True) == [{"a": 1}, {"a": "x"}, {"a": None}]
+        assert reduced(schema) == {"type": "object", "properties": {"a": {"type": name}}}  # which llguidance refuses
+
+
 def test_look_around_is_refused_unless_it_can_be_left_out() -> None:
     text = {"type": "string", "pattern": "^(?!x)[a-c]+$", "minLength": 2}
     assert admitted(text, SCALARS, lenient=True) == ["ab", "abc", "A-1"]

@@ -16,6 +16,7 @@ from oscine.chat.schemas.formats import FORMATS, MISSING, WITHOUT_LOOK_AROUND
 from oscine.chat.schemas.rules import (
     OF_TYPE,
     RULES,
+    TYPES,
     OneOf,
     Reference,
     Schema,
@@ -121,7 +122,9 @@ class _Reduction:
             raise ValueError(f"{_dotted(path)} is no schema: neither an object nor a boolean")
         base, only_reference = self._bases.get(id(schema), ""), self._draft < 2019 and schema.get("$ref") is not None
         keywords = {"$ref"} if only_reference else _KEYWORDS
-        types = {None, *kinds(schema)}
+        if self._lenient and not {*kinds(schema)}.issubset(TYPES):
+            keywords = keywords - {"type"}  # a type of another language, such as `any`
+        types = {None, *(kinds(schema) if "type" in keywords else ())}
         kept: dict[str, Any] = {}
         for keyword, value in schema.items():
             if keyword not in keywords or self._draft < _SINCE.get(keyword, 0):

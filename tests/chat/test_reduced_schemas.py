@@ -13,7 +13,7 @@ from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLTokenizer
 
 from oscine.chat.grammar import JsonFormat
-from oscine.chat.schemas.reduction import MOST_BYTES, reduced
+from oscine.chat.schemas.reduction import MOST_BYTES, _Reduction, reduced
 
 BYTES = LLTokenizer("byte")
 NINETEENTH = "https://json-schema.org/draft/2019-09/schema"
@@ -402,3 +402,15 @@ def test_the_work_of_a_schema_is_bounded() -> None:
     ]
     with pytest.raises(ValueError, match=f"more than {MOST_BYTES} bytes"):
         reduced({"anyOf": unions * 90, "$defs": {"x": tags}})
+    names = {"$ref": "#/$defs/x"}
+    with pytest.raises(ValueError, match=f"more than {MOST_BYTES} bytes"):
+        reduced({"anyOf": [{"propertyNames": names}] * 3000, "$defs": {"x": {"enum": [*map(str, range(100))]}}})
+
+
+def test_a_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = []
+    target = _Reduction._target
+    monkeypatch.setattr(_Reduction, "_target", lambda self, of: followed.append(of) or target(self, of))
+    chain = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(100)} | {"100": {"type": "string"}}
+    assert reduced({"anyOf": [{"propertyNames": {"$ref": "#/$defs/0"}}] * 100, "$defs": chain}) == {}
+    assert len(followed) == 101

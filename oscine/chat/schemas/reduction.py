@@ -85,6 +85,7 @@ class _Reduction:
         self._places: dict[str, Any] = {"": root}  # resources and anchors by their URI
         self._scan()
         self._targets: dict[int, Schema] = {}  # reduced, by the id() of the schema as it was given
+        self._ends: dict[Reference, Schema] = {}  # of references that lead to others
         self._names: dict[Reference, str] = {}  # of definitions
         self._references: list[Reference] = []  # those with a name, in order of first use
         self._left = MOST_BYTES  # parts that may still be written or compared
@@ -173,15 +174,19 @@ class _Reduction:
     def _names_admitted(self, names: Schema) -> Schema:
         """Without references. No grammar checks the format of a name, so it is an annotation unless all is enforced."""
         names = self._followed(names)
+        self._spend(len(listed(names) or ()))
         if isinstance(names, dict) and self._any_format:
             return {keyword: value for keyword, value in names.items() if keyword != "format"}
         return names
 
     def _followed(self, schema: Schema) -> Schema:
         """What a reference leads to in the end. Raises RecursionError for one that leads to itself."""
-        if isinstance(schema, dict) and schema.keys() == {"$ref"}:
-            return self._followed(self._target(schema["$ref"]))
-        return schema
+        if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
+            return schema
+        reference = schema["$ref"]
+        if reference not in self._ends:
+            self._ends[reference] = self._followed(self._target(reference))
+        return self._ends[reference]
 
     def _check_pattern(self, schema: dict[str, Any]) -> None:
         """Look-around is left to llguidance's refusal, unless an equivalent pattern has none."""

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.schemas.reduction import MOST_BYTES, _Reduction, reduced
+from oscine.chat.schemas.rules import Reference, Schema
 
 BYTES = LLTokenizer("byte")
 NINETEENTH = "https://json-schema.org/draft/2019-09/schema"
@@ -408,9 +409,14 @@ def test_the_work_of_a_schema_is_bounded() -> None:
 
 
 def test_a_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    followed = []
+    followed: list[Reference] = []
     target = _Reduction._target
-    monkeypatch.setattr(_Reduction, "_target", lambda self, of: followed.append(of) or target(self, of))
+
+    def counted(self: _Reduction, reference: Reference) -> Schema:
+        followed.append(reference)
+        return target(self, reference)
+
+    monkeypatch.setattr(_Reduction, "_target", counted)
     chain = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(100)} | {"100": {"type": "string"}}
     assert reduced({"anyOf": [{"propertyNames": {"$ref": "#/$defs/0"}}] * 100, "$defs": chain}) == {}
     assert len(followed) == 101

@@ -359,3 +359,79 @@ def test_a_request_that_is_answered_hears_that_the_client_left_also_with_others_
         assert ends == ["/0"]
 
     serve(test, waits)
+
+
+async def waits_to_be_left(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_client_that_ends_its_sending_side_is_answered(version: bytes) -> None:
+    """Interim responses before the answer show whether it is still there. HTTP/1.0 has none."""
+    go = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE.replace(b"1.1", version) + b"Content-Length: 2\r\n\r\nhi")
+        writer.write_eof()
+        connection = await connection_of(state)
+        for _ in range(3):
+            before = connection._probe_timer
+            pass_time(LONG_S)
+            await until(lambda: connection._probe_timer not in (None, before), "a probe")  # noqa: B023
+        go.set()
+        data = await answer(reader)
+        probes = data.count(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert (probes > 2) if version == b"1.1" else (probes == 0)
+        assert data[25 * probes :].startswith(b"HTTP/1.1 200 ")
+        assert data.endswith(b"ok")
+
+    serve(test, app)
+
+
+def test_all_requests_before_the_end_of_the_sending_side_are_answered() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write((FIRST_LINE + b"Content-Length: 0\r\n\r\n") * 100)
+        writer.write_eof()
+        assert (await answer(reader)).count(b"HTTP/1.1 200 ") == 100
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", FIRST_LINE, FIRST_LINE + b"X: " + b"y" * 50_000, FIRST_LINE + b"Content-Length: 9\r\n\r\n{"]
+)
+def test_a_request_that_cannot_become_whole_ends_the_connection(sent: bytes) -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        writer.write_eof()
+        assert await answer(reader) == b""
+
+    serve(test, waits_to_be_left)
+
+
+def test_a_client_that_has_left_altogether_is_noticed() -> None:
+    ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await waits_to_be_left(scope, receive, send)
+        ended.set()
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        _, writer = await connect()
+        writer.write(GET % b"/")
+        connection = await connection_of(state)
+        await until(lambda: connection._running is not None, "the request")
+        writer.close()
+        while not ended.is_set():
+            await asyncio.sleep(0)
+            pass_time(uvicorn_protocol.LAST_PROBE_S)
+
+    serve(test, app)

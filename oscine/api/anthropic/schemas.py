@@ -30,7 +30,7 @@ SHARED = """
 """
 
 
-class Block(Struct):
+class Block(Struct, gc=False):
     """A part of a message; which fields it has depends on its type."""
 
     type: Annotated[str, about("`text`, `thinking`, `tool_use`, `tool_result` and others.")]
@@ -47,7 +47,7 @@ class Block(Struct):
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
 
 
-class AnthropicMessage(Struct):
+class AnthropicMessage(Struct, gc=False):
     role: Annotated[Literal["user", "assistant", "system"], about("The author of the message.")]
     content: Annotated[str | list[Block], about("A text or blocks.")]
 

@@ -22,6 +22,8 @@ _MOST_DIGITS = 20  # of a length; the parser refuses longer ones
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
+FIRST_PROBE_S, LAST_PROBE_S = 0.05, 10.0  # between probes of a client that sends no more
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0  # for a client to read a response that came before it had sent its body
 
 
@@ -51,6 +53,8 @@ class BoundedHttp(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
+    _probe_timer: asyncio.TimerHandle | None = None
+    _at_end = False  # whether the client has ended its sending side
     _head_bytes = 0
     _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
     _in_message = False  # between the first byte of a request and the last of its body
@@ -106,10 +110,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.leave()
-        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._stall_timer = self._linger_timer = None
+        self._head_timer = self._stall_timer = self._linger_timer = self._probe_timer = None
         if self._running is not None:  # uvicorn notifies only the newest one
             self._running.disconnected = True
             self._running.message_event.set()
@@ -120,6 +124,33 @@ class BoundedHttp(HttpToolsProtocol):
             self._keep(data)
         else:
             self._parse(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client may end its sending side and still read. What it has asked is answered before the connection is
+        closed; TLS cannot be open on one side only. Returns whether the connection stays open."""
+        if self.scheme == "https" or self._is_done:
+            return False
+        if not self._at_end:
+            self._at_end = True
+            self._probe(FIRST_PROBE_S)
+        return True
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether no request is to be answered, after the end of what the client sends."""
+        if self._unparsed or self.pipeline:
+            return False
+        return self._in_message or self._running is None or self._running.response_complete
+
+    def _probe(self, pause_s: float) -> None:
+        """Writes an interim response, which clients skip, so that the system notices one that has left altogether.
+
+        Events of a stream show that too, and no other bytes may be among them. HTTP/1.0 has no interim responses.
+        """
+        running = self._running
+        self._probe_timer = self.loop.call_later(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
+        if running is not None and not running.response_started and running.scope["http_version"] == "1.1":
+            self.transport.write(_PROBE)
 
     def _keep(self, data: bytes) -> None:
         self._unparsed += data
@@ -134,6 +165,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.flow.resume_reading()
         if data:
             self._parse(data)
+        if self._at_end and self._is_done:
+            self.transport.close()
 
     def _parse(self, data: bytes) -> None:
         """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes.
@@ -227,7 +260,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._idle[self] = None
             if self._in_message and not self._in_head and self._linger_timer is None:
                 self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
-        if self._unparsed:
+        if self._unparsed or self._at_end:
             self.loop.call_soon(self._parse_on)
 
     def pause_writing(self) -> None:

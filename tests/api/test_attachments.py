@@ -1,10 +1,12 @@
 """Pictures and files: in the result of a tool a text stands in their place; a user's own are refused."""
 
 import base64
+import sys
 from typing import Any
 
 import pytest
 
+from oscine.api.turns.attachments import result_text
 from tests.api.scripted_server import ScriptedServer
 
 USER = {"role": "user", "content": "hi"}
@@ -105,6 +107,8 @@ def test_what_a_tool_shows_to_anthropics_clients(scripted: ScriptedServer, block
         ),
         (responses, {"type": "input_file", "file_data": f"data:text/plain;base64,{NOTES}"}, "caf\u00e9"),
         (responses, {"type": "input_file", "file_data": "data:text/plain,a%20b"}, "a b"),
+        (responses, {"type": "input_file", "file_data": "data:text/plain,100% of a%20b"}, "100% of a%20b"),
+        (responses, {"type": "input_file", "file_data": "data:text/plain,%C3%A9=%3D%0a=41_ %25"}, "\u00e9==\n=41_ %"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:60]),
 )
@@ -256,3 +260,15 @@ def test_parts_within_parts_do_not_end(scripted: ScriptedServer) -> None:
         block = {"type": "document", "source": {"type": "content", "content": [block]}}
     path, body = anthropic([block])
     assert scripted.post(path, {"model": scripted.service.names[0], **body}).status_code in (200, 400)
+
+
+def test_a_long_address_with_escapes_is_decoded_outside_of_python() -> None:
+    """Each escape took microseconds in which no other request went on."""
+    calls: list[str] = []
+    part = {"type": "input_file", "file_data": "data:text/plain," + "%3C" * 10_000}
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        text = result_text([part], "here")
+    finally:
+        sys.setprofile(None)
+    assert (text, len(calls) < 1000) == ("<" * 10_000 + "\n", True)

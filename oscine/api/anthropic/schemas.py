@@ -53,7 +53,7 @@ class AnthropicMessage(Struct, gc=False):
 
 
 class AnthropicTool(Struct):
-    name: Annotated[str, about("Letters, digits, `_` and `-`.")]
+    name: Annotated[str, about("Letters, digits, `_` and `-`. A function needs it; some other types have none.")] = ""
     type: Annotated[str | None, about("Absent or `custom`: a function. Other types are left out.")] = None
     description: Annotated[str | None, about("What it does; the model reads it.")] = None
     input_schema: Annotated[dict[str, Any] | None, about("The JSON schema of its arguments.")] = None

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from oscine.config import MOST_SEQS, MOST_STEP_TOKENS, STEP_TOKENS, EngineOptions
 from oscine.executor.kv.memory import TYPICAL_TOKENS, MemoryPlan
+from oscine.kv_group import slots_of_sequence
 
 _GIB = 1 << 30
 _LEAST_SEQS = 8
@@ -43,7 +44,8 @@ def with_sequences(options: EngineOptions, plan_of: Callable[[EngineOptions], Me
             plan = plan_of(with_fixed(options, count))
         except ValueError:
             return True
-        return plan.num_pages[0] < count * -(-tokens // plan.page_size)
+        each = slots_of_sequence(plan.groups, plan.slots[0], -(-tokens // plan.page_size))
+        return plan.slots[0].count < count * each
 
     sizes = [size for size in sizes_up_to(most) if size >= min(_LEAST_SEQS, most)]
     # More sequences leave less memory and need more of it, so all sizes from the first that overflows on do.

@@ -1,6 +1,7 @@
 """Starts Python processes that run Oscine's own code, and never load modules from the current folder."""
 
 import os
+import runpy
 import signal
 import site
 import sys
@@ -21,6 +22,11 @@ def module_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def bound_command(module: str) -> list[str]:
+    """The same for a process that is killed when this one ends, also while it imports. Signals are left to this one."""
+    return [*module_command(__name__), str(os.getpid()), module]
+
+
 def child_environment() -> dict[str, str]:
     """This process's environment, so that a child finds the same `oscine`, installed or not."""
     if CHECKOUT is None:
@@ -34,3 +40,15 @@ def die_with_parent() -> None:
     import ctypes  # few processes need it, and all import this module
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _main(parent: str, module: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    if os.getppid() == int(parent):  # else it has ended already
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

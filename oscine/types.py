@@ -71,7 +71,7 @@ class NewSequence:
     # Per page group: page of cached tokens [i * page_size, (i + 1) * page_size); -1 where it is out of the window.
     pages: list[list[int]]
     sampling: SamplingParams
-    shares: bool = True  # whether its tokens may be drafts of other sequences; false where a client keeps apart
+    cache_salt: str = ""  # of the request; with one, its tokens are no drafts of other sequences, nor theirs of it
 
 
 class ScheduledSequence(NamedTuple):

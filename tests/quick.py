@@ -85,7 +85,7 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """Turns the failure of a test that was refused a process into a skip."""
+    """Turns the failure of a test that was refused a process into a skip, which is no slow case."""
     if call.excinfo is None:
         return
     if _watch.has_refused:
@@ -94,4 +94,4 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
         try:
             pytest.skip("starts a process")
         except pytest.skip.Exception:
-            call.excinfo = pytest.ExceptionInfo.from_current()
+            call.excinfo, call.duration = pytest.ExceptionInfo.from_current(), 0.0

@@ -311,8 +311,7 @@ class TorchExecutor:
             if self._device_drafter is not None:
                 self._device_drafter.assign(new)
             if self._drafter is not None:
-                token_ids = np.array(new.token_ids, np.int32)
-                self._drafter.assign(new.slot, token_ids, new.num_prompt_tokens, new.shares)
+                self._drafter.assign(new)
             self._prompt_logprobs.pop(new.slot, None)
             if new.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.sampling.prompt_logprobs

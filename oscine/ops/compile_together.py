@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from oscine.ops.compile_worker import Job, send
-from oscine.python_child import child_environment, module_command
+from oscine.python_child import bound_command, child_environment
 
 MOST_WORKERS = 12
 
@@ -33,7 +33,7 @@ class Compilers:
     def __init__(self, count: int | None = None) -> None:
         if count is None:
             count = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 2))
-        command, pipe = module_command("oscine.ops.compile_worker"), subprocess.PIPE
+        command, pipe = bound_command("oscine.ops.compile_worker"), subprocess.PIPE
         self._all = [
             subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())
             for _ in range(count)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import psutil
@@ -94,19 +95,32 @@ def test_other_users_of_the_machine_cannot_reach_ray(cluster: CommandLine) -> No
             assert found.returncode == 1
 
 
-def test_nothing_of_it_listens_on_a_network(cluster: CommandLine, api: openai.OpenAI) -> None:
+def status_of_call(port: int, *metadata: tuple[str, str]) -> str:
+    """Of a call that has no content, between actors of Ray Serve."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", metadata=metadata, timeout=60)
+    return str(raised.value.code().name)  # type: ignore[attr-defined]
+
+
+def test_nothing_of_it_is_open_to_a_network(cluster: CommandLine, api: openai.OpenAI) -> None:
+    """Ray Serve's ports between actors listen on all addresses, as no setting says otherwise. They want Ray's token."""
     ask(api, "nano")
     processes = cluster.processes()
     listening = {
-        (process.pid, connection.laddr.ip.removeprefix("::ffff:"))
+        (process.pid, connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
         for process in processes
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
     assert len(listening) > 5
-    # The address of Ray Serve's port between actors cannot be set. It takes only calls with Ray's token.
     actors = {process.pid for process in processes if process.cmdline()[0].startswith("ray::Serve")}
-    assert {ip for pid, ip in listening if not (pid in actors and ip == "::")} == {"127.0.0.1"}
+    between = [port for pid, ip, port in listening if pid in actors and ip == "::"]
+    assert {ip for _, ip, port in listening if port not in between} == {"127.0.0.1"}
+    token = Path(cluster.ray()["folder"], "token").read_text()
+    for port in between:
+        assert status_of_call(port) == "UNAUTHENTICATED"
+        assert status_of_call(port, ("authorization", f"Bearer {'0' * len(token)}")) == "UNAUTHENTICATED"
+    assert status_of_call(between[0], ("authorization", f"Bearer {token}")) == "UNKNOWN", "the token is right"
 
 
 def test_the_key_is_shown_nowhere(cluster: CommandLine, status: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -259,20 +261,86 @@ def test_the_applications_share_a_seed_and_need_a_key(monkeypatch: pytest.Monkey
 # ---- compose ----
 
 
+COMPOSE = DEPLOY / "compose"
+
+
+def compose_services(file: str = "compose.yaml") -> dict[str, Any]:
+    return dict(yaml.safe_load((COMPOSE / file).read_text())["services"])
+
+
+def without_variables(text: str) -> str:
+    """As compose reads it where no variable is set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
 def test_compose_runs_the_server_as_the_image_is_made() -> None:
-    folder = DEPLOY / "compose"
-    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    services = compose_services()
     oscine = services["oscine"]
-    command, *arguments = (re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in oscine["command"])
+    command, *arguments = map(without_variables, oscine["command"])
     assert command == "serve"
     config = config_of(*arguments)
     assert f"{oscine['ports'][0]}".endswith(f":{config.server.port}")
     assert config.server.port == PORT
     assert int(oscine["stop_grace_period"].removesuffix("s")) >= config.server.drain_s + server._CLOSE_S + server._END_S
     assert {volume.split(":")[1] for volume in oscine["volumes"]} == VOLUMES
-    assert (folder / oscine["build"]["context"] / oscine["build"]["dockerfile"]).exists()
+    assert (COMPOSE / oscine["build"]["context"] / oscine["build"]["dockerfile"]).exists()
     for name, service in services.items():
         for source, *_ in (volume.split(":") for volume in service["volumes"]):
-            assert not source.startswith(".") or (folder / source).exists(), f"{name}: {source}"
-    (scraped,) = yaml.safe_load((folder / "prometheus.yaml").read_text())["scrape_configs"]
+            assert not source.startswith(".") or (COMPOSE / source).exists(), f"{name}: {source}"
+    (scraped,) = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"]
     assert scraped["static_configs"][0]["targets"] == [f"oscine:{PORT}"]
+
+
+def test_compose_builds_stages_of_the_image_and_tags_them_so() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", CONTAINERFILE, re.MULTILINE)
+    services, beside = compose_services(), compose_services("compose.gpu.yaml")
+    assert beside.keys() <= services.keys(), "a file that is laid over the other"
+    for target, service in (("cpu", services["oscine"]), ("cuda", beside["oscine"])):
+        assert service["build"]["target"] == target
+        assert target in stages
+        assert without_variables(service["image"]).rpartition(":")[2] == target
+    assert stages[-1] == "cpu", "the default of a build"
+
+
+def test_the_image_is_made_of_what_the_repository_has() -> None:
+    root = DEPLOY.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    for sources in re.findall(r"^COPY (?!--)(.+) \S+$", CONTAINERFILE, re.MULTILINE):
+        assert all((root / source).exists() for source in sources.split())
+    for extras in re.findall(r"^ARG EXTRAS=(.+)$", CONTAINERFILE, re.MULTILINE):
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    for module in re.findall(r" -m (oscine\S+)", CONTAINERFILE):
+        assert find_spec(module) is not None
+    (program,) = json.loads(re.findall(r"^ENTRYPOINT (.+)$", CONTAINERFILE, re.MULTILINE)[0])
+    assert program in project["scripts"]
+
+
+def test_what_looks_at_the_server_needs_no_key(model_folder: Any) -> None:
+    """The image's health check, by a program that it has, and Prometheus."""
+    service = ResponseService(config_of(str(model_folder), "--executor", "fake", "--api-key", "k"))
+    known = {operation.path for operation in endpoints(service) if operation.open}
+    check = json.loads(re.findall(r"^HEALTHCHECK .*\n    CMD (.*)$", CONTAINERFILE, re.MULTILINE)[0])
+    assert check[0] in re.findall(r"apt-get install .*", CONTAINERFILE)[0].split()
+    host, path = re.findall(r"http://([^/]*)(/[^']*)", check[-1])[0]
+    (scraped,) = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"]
+    assert host == f"127.0.0.1:{PORT}"
+    assert {path, scraped["metrics_path"]} <= known
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    services = compose_services()
+    grafana = services["grafana"]
+    mounts = {target: source for source, target, *_ in (volume.split(":") for volume in grafana["volumes"])}
+    (provider,) = yaml.safe_load((COMPOSE / "grafana" / "dashboards.yaml").read_text())["providers"]
+    folder, _, home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"].rpartition("/")
+    assert provider["options"]["path"] == folder
+    dashboard = json.loads((COMPOSE / mounts[folder] / home).read_text())
+    (source,) = yaml.safe_load((COMPOSE / "grafana" / "datasources.yaml").read_text())["datasources"]
+    assert source["url"].removeprefix("http://").partition(":")[0] in services
+    (variable,) = (one for one in dashboard["templating"]["list"] if one["type"] == "datasource")
+    assert variable["query"] == source["type"]
+    declared = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["volumes"].keys()
+    named = {volume.split(":")[0] for service in services.values() for volume in service["volumes"]}
+    assert {name for name in named if not name.startswith(".")} == declared
+    published = [port for service in services.values() for port in service.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in published)

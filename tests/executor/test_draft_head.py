@@ -1,6 +1,7 @@
 """Heads that do not suit their model are named before anything is loaded."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions, ModelOptions, SpeculationOptions
 from oscine.executor.heads.find import OF_NANO, DraftHead, find_draft_head
+from oscine.executor.start.build import build_executor
 from tests.executor.tiny import memory
 
 NANO = ModelOptions(str(NANO_FOLDER), device="cpu")
@@ -45,6 +47,18 @@ def test_a_model_without_a_head_of_its_own_needs_one() -> None:
 def test_a_head_needs_a_model_on_one_device() -> None:
     with pytest.raises(ValueError, match="an EAGLE-3 head needs a model on one GPU"):
         find(None, alone=False)
+
+
+@pytest.mark.parametrize("method", ["auto", "ngram", "eagle3"])
+def test_a_scripted_text_has_no_drafts(method: Any) -> None:
+    named = f"--speculative-config {method} needs a model: --executor fake has none"
+    with pytest.raises(ValueError, match=named):
+        build_executor(EngineOptions(NANO, executor="fake", speculation=SpeculationOptions(method)))
+
+
+def test_a_scripted_text_has_no_experts_to_keep_on_the_host() -> None:
+    with pytest.raises(ValueError, match="--experts-on-host auto needs a model: --executor fake has none"):
+        build_executor(EngineOptions(ModelOptions(str(NANO_FOLDER), experts_on_host="auto"), executor="fake"))
 
 
 def test_a_head_for_another_model_is_refused() -> None:

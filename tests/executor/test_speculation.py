@@ -8,10 +8,9 @@ import pytest
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
 from oscine.executor.drafts.drafter import HostDrafter
-from oscine.executor.drafts.lookup import PromptLookup
+from oscine.executor.drafts.lookup import PromptLookup, Tokens
 from oscine.executor.masks import GrammarCache
-from oscine.executor.slots import ColumnArray
-from oscine.types import GenerationOutput, GenerationRequest
+from oscine.types import GenerationOutput, GenerationRequest, NewSequence
 from tests.engine.harness import SomeDrafts
 from tests.tiny import TINY
 
@@ -30,11 +29,11 @@ class Remembered:
         self._texts: dict[int, tuple[list[int], list[int]]] = {}  # by slot: tokens, and how they go on
         self.num_drafts = self.num_forced = 0
 
-    def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool) -> None:
-        tokens = token_ids.tolist()
-        whole = [*tokens[:num_prompt_tokens], *self._answers[tuple(tokens[:num_prompt_tokens])]]
+    def assign(self, new: NewSequence) -> None:
+        tokens, prompt = list(new.token_ids), new.token_ids[: new.num_prompt_tokens]
+        whole = [*prompt, *self._answers[tuple(prompt)]]
         assert whole[: len(tokens)] == tokens
-        self._texts[slot] = tokens, whole
+        self._texts[new.slot] = tokens, whole
 
     def keeps(self, slot: int) -> bool:
         return True
@@ -156,6 +155,33 @@ def test_answers_of_requests_with_a_salt_are_no_drafts_of_others(
     accepted = running.stats().accepted_tokens
     assert before == 0, "the first answer repeats no three tokens"
     assert accepted > 10 if salts == ("", "") else accepted == 0
+
+
+class Kept(PromptLookup):
+    """Notes the answers that become drafts of others."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.answers: list[list[int]] = []
+
+    def _keep(self, answer: Tokens) -> None:
+        self.answers.append(answer.tolist())
+        super()._keep(answer)
+
+
+@pytest.mark.long
+def test_answers_that_become_drafts_of_others_end_at_their_stop_token(grammars: GrammarCache) -> None:
+    """Where steps overlap, the step behind the stop token is launched already."""
+    asked = [request(str(i), prompt(10, i), max_tokens=20, temperature=1.0, stop_token_ids=()) for i in range(2)]
+    free = run(engine(grammars, 64, True), *asked)
+    drafter, ended = Kept(), []
+    running = engine(grammars, 64, True, drafter)
+    for one in asked * 2:  # each pushes the answer before it out of its slot
+        stops = (free[one.request_id].token_ids[7],)
+        ended.append(run(running, replace(one, sampling=replace(one.sampling, stop_token_ids=stops))))
+    answers = [outputs[one.request_id].token_ids for one, outputs in zip(asked * 2, ended, strict=True)]
+    assert {len(answer) for answer in answers} == {8}
+    assert drafter.answers == answers[:-1]
 
 
 class Noted(PromptLookup):

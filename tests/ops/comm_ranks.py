@@ -268,6 +268,40 @@ def norms(ranks: Ranks) -> list[str]:
     return checks.wrong
 
 
+def left_choices(ranks: Ranks) -> list[str]:
+    """The norm of one token that leaves the choice of experts to the moe: its logits are those that it would choose by,
+    and the same on all ranks. Of more tokens it chooses."""
+    checks, target = Checks(ranks), ranks.target(8192, HIDDEN)
+    generator = torch.Generator(ranks.device).manual_seed(5)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=ranks.device).bfloat16()
+
+    weight_H, router, bias_E = normal(HIDDEN), normal(EXPERTS, HIDDEN) / HIDDEN**0.5, normal(EXPERTS)
+    for seed, partials in enumerate((0, 1, 4, 12) * 25):
+        name = f"{partials} partial sums, seed {seed}"
+        tensors = parts(ranks, (1, partials, HIDDEN) if partials else (1, HIDDEN), seed=seed)
+        rounded = [add(list(tensor.unbind(1))).bfloat16() if partials else tensor for tensor in tensors]
+        residual_TH = normal(1, HIDDEN)
+        arguments = tensors[ranks.rank], weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN
+        y, found, routing = hopper.norm_route(target, *arguments, leave_choice=True)
+        chosen_y, chosen_sum, chosen = hopper.norm_route(target, *arguments)
+        assert routing.logits_TE is not None
+        checks.equal(f"sum, {name}", found, (add(rounded) + residual_TH.float()).bfloat16())
+        checks.equal(f"sum of the one that chooses, {name}", found, chosen_sum)
+        checks.equal(f"norm, {name}", y, chosen_y)
+        checks.equal(f"logits, {name}", routing.logits_TE, y.float() @ router.float().T + bias_E.float(), 1e-4)
+        top = routing.logits_TE.topk(PER_TOKEN)
+        checks.equal(f"weights, {name}", chosen.weights_TK, top.values.softmax(-1), 1e-5)
+        checks.true(f"{name}: {chosen.expert_ids_TK} is not {top.indices}", (chosen.expert_ids_TK == top.indices).all())
+        checks.identical(name, y, found, routing.logits_TE)
+    x, residual_TH = parts(ranks, (2, HIDDEN))[ranks.rank], normal(2, HIDDEN)
+    routing = hopper.norm_route(target, x, weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN, leave_choice=True)[2]
+    checks.true("two tokens are left to the moe", routing.logits_TE is None)
+    checks.true("a poll failed", not target.communicator.failed.item())  # type: ignore[attr-defined]
+    return checks.wrong
+
+
 @triton.jit
 def _spin_kernel(delays, step):
     """As many ns as step says, of 1024 delays."""
@@ -299,7 +333,8 @@ class Replayed:
             return norm.rms_norm(target, x, weight_H, EPS, residual_TH)[1]
 
         def attention(x: Tensor) -> Tensor:
-            return norm.norm_route(target, x, weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN)[1]
+            arguments = x, weight_H, EPS, residual_TH, router, bias_E, PER_TOKEN
+            return norm.norm_route(target, *arguments, leave_choice=rows == 1)[1]  # as layers do
 
         def run() -> None:
             scaled = [tensor * scales[self.step & 1023] for tensor in tensors]  # powers of two: exact

@@ -8,7 +8,7 @@ from benchmarks.kernels.ranks import run_ranks
 pytestmark = [pytest.mark.multi_gpu, pytest.mark.timeout(400)]
 
 
-SUMS = ["own_kernels", "embeddings", "choices", "norms", "dead_peer", "replays"]
+SUMS = ["own_kernels", "embeddings", "choices", "norms", "left_choices", "dead_peer", "replays"]
 EXPERTS = ["exchanged", "deserted"]
 
 

@@ -20,6 +20,7 @@ from triton.runtime import driver
 
 from oscine.ops.compile_together import Compilers
 from oscine.ops.compile_worker import Job
+from oscine.python_child import bound_command
 
 
 class NoGpu:
@@ -151,6 +152,7 @@ def test_workers_build_what_launches_a_kernel(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("no_gpu")
 def test_without_workers_it_is_done_here() -> None:
     compilers = Compilers(1)
+    assert [worker.args for worker in compilers._all] == [bound_command("oscine.ops.compile_worker")]
     compilers.close()
     before = compiled(add_one)
     with compilers.compile_together():

@@ -1,4 +1,4 @@
-"""`oscine bench`: the subcommands, and the measurements of engine and ops, which need no package of the server."""
+"""`oscine bench`: the subcommands, and the measurements of engine and ops. One rank needs no package of the server."""
 
 import argparse
 import os

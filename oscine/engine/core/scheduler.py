@@ -239,7 +239,7 @@ class Scheduler:
                 num_cached_tokens=request.num_computed,
                 pages=hit.pages,
                 sampling=request.sampling,
-                shares=not request.given.cache_salt,
+                cache_salt=request.given.cache_salt,
             )
         )
 

@@ -15,8 +15,8 @@ from oscine.types import NewSequence
 class HostDrafter(Protocol):
     """Drafts from tokens that the host knows. It depends on these calls alone: all ranks draft the same."""
 
-    def assign(self, slot: int, token_ids: NDArray[np.int32], num_prompt_tokens: int, shares: bool) -> None:
-        """A sequence takes a slot, with these tokens. `shares`: what it says may become a draft of others."""
+    def assign(self, new: NewSequence) -> None:
+        """A sequence takes a slot."""
         ...
 
     def keeps(self, slot: int) -> bool:
@@ -24,7 +24,7 @@ class HostDrafter(Protocol):
         ...
 
     def append(self, slot: int, token_ids: list[int]) -> None:
-        """What the sequence has generated since, in order."""
+        """What the sequence has generated since, in order. Behind the token that ends it there may be some in vain."""
         ...
 
     def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:

@@ -3,8 +3,8 @@
 The last n tokens of a sequence are looked up in its own prompt and answer, then in recent answers of other sequences,
 for a few lengths n. Tokens that a grammar forces are always drafts, and the lookup continues after them. The longest n
 decides, then the own text, then the latest occurrence. There are only as many drafts as are likely to be accepted: how
-often they were right is counted by n, by the kind of text, and by their place. All of it is deterministic: every rank
-of a model makes the same drafts from the same calls.
+often they were right is counted by cache salt, by n, by the kind of text, and by their place. All of it is
+deterministic: every rank of a model makes the same drafts from the same calls.
 
 A run of n tokens is found by its hash, and compared before it is used. The tokens that are known at the first lookup
 are indexed at once, as sorted keys (hash, end): 8 bytes per token and length. Later tokens are added to a dict, one by
@@ -13,29 +13,33 @@ one. So the cost of a lookup does not depend on the length of the text, and a se
 
 from array import array
 from bisect import bisect_left
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-ColumnArray = NDArray[np.int32]
+from oscine.types import NewSequence, SamplingParams
 
 POOL_TOKENS = 1 << 16  # in each of the two halves of the pool
 LEAST_CHANCE = 0.3  # of a draft to be accepted: about what its row costs, in plain steps
 _RATE_AT_START = 0.7
 _RATE_STEP = 0.1  # weight of the latest draft in a rate
+_MAX_SALTS = 1024  # with rates; of more, the salt used longest ago starts again
 _PLACES = 4  # places in a draft with a rate of their own; later places share the last rate
 _END_BITS = 24  # of a sorted key: where the run ends
 _END_MASK = (1 << _END_BITS) - 1
 _MASK = (1 << 39) - 1  # of a hash, so that a key is a positive int64
 _BASE = 0x5E_3779_B97F
 _NO_RUN = -1  # no hash
+_NOTHING = NewSequence(0, [], 0, 0, [], SamplingParams(0))  # in a slot that no sequence has had
 _BREAK = -1  # between the answers of the pool; no run has it
 
 Tokens: TypeAlias = "array[int]"
 Runs = dict[int, int]  # the hash of a run -> where it ended last
 Rates = list[float]  # by place: how often a draft is right if all before it are
+RatesByLevel = list[tuple[Rates, Rates]]  # by length: of drafts from answers of others, and from the own text
 
 
 def run_lengths(shortest: int, longest: int) -> tuple[int, ...]:
@@ -62,9 +66,11 @@ def _sorted_keys(tokens: Tokens, n: int) -> Tokens:
 class _Text:
     """The tokens of one sequence. Every run is indexed that ends before the last token."""
 
-    def __init__(self, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool, lengths: tuple[int, ...]) -> None:
-        self.tokens: Tokens = array("i", token_ids.astype(np.int32).tobytes())
-        self.num_prompt_tokens, self.shares = num_prompt_tokens, shares
+    def __init__(self, new: NewSequence, rates: RatesByLevel, lengths: tuple[int, ...]) -> None:
+        self.tokens: Tokens = array("i", new.token_ids)
+        self.num_prompt_tokens, self.shares, self.rates = new.num_prompt_tokens, not new.cache_salt, rates
+        self._stop_token_ids = frozenset(new.sampling.stop_token_ids)
+        self._has_ended = False
         self.runs_at_end = [_NO_RUN for _ in lengths]  # hashes of the last n tokens, per length
         self._prefixes: list[int] = []  # hashes of the text up to each token that is indexed one by one
         self._num_indexed = self._num_sorted = 0
@@ -75,6 +81,17 @@ class _Text:
     @property
     def was_looked_up(self) -> bool:
         return bool(self._prefixes)
+
+    def extend(self, token_ids: list[int]) -> list[int]:
+        """Appends tokens up to the one that ends the sequence. Returns those.
+
+        A step samples more if it was launched before the end was known, or if it verifies drafts behind the end.
+        """
+        count = next((i for i, token in enumerate(token_ids, 1) if token in self._stop_token_ids), None)
+        taken = [] if self._has_ended else token_ids[:count]
+        self._has_ended |= count is not None
+        self.tokens.extend(taken)
+        return taken
 
     def index(self) -> None:
         """Takes in the tokens that are new since the last call."""
@@ -180,26 +197,28 @@ def _num_likely(rates: Rates, most: int) -> int:
 class PromptLookup:
     """Drafts for every slot: a HostDrafter.
 
-    Sequences share their answers unless told otherwise. A right draft makes an answer come sooner, so a client that
-    shares could find out by timing which tokens recent answers had.
+    Sequences without a cache salt share their answers. A right draft makes an answer come sooner, so a client that
+    shares could find out by timing which tokens recent answers had. How often drafts are right is learnt per salt, for
+    the same reason.
     """
 
     def __init__(self, num_slots: int, lengths: tuple[int, ...] = (2, 4, 8), pool_tokens: int = POOL_TOKENS) -> None:
         """`lengths`: of the runs that are looked up, in rising order."""
         self._lengths, self._pool_tokens = lengths, pool_tokens
-        self._texts: list[_Text] = [_Text(np.empty(0, np.int32), 0, False, lengths)] * num_slots
+        self._texts = [_Text(_NOTHING, [], lengths)] * num_slots
         self._new, self._old = _Answers(lengths), _Answers(lengths)
-        self._rates: list[tuple[Rates, Rates]] = [  # by length: of answers of others, and of the own text
-            ([_RATE_AT_START] * _PLACES, [_RATE_AT_START] * _PLACES) for _ in lengths
-        ]
+        self._rates_of = lru_cache(_MAX_SALTS)(self._first_rates)
         self._expected: dict[int, _Expected] = {}  # by slot
 
-    def assign(self, slot: int, token_ids: ColumnArray, num_prompt_tokens: int, shares: bool = True) -> None:
-        """A sequence takes the slot, with these tokens. The answer that was there goes to the pool."""
-        before = self._texts[slot]
+    def _first_rates(self, salt: str) -> RatesByLevel:
+        return [([_RATE_AT_START] * _PLACES, [_RATE_AT_START] * _PLACES) for _ in self._lengths]
+
+    def assign(self, new: NewSequence) -> None:
+        """A sequence takes its slot. The answer that was there goes to the pool."""
+        slot, before = new.slot, self._texts[new.slot]
         if before.shares and before.was_looked_up:
             self._keep(before.tokens[before.num_prompt_tokens :])
-        self._texts[slot] = _Text(token_ids, num_prompt_tokens, shares, self._lengths)
+        self._texts[slot] = _Text(new, self._rates_of(new.cache_salt), self._lengths)
         self._expected.pop(slot, None)
 
     def keeps(self, slot: int) -> bool:
@@ -209,7 +228,7 @@ class PromptLookup:
 
     def append(self, slot: int, token_ids: list[int]) -> None:
         """The sequence has got these tokens."""
-        self._texts[slot].tokens.extend(token_ids)
+        token_ids = self._texts[slot].extend(token_ids)
         expected = self._expected.pop(slot, None)
         if expected is not None:
             _learn(expected.rates, expected.drafts, token_ids[expected.start :])
@@ -222,7 +241,7 @@ class PromptLookup:
         if found is None:
             return forced[:most]
         level, source, end = found
-        rates, drafts = self._rates[level][source is text], source.after(end, most_likely, forced)
+        rates, drafts = text.rates[level][source is text], source.after(end, most_likely, forced)
         self._expected[slot] = _Expected(len(forced), rates, drafts)
         return forced + drafts[: _num_likely(rates, most_likely)]
 

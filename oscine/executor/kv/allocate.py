@@ -1,12 +1,14 @@
 """The memory of the page groups on a device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from oscine.config import CacheOptions
 from oscine.executor.kv.memory import MemoryPlan
-from oscine.kv_group import FP8, KVGroup
+from oscine.kv_group import FP8, KVGroup, Slots
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import KVCache
 
@@ -33,12 +35,18 @@ def allocate_kv(memory: MemoryPlan, device: torch.device, *, padding: bool = Fal
     Zeros, not garbage: attention multiplies what it masks by zero, and zero times NaN is NaN. `padding`: with one more
     slot, whose pages are for padding.
     """
-    found: dict[int, Tensor] = {}
-    for slots in memory.slots:
-        data = zeros((slots.count + padding) * slots.slot_bytes, device)
-        for group in slots.groups:
-            found[group] = pages_in(data, memory.groups[group], slots.stride(group))
-    return tuple(found[group] for group in range(len(memory.groups)))
+    parts = [zeros((slots.count + padding) * slots.slot_bytes, device) for slots in memory.slots]
+    return pages_of(memory.groups, memory.slots, parts)
+
+
+def pages_of(groups: Sequence[KVGroup], memory: Sequence[Slots], parts: Sequence[Tensor]) -> KVCache:
+    """The pages of each group in these bytes, one part for each kind of slots."""
+    found = {
+        group: pages_in(data, groups[group], slots.stride(group))
+        for slots, data in zip(memory, parts, strict=True)
+        for group in slots.groups
+    }
+    return tuple(found[group] for group in range(len(groups)))
 
 
 def pages_in(data: Tensor, group: KVGroup, stride: int) -> Tensor:

@@ -7,8 +7,10 @@ oscine/engine/core/page_pool.py and decision 36). A page of full attention is he
 group with a window is soon free again.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes. By default
-the engine leaves _LEFT_FREE, or less on a small GPU: what other processes need does not grow with the GPU. Memory that
-GPU and CPU share has the least share, as it holds everything else too.
+an engine that is alone on its GPU leaves a margin, and else _LEFT_FREE, or less on a small GPU: what other processes
+need does not grow with the GPU. Memory that GPU and CPU share has the least share, as it holds everything else too.
+The workspace is an estimate. By it the number of sequences is chosen, and it is checked that everything fits. The cache
+itself gets what is really left once the largest step has run (oscine/executor/start/cache.py).
 
 The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
 the GPU, which counts as workspace.
@@ -36,13 +38,15 @@ SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 # For the CUDA context, compiled kernels, captured graphs and fragmentation. With small steps these take 1.2 GB.
 _GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
-# Beside the reserve, for other processes and for what is wrong with the estimates.
+# Beside other processes, for them and for what is wrong with the estimates.
 _LEFT_FREE, _LEAST_SHARE = 5 * _GIB, 0.92
+_IN_USE_ALONE = _GIB  # by the system and this process's own CUDA context; more is of other processes
+# Left free by an engine that is alone: for fragments of the allocator. 1.2 GiB of 80 GB.
+_LEAST_MARGIN, _MARGIN_SHARE = _GIB // 4, 64
 _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
-SECOND_FORM_SEQS = 512  # with more, the projections have no second form
-_SECOND_FORM_SHARE = 0.03  # of what the weights leave, at most for the projections' second form
+SECOND_FORM_SHARE = 0.03  # of what the other weights leave, at most for the projections in 12 bits
 # With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
 _SMALL_GPU = 24 * _GIB
 
@@ -61,6 +65,16 @@ class DeviceMemory:
         return self.total <= _SMALL_GPU
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other process uses the GPU."""
+        return self.capped or (not self.unified and self.total - self.free <= _IN_USE_ALONE)
+
+    @property
+    def margin(self) -> int:
+        """Bytes that stay free in any case."""
+        return max(_LEAST_MARGIN, self.total // _MARGIN_SHARE)
+
+    @property
     def reserve(self) -> int:
         """Bytes that the plan leaves free: see _GPU_RESERVE_BYTES."""
         return _SMALL_GPU_RESERVE_BYTES if self.is_small else _GPU_RESERVE_BYTES
@@ -73,14 +87,16 @@ class DeviceMemory:
     def allowed(self, options: EngineOptions) -> int:
         """Bytes that the engine may use."""
         if self.capped or options.cache.kv_cache_free_gpu_memory_fraction is not None:
-            return self.free
-        return min(int(self.share(options) * self.total), self.free)
+            return self.free - self.margin
+        return min(int(self.share(options) * self.total), self.free - self.margin)
 
     def share(self, options: EngineOptions) -> float:
         """Share of the GPU that the engine may use: --gpu-memory-utilization or its default."""
         asked = options.cache.gpu_memory_utilization
         if asked is not None:
             return asked
+        if self.is_alone:
+            return 1 - self.margin / self.total
         return _LEAST_SHARE if self.unified else max(_LEAST_SHARE, round(1 - _LEFT_FREE / self.total, 3))
 
 
@@ -113,6 +129,7 @@ class MemoryPlan:
     max_model_len: int  # tokens
     model_limit: int  # tokens that the model itself can take
     on_host: OnHost = OnHost()
+    second_form: int = 0  # of the weights: the projections of attention in 12 bits
     offload: int = 0  # of host memory, for evicted pages
     max_num_seqs: int = 0  # sequences that run at once, for which workspace and pages are planned
     max_num_batched_tokens: int = 0  # tokens of a step, likewise
@@ -139,8 +156,9 @@ class MemoryPlan:
     def __str__(self) -> str:
         caches = [("KV cache", f"{_gib(s.count * s.slot_bytes)}  {_content(self.groups, s)}") for s in self.slots]
         own = "" if self.max_model_len == self.model_limit else f" (the model's own limit is {self.model_limit})"
+        second = f"  with {_gib(self.second_form).strip()} of projections in 12 bits, for steps of up to 32 tokens"
         lines = [
-            ("weights", _gib(self.weights)),
+            ("weights", _gib(self.weights) + (second if self.second_form else "")),
             *caches,
             ("workspace", f"{_gib(self.workspace)}  estimated"),
             ("total", _gib(self.total)),
@@ -159,15 +177,13 @@ def second_form_bytes(
 ) -> int:
     """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
 
-    0 if they would take a notable part of the cache, or if more than SECOND_FORM_SEQS sequences are asked for: steps
-    are then seldom small enough to use them. All ranks decide alike. weights: bytes of all other weights on the device.
-    shapes: shapes of all tensors, by name.
+    0 if they would take more than SECOND_FORM_SHARE of the memory for the cache, and so of the sequences. How many may
+    run does not matter: at times one runs alone. All ranks decide alike. weights: bytes of all other weights on the
+    device. shapes: shapes of all tensors, by name.
     """
-    if options.scheduler.max_num_seqs > SECOND_FORM_SEQS:
-        return 0
     wanted = sum(bf12_bytes(*shape) for name, shape in shapes.items() if name.endswith(_PROJECTIONS))
     left = int(gpu.share(options) * gpu.total) - weights
-    return wanted if wanted <= _SECOND_FORM_SHARE * left else 0
+    return wanted if wanted <= SECOND_FORM_SHARE * left else 0
 
 
 def plan_memory(
@@ -179,8 +195,10 @@ def plan_memory(
     gpu: DeviceMemory | None = None,
     host_bytes: int | None = None,
     on_host: OnHost = OnHost(),
+    second_form: int = 0,
 ) -> MemoryPlan:
-    """`weights`: bytes on the device. `activation_bytes`: bytes per element. `gpu`: None on a CPU.
+    """`weights`: bytes on the device. `activation_bytes`: bytes per element. `gpu`: None on a CPU. `second_form`: the
+    part of `weights` that second_form_bytes gives.
 
     `host_bytes`: available host memory, for a model on a CPU or for offloaded experts, if known. Raises ValueError with
     the arithmetic if one sequence of the length asked for does not fit, or if everything together does not fit.
@@ -200,6 +218,7 @@ def plan_memory(
         max_model_len=asked or longest(config, groups, slots),
         model_limit=config.max_position_embeddings,
         on_host=on_host,
+        second_form=second_form,
         offload=options.cache.kv_offload_bytes or 0,
         max_num_seqs=options.scheduler.max_num_seqs,
         max_num_batched_tokens=options.scheduler.max_num_batched_tokens,

@@ -1,7 +1,8 @@
 """The processes of all ranks but rank 0, below the one that is rank 0. No torch, so that they start before it has any.
 
 All ranks share one anonymous piece of memory, which descriptors keep alive: nothing is left of it when they end. Each
-has a socket to rank 0 as its stdin. It brings the launch record, and its end ends the rank.
+has a socket to rank 0 as its stdin. It brings the launch record, and its end ends the rank. So does the end of rank 0's
+process, also while the rank still imports torch.
 """
 
 import atexit
@@ -20,7 +21,7 @@ import msgspec
 from oscine.config import EngineOptions
 from oscine.executor.parallel.liveness import Vigil
 from oscine.executor.parallel.store_order import require_store_order
-from oscine.python_child import COMPUTING, child_environment, module_command
+from oscine.python_child import COMPUTING, bound_command, child_environment
 from oscine.types import RankLostError
 
 RANK = "oscine.executor.start.rank"  # the module of a rank's process
@@ -58,7 +59,7 @@ class _Rank:
         self.connection_there = of_rank.fileno()
         with theirs, of_rank:
             self._process = subprocess.Popen(
-                module_command(RANK),
+                bound_command(RANK),
                 stdin=theirs.fileno(),
                 stdout=2,  # what libraries print goes to stderr: stdout belongs to the parent's own output
                 env=COMPUTING | child_environment(),

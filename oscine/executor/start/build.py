@@ -179,10 +179,14 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     that run at once could need."""
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
-    if options.cache.fp8:
-        raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs a model: --executor fake has none")
-    if options.model.activation_dtype != "auto":
-        raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs a model: --executor fake has none")
+    for option, is_given in (
+        (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.fp8),
+        (f"--activation-dtype {options.model.activation_dtype}", options.model.activation_dtype != "auto"),
+        (f"--experts-on-host {options.model.experts_on_host}", options.model.experts_on_host is not None),
+        (f"--speculative-config {options.speculation.method}", options.speculation.is_on),
+    ):
+        if is_given:
+            raise ValueError(f"{option} needs a model: --executor fake has none")
     config, tokenizer = config_at(find_model(options.model)), find_tokenizer(options.model)
     groups = config.kv_groups(options.cache.page_size, "uint8")
     max_model_len = options.model.max_model_len or config.max_position_embeddings

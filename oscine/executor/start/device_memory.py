@@ -48,6 +48,14 @@ def capped(memory: DeviceMemory, most: int | None, held: int = 0) -> DeviceMemor
     return replace(memory, total=most, free=min(memory.free, most), capped=True)
 
 
+def engine_bytes(device: torch.device, options: EngineOptions) -> int:
+    """Bytes that the engine may take in addition to its CUDA context. Call it before anything of the model is there."""
+    free, total = torch.cuda.mem_get_info(device)
+    memory, context = device_memory(device, options), min(total - free, _MOST_CONTEXT)
+    share = 1.0 if memory.capped else memory.share(options)
+    return min(int(share * memory.total) - context, free) - (memory.margin if memory.capped else 0)
+
+
 def keep_to(device: torch.device, memory: DeviceMemory) -> None:
     """Limits torch's allocator to --gpu-memory-bytes, less the CUDA context and kernels. Call it before any weights."""
     if not memory.capped:

@@ -41,8 +41,9 @@ def plan_on_gpus(
     specs = shard.specs(config)
     head = screen_bytes(*specs["lm_head.weight"].shape)
     total = weight_bytes(config, dtype, shard) + head
-    if hopper:
-        total += second_form_bytes(gpu, options, total, {name: spec.shape for name, spec in specs.items()})
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    second_form = second_form_bytes(gpu, options, total, shapes) if hopper else 0
+    total += second_form
     experts = [0] * config.num_hidden_layers
     for name, spec in specs.items():
         if name.endswith(("_blocks", "_scales")):
@@ -52,7 +53,8 @@ def plan_on_gpus(
 
     def plan_of(options: EngineOptions) -> MemoryPlan:
         host = None if num_ranks > 1 else host_bytes
-        return plan_memory(own, groups, options, total - on_host.total, dtype.itemsize, gpu, host, on_host)
+        others = on_host, second_form
+        return plan_memory(own, groups, options, total - on_host.total, dtype.itemsize, gpu, host, *others)
 
     return plan_of(options if on_host.num_layers else with_sequences(options, plan_of))
 

@@ -26,7 +26,7 @@ from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import (
-    SECOND_FORM_SEQS,
+    SECOND_FORM_SHARE,
     MemoryPlan,
     OnHost,
     WeightBytes,
@@ -39,19 +39,20 @@ from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.cache import Budget, LateCache, filled
 from oscine.executor.start.communicator import MakeCommunicator, least_of
 from oscine.executor.start.device_memory import device_memory, keep_to, smallest_gpu
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
+from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.packed import PackedFiles
 from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.draft.table import resolve_draft
-from oscine.ops.interface import Ops, Shapes
+from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
@@ -72,6 +73,7 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
+_GIB = 1 << 30
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 _MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
 _MOST_VERIFYING = 256  # rows of the graphs that only drafts need
@@ -123,6 +125,8 @@ class Start:
         self.projection_bytes = self._projection_bytes()
         self.ops = self._with_projections(self.ops)
         self.on_host: HostLayers | None = None
+        self.budget: Budget | None = None  # of a GPU
+        self.cache: LateCache | None = None  # that gets its memory when all else has its own
 
     @property
     def on_gpu(self) -> bool:
@@ -234,6 +238,7 @@ def load_executor(
         with start.rehearsal():
             compile_kernels(start, executor, compilers)
     capture(start, executor)
+    fill_cache(start, executor)
     start.serve()
     return executor
 
@@ -243,6 +248,7 @@ def plan(start: Start) -> MemoryPlan:
     opened, config, report = start.opened, start.config, start.report
     if start.on_gpu:
         keep_to(opened.device, device_memory(opened.device, start.options))
+        start.budget = Budget(opened.device, start.options)
     weights = _weights(start)
     on_host = _leave_on_host(start, weights)
     if on_host.num_layers:
@@ -260,8 +266,8 @@ def plan(start: Start) -> MemoryPlan:
         report(f"{method} makes up to {drafts} drafts for a sequence per step")
     if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
         report(
-            "attention projections stay in bfloat16: a 12-bit copy speeds up small decode steps, but is not made with "
-            f"more than {SECOND_FORM_SEQS} sequences, or where it would take too much of the KV cache"
+            "attention projections stay in bfloat16: a copy in 12 bits, for steps of up to 32 tokens, would take more "
+            f"than {SECOND_FORM_SHARE:.0%} of the memory that the other weights leave"
         )
     if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
@@ -301,7 +307,9 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         memory = _plan_again(start, memory)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    kv = allocate_kv(memory, opened.device, padding=start.lockstep is not None or bool(start.prompt_sizes))
+    kv = _cache(start, memory)
+    if start.cache is not None:  # page tables for any length that there may be room for
+        memory = replace(memory, max_model_len=options.model.max_model_len or config.max_position_embeddings)
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
     others = start.target.communicator, start.lockstep, _drafter(start), most_drafts(start.options, on_gpu=start.on_gpu)
     executor = TorchExecutor(model, memory, kv, most, new_rules, *others)
@@ -312,6 +320,16 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         executor.draft_with(EagleDrafter(head, executor.state, pages, group, records=backend == "native"))
         start.watch.lap("draft head")
     return executor
+
+
+def _cache(start: Start, memory: MemoryPlan) -> KVCache:
+    """With memory, if it is given in bytes, or if other engines read it: they cannot read what is mapped later."""
+    options, device = start.options, start.opened.device
+    late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
+    if not late or torch.cuda.get_device_properties(device).is_integrated:
+        return allocate_kv(memory, device, padding=start.lockstep is not None or bool(start.prompt_sizes))
+    start.cache = LateCache(memory, device)
+    return start.cache.kv
 
 
 def _drafter(start: Start) -> PromptLookup | None:
@@ -364,6 +382,22 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
     start.watch.lap("largest step")
+
+
+def fill_cache(start: Start, executor: TorchExecutor) -> None:
+    """Gives the KV cache what weights, graphs and the largest steps leave. All ranks get the same."""
+    if start.cache is None or start.budget is None:
+        return
+    rehearse(executor, start.options.scheduler.max_num_batched_tokens)
+    executor.forget_page_zero()
+    count = least_of(start.cache.room(start.budget), start.target.communicator, shares_experts=False)
+    executor.memory = filled(executor.memory, start.config, start.options.model.max_model_len, count)
+    start.cache.fill(count)
+    left = torch.cuda.mem_get_info(start.opened.device)[0]
+    (slots,) = executor.memory.slots
+    size = slots.count * slots.slot_bytes
+    start.report(f"the KV cache has {slots.count} slots, {size / _GIB:.2f} GiB; {left / _GIB:.2f} GiB stay free")
+    start.watch.lap("cache")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
@@ -447,8 +481,8 @@ def _plan_of(start: Start, weights: int, on_host: OnHost, held: int = 0) -> Call
         gpu = replace(gpu, free=int(of_ranks.min()))
     host_bytes = available_bytes()
     own_bytes = None if host_bytes is None else host_bytes // start.shard.attention.num_ranks
-    groups, itemsize = _groups(start), opened.dtype.itemsize
-    return lambda options: plan_memory(start.config, groups, options, weights, itemsize, gpu, own_bytes, on_host)
+    groups, itemsize, others = _groups(start), opened.dtype.itemsize, (on_host, start.projection_bytes)
+    return lambda options: plan_memory(start.config, groups, options, weights, itemsize, gpu, own_bytes, *others)
 
 
 def _with_sequences(start: Start, weights: int, on_host: OnHost) -> EngineOptions:

@@ -1,7 +1,7 @@
 """The process of a rank other than 0: `python -m oscine.executor.start.rank`, with a Launch record on stdin.
 
-The process lives as long as its stdin is open, which is a socket to rank 0. It starts as rank 0 does, and then follows
-its plans. Signals are left to the parent.
+The process lives as long as its stdin is open, which is a socket to rank 0, and no longer than rank 0 itself
+(bound_command). It starts as rank 0 does, and then follows its plans.
 """
 
 import os
@@ -26,7 +26,6 @@ from oscine.executor.start.communicator import between_ranks
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.comm.host import HostCommunicator
-from oscine.python_child import die_with_parent
 
 _STDIN = 0
 _FAILED = 3
@@ -83,10 +82,7 @@ def _follow_transfers(launch: Launch, executor: TorchExecutor) -> None:
     threading.Thread(target=run, name="transfers", daemon=True).start()
 
 
-def _live_with(parent: int) -> None:
-    """Ends this process when its parent ends; a process that is stopped cannot notice by itself."""
-    die_with_parent()
-
+def _end_with_stdin() -> None:
     def listen() -> None:
         while os.read(_STDIN, 4096):
             pass
@@ -103,13 +99,11 @@ def _tell(error: Exception) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
     launch = msgspec.json.decode(line, type=Launch)
-    _live_with(launch.parent)
+    _end_with_stdin()
     try:
         _Rank(launch).run()
     except Exception as error:

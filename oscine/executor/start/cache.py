@@ -1,0 +1,70 @@
+"""The KV cache of a GPU: its addresses before anything is captured, and its memory when it is known what is left."""
+
+from dataclasses import replace
+
+import torch
+
+from oscine.config import EngineOptions
+from oscine.executor.kv.allocate import pages_of
+from oscine.executor.kv.memory import MemoryPlan, longest
+from oscine.executor.kv.reserved import ReservedMemory
+from oscine.executor.start.device_memory import engine_bytes
+from oscine.model.config import ModelConfig
+from oscine.ops.interface import KVCache
+
+_GIB = 1 << 30
+
+
+class Budget:
+    """What the engine may take of its GPU from now on, before anything of the model is there."""
+
+    def __init__(self, device: torch.device, options: EngineOptions) -> None:
+        self._device = device
+        self._allowed, self._free = engine_bytes(device, options), torch.cuda.mem_get_info(device)[0]
+        self._share = options.cache.kv_cache_free_gpu_memory_fraction or 1.0
+
+    def cache_bytes(self, held: int) -> int:
+        """What the cache may have if all else is there. `held`: bytes that it has already."""
+        torch.cuda.synchronize(self._device)
+        taken = self._free - torch.cuda.mem_get_info(self._device)[0]
+        return int(self._share * (self._allowed - taken + held))
+
+
+class LateCache:
+    """Slots with addresses for all of the GPU. Before `fill`, only the first has memory, and the last, for padding."""
+
+    def __init__(self, plan: MemoryPlan, device: torch.device) -> None:
+        (slots,) = plan.slots
+        self._slot_bytes = slots.slot_bytes
+        most = torch.cuda.get_device_properties(device).total_memory // slots.slot_bytes
+        self._reserved = ReservedMemory((most + 1) * slots.slot_bytes, device)
+        self._reserved.map(0, slots.slot_bytes)
+        self._reserved.map(most * slots.slot_bytes, (most + 1) * slots.slot_bytes)
+        data = self._reserved.bytes[: (most + 1) * slots.slot_bytes]
+        self.kv: KVCache = pages_of(plan.groups, plan.slots, [data])
+
+    def room(self, budget: Budget) -> int:
+        """Slots that fit."""
+        unit = self._reserved.granularity
+        return budget.cache_bytes(self._reserved.num_mapped) // unit * unit // self._slot_bytes - 1  # for padding
+
+    def fill(self, count: int) -> None:
+        """Gives memory to so many slots. Raises MemoryError if there is too little."""
+        self._reserved.map(0, count * self._slot_bytes)
+
+
+def filled(plan: MemoryPlan, config: ModelConfig, asked: int | None, count: int) -> MemoryPlan:
+    """The plan with what the cache really has. `asked`: --max-model-len.
+
+    Raises ValueError if a sequence of that length does not fit.
+    """
+    slots = replace(plan.slots[0], count=max(0, count))
+    most = longest(config, plan.groups, slots)
+    if most < (asked or 1):
+        size, least = slots.slot_bytes, asked or 1
+        raise ValueError(
+            f"once all else is in its place, the GPU has {slots.count * size / _GIB:.2f} GiB for the KV cache, too "
+            f"little for a sequence of {least} tokens; it has more with a smaller --max-num-seqs or "
+            "--max-num-batched-tokens"
+        )
+    return replace(plan, slots=[slots], max_model_len=asked or most)

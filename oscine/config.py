@@ -412,7 +412,7 @@ class ServerOptions(Options, group="server"):
         "path below which a proxy shows the server, such as /llm; the proxy may leave it in requests",
         "PATH",
         shown="none",
-        rule=("a path like /llm", lambda path: not path or (path[0] == "/" and path[-1] != "/")),
+        rule=("a path like /llm", lambda path: not path or path[0] == "/"),
     )
     allowed_hosts: tuple[str, ...] = option(
         (),

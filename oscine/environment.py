@@ -12,23 +12,54 @@ def _variable(name: str, default: Any = None) -> Any:
     return field(default_factory=lambda: os.environ.get(name, default))
 
 
+def _stripped(name: str) -> str | None:
+    """Without the line break that echo or an editor has left at its end."""
+    return os.environ.get(name, "").strip() or None
+
+
 def _flag(name: str) -> Any:
     return field(default_factory=lambda: os.environ.get(name, "") not in ("", "0"))
+
+
+class VariableError(ValueError):
+    """A variable whose value cannot be used. One line that names it."""
+
+
+def _secret(name: str) -> str | None:
+    """Stripped; None if it is not set. Raises VariableError."""
+    value = _stripped(name)
+    if os.environ.get(name) and value is None:
+        raise VariableError(f"{name} is blank: give it a key, or unset it")
+    if value is not None and not value.isprintable():
+        raise VariableError(f"{name} has a line break or another control character inside")
+    return value
 
 
 @dataclass(frozen=True)
 class Environment:
     """The values at the time of construction."""
 
-    base_url: str | None = _variable("OSCINE_URL")  # the server that `oscine chat` asks
-    api_key: str | None = _variable("OPENAI_API_KEY")  # sent by `oscine chat`
-    server_api_key: str | None = _variable("OSCINE_API_KEY")  # one more key that `oscine serve` accepts
-    cluster_key: str = _variable("OSCINE_CLUSTER_KEY", "")  # shared by the processes of a cluster; empty: none
+    base_url: str | None = field(default_factory=lambda: _stripped("OSCINE_URL"))  # the server that `oscine chat` asks
     visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all GPUs
     no_color: str | None = _variable("NO_COLOR")
     untested_triton: bool = _flag("OSCINE_UNTESTED_TRITON")  # a GPU is used with a Triton that was not tested
     omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # threads that compute on a CPU
     cache_home: str | None = _variable("XDG_CACHE_HOME")
+
+    @property
+    def api_key(self) -> str | None:
+        """Sent by `oscine chat` and other clients. Raises VariableError."""
+        return _secret("OPENAI_API_KEY")
+
+    @property
+    def server_api_key(self) -> str | None:
+        """One more key that a server accepts. Raises VariableError."""
+        return _secret("OSCINE_API_KEY")
+
+    @property
+    def cluster_key(self) -> str:
+        """Shared by the processes of a cluster; empty: none. Raises VariableError."""
+        return _secret("OSCINE_CLUSTER_KEY") or ""
 
     @property
     def traces(self) -> str | None:
@@ -49,7 +80,7 @@ class Environment:
     @property
     def nim(self) -> dict[str, str]:
         """NIM's variables, by name: see oscine.cli.serve.nim_variables."""
-        return {name: value for name, value in os.environ.items() if name.startswith("NIM_")}
+        return {name: value.strip() for name, value in os.environ.items() if name.startswith("NIM_")}
 
     @property
     def cache_folder(self) -> Path:
@@ -65,7 +96,8 @@ class Environment:
     @property
     def state_folder(self) -> Path:
         """The folder for files that outlive a server: XDG_STATE_HOME or its default."""
-        return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+        given = os.environ.get("XDG_STATE_HOME", "")
+        return Path(given if os.path.isabs(given) else os.path.expanduser("~/.local/state"))
 
     @property
     def ollama_folders(self) -> tuple[Path, ...]:

@@ -285,7 +285,7 @@ class EngineStats:
     steps: int = counter("Steps of the model", "engine_steps", "engine")
     step_tokens: int = counter("Tokens computed in steps")
     steps_by_tokens: list[int] = field(
-        default_factory=list, metadata=histogram("Tokens computed in a step", "iteration_tokens_total", count="steps")
+        default_factory=list, metadata=histogram("Tokens computed in a step", "iteration_tokens", count="steps")
     )
     prompt_tokens: int = counter("Prompt tokens of admitted requests", "prompt_tokens", "engine", "replica", "load")
     generated_tokens: int = counter("Generated tokens", "generation_tokens", "engine", "replica", "load")
@@ -295,6 +295,9 @@ class EngineStats:
     prefix_hits: int = counter(
         "Prompt tokens found in the prefix cache", "prefix_cache_hits", "engine", "replica", "load"
     )
+    # Of the prompt tokens. The others are computed here.
+    local_hits: int = counter("Prompt tokens that the prefix cache had before")
+    external_hits: int = counter("Prompt tokens whose pages came from other engines")
     preemptions: int = counter("Sequences that were put back to make room", "num_preemptions", "engine", "replica")
     non_finite: int = counter(
         "Sequences that ended because their logits were not finite", "non_finite_logits", "engine"

@@ -3,6 +3,7 @@
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -39,18 +40,25 @@ def create_app(service: ResponseService) -> ASGIApp:
             allow_origins=service.config.server.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            allow_private_network="*" not in service.config.server.cors_origins,
             expose_headers=["X-Request-Id", "Retry-After", *_RATE_LIMITS],
         )
-    return _BelowPath(app, service.config.server.root_path) if service.config.server.root_path else app
+    root = service.config.server.root_path.rstrip("/")
+    return _BelowPath(app, root) if root else app
 
 
 class _BelowPath:
-    """Middleware that removes the path of --root-path from requests that have it."""
+    """Middleware that removes the path of --root-path from requests that have it, and leads its end to a slash."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app, self._root = app, root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == self._root:
+            query = scope["query_string"].decode("latin-1")
+            where = f"{self._root}/?{query}" if query else f"{self._root}/"
+            await RedirectResponse(where)(scope, receive, send)  # without a host, which the client names
+            return
         if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._root)}
         await self._app(scope, receive, send)
@@ -63,8 +71,8 @@ def open_paths(service: ResponseService) -> list[str]:
 
 def _route(operation: Operation, check: list[Middleware], origins: Middleware) -> Route:
     middleware = [] if operation.open else check
-    if operation.body is not None:
+    if operation.body is not None and not operation.undeclared:
         middleware = [*middleware, Middleware(JsonCheck)]
-    if operation.form is not None:
+    if operation.form is not None or operation.undeclared:
         middleware = [*middleware, origins]
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

@@ -73,6 +73,7 @@ class Operation:
     summary: str
     body: Any = None  # the msgspec struct of the request's JSON; None: there is none
     form: Any = None  # the msgspec struct of the parts of a form
+    undeclared: bool = False  # whether the JSON may come under any media type: that of curl -d is a form's
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
     error: type = Error  # the struct of its errors
@@ -94,7 +95,7 @@ def _post(path: str, handler: Any, summary: str, **facts: Any) -> Operation:
 GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE")
 PROBE = partial(GET, open=True)
 ANTHROPIC = partial(POST, error=AnthropicError)
-OLLAMA = partial(POST, error=ErrorText, events=NDJSON)
+OLLAMA = partial(POST, error=ErrorText, events=NDJSON, undeclared=True)
 OLLAMA_GET = partial(GET, error=ErrorText)
 
 
@@ -159,7 +160,7 @@ def _errors(operation: Operation, parameters: Sequence[str], keys: bool) -> dict
     if operation.query is not None:
         statuses |= {"400"}
     if operation.body is not None:
-        statuses |= {"400", "408", "413", "415", "503"}
+        statuses |= {"400", "408", "413", "503"} if operation.undeclared else {"400", "408", "413", "415", "503"}
         statuses |= {"529"} if operation.error is AnthropicError else set()
     if keys and not operation.open:
         statuses |= {"401", "429"} if operation.method == "POST" else {"401"}

@@ -23,6 +23,7 @@ from oscine.api.conventions.nim import Nim
 from oscine.api.conventions.sagemaker import Invocations
 from oscine.api.conventions.schemas import (
     GenerateAnswer,
+    ModelConfig,
     ModelMetadata,
     ModelQuery,
     ModelReadiness,
@@ -184,7 +185,7 @@ def _inference_protocol(service: ResponseService, health: Health) -> list[Operat
     """KServe's, with Triton's extension for texts. A path with more segments comes before those that it ends."""
     kserve, one = KServe(service), "/v2/models/{name:path}"
     get, probe = partial(GET, error=ErrorText), partial(PROBE, error=ErrorText)
-    generate = partial(POST, error=ErrorText, answer=GenerateAnswer)
+    generate = partial(POST, error=ErrorText, answer=GenerateAnswer, undeclared=True)
     dead, unready = {"503": answers.Status}, {"503": answers.Readiness}
     return [
         probe("/v2/health/live", health.live, "Whether the server is alive", answer=answers.Status, other=dead),
@@ -201,6 +202,7 @@ def _inference_protocol(service: ResponseService, health: Health) -> list[Operat
             answer=ModelReadiness,
             other={"503": ModelReadiness},
         ),
+        get(f"{one}/config", kserve.config, "The configuration of a model", answer=ModelConfig),
         get(one, kserve.model, "One model", answer=ModelMetadata),
     ]
 

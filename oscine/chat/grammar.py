@@ -17,8 +17,8 @@ from typing import Any, Literal
 import msgspec
 from llguidance import regex_to_lark
 
-from oscine.chat.json_formats import exact_formats
 from oscine.chat.messages import FunctionTool
+from oscine.chat.schemas.reduction import MOST_BYTES, TOO_LARGE, reduced
 from oscine.chat.tools import NAMESPACE
 from oscine.judges.trial import Trial
 
@@ -31,11 +31,19 @@ _SENTENCES = (
         "oneOf constraints are not supported",
         "the schemas of a 'oneOf' overlap, and what only one of them admits cannot be told apart; use 'anyOf'",
     ),
-    ("Default retriever", "a '$ref' names another document; only references within the schema are followed"),
+    ("Regex is empty", "a text's pattern, format and lengths exclude each other, so no text satisfies them"),
+    ("if regex is empty", "a text's pattern, format and lengths are too complex together"),
+    ("can't determine if patternProperty", "its 'patternProperties' are too complex to tell apart"),
+    (
+        "min/maxProperties only supported",
+        "'minProperties' and 'maxProperties' can be enforced only where all listed properties are required",
+    ),
+    ("Failed to generate regex for", "a number's limits are beyond what a grammar can count"),
+    ("circular references with sibling keys", "a '$ref' within its own target has other keywords beside it"),
+    ("recursion limit exceeded", "it is nested too deeply"),
 )
 
 _MOST_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
-MOST_BYTES = 1 << 18  # of the parts of a grammar as JSON; larger ones take too long to compile
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -46,10 +54,15 @@ class JsonFormat:
 
     schema: dict[str, Any]
     lenient: bool = False  # keywords that no grammar can enforce are skipped instead of refused
+    any_format: bool = False  # so are formats that no grammar knows
 
     def part(self) -> dict[str, Any]:
+        """Raises ValueError for what cannot be enforced."""
+        if len(msgspec.json.encode(self.schema)) > MOST_BYTES:
+            raise ValueError(TOO_LARGE)
+        schema = reduced(self.schema, lenient=self.lenient, any_format=self.any_format)
         options = {"whitespace_pattern": _WHITESPACE, "lenient": self.lenient}
-        return {"json_schema": {**exact_formats(self.schema), "x-guidance": options}}
+        return {"json_schema": {**schema, "x-guidance": options}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +157,26 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
     Raises ValueError for parts that are too large to be compiled.
     """
     if len(msgspec.json.encode(parts)) > MOST_BYTES:
-        raise ValueError(f"what is to be enforced has more than {MOST_BYTES} bytes")
+        raise ValueError(TOO_LARGE)
     if _ANGLE_BRACKET.search(json.dumps(parts)):
         rules = f'%llguidance {{"no_forcing": true}}\n{rules}'
     return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
 
-def trials_of(text: TextFormat) -> list[Trial]:
-    """Trials that show whether one part can be compiled, and followed through its first bytes.
+def trial_of(text: TextFormat) -> Trial:
+    """A trial that shows whether one part can be compiled, and followed through its first bytes.
 
     Raises ValueError for a user's grammar that names special tokens: these belong to the envelope.
     """
     if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
         raise ValueError("special tokens cannot be named in it")
-    alone = _joined("start: @text", [{"name": "text", **text.part()}])
-    return [Trial(text_grammar(text)), Trial(alone, walk=True)]
+    return Trial(_joined("start: @text", [{"name": "text", **text.part()}]), walk=True)
 
 
 def said(error: str) -> str:
     """llguidance's error in words for the author of a schema."""
     known = (sentence for begin, sentence in _SENTENCES if begin in error)
-    return next(known, error.replace("<non-verbose/>", "").rstrip())
+    return next(known, error.partition("\n  while processing")[0].replace("<non-verbose/>", "").rstrip())
 
 
 _ANGLE_BRACKET = re.compile(r"<|x\{?0*3c|u\{?0*3c", re.IGNORECASE)  # or an escape of one

@@ -30,6 +30,10 @@ _ANALYSIS, _COMMENTARY, _FINAL = map(_Fixed, ("analysis", "commentary", "final")
 class PromptTooLong(Exception):  # noqa: N818  (reads as what it is)
     """A conversation that no context holds."""
 
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens  # of the prompt
+
 
 class HarmonyRenderer:
     """Renders conversations with one tokenizer.
@@ -45,12 +49,13 @@ class HarmonyRenderer:
         """The prompt, up to and with `<|start|>assistant`.
 
         Raises ConversationError for a tool that cannot be declared or a tool_call_id without a call. Raises
-        PromptTooLong for a conversation that certainly has more than `most` tokens, without rendering it.
+        PromptTooLong for a conversation that certainly has more than `most` tokens, without holding them all.
         """
-        pieces = [*self._prompt(conversation)]
-        if most is not None and self._tokenizer.exceeds([piece for piece in pieces if isinstance(piece, str)], most):
-            raise PromptTooLong
-        return self._encode([*pieces, self._tokenizer.start, _ASSISTANT])
+        pieces = [*self._prompt(conversation), self._tokenizer.start, _ASSISTANT]
+        texts = [piece for piece in pieces if isinstance(piece, str)]
+        if most is not None and self._tokenizer.exceeds(texts, most):
+            raise PromptTooLong(len(pieces) - len(texts) + sum(map(self._tokenizer.count, texts)))
+        return self._encode(pieces)
 
     def render_completion(self, message: Message) -> list[int]:
         """The tokens that the model generates after the prompt for an assistant `message`, its terminator included.

@@ -94,11 +94,11 @@ class Header:
     def function(self) -> str | None:
         """The name of the function that the message calls, without the namespace of functions."""
         name = self._recipient()
-        if self._is_builtin(name):
+        if self._is_builtin(name) or name in _AUDIENCES:
             return None
         while name.startswith(f"{NAMESPACE}."):
             name = name.removeprefix(f"{NAMESPACE}.")
-        return name if name and name not in _AUDIENCES else None
+        return name or None
 
     @property
     def is_broken(self) -> bool:

@@ -12,6 +12,7 @@ import tokenizers
 from oscine.model.o200k import BYTE_CHARACTERS
 
 _SLICE = 16_384  # characters
+_UNSURE_WORDS = 2  # at the end of a slice: "'" and "l" of "we'll", or spaces before a word
 
 SPECIAL_TOKENS = {
     "start": "<|start|>",
@@ -145,6 +146,23 @@ class Tokenizer:
                 if sure < 0:
                     return True
         return False
+
+    def count(self, text: str) -> int:
+        """The number of ids that `encode` gives, without holding more than a slice of them.
+
+        A slice ends with a word whose tokens do not depend on what comes after the slice. So the count is exact, unless
+        a single word is longer than a slice: it is cut, which changes few tokens, as encoding it whole takes seconds.
+        """
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        count = start = 0
+        while start + _SLICE < len(text):
+            piece = text[start : start + _SLICE]
+            (encoding,) = self._inner.encode_batch([piece], add_special_tokens=False)
+            words = [word or 0 for word in encoding.word_ids]
+            kept = words.index(sorted({*words})[-_UNSURE_WORDS:][0]) or len(words)
+            start += len(b"".join(map(self.token_bytes, encoding.ids[:kept])).decode())
+            count += kept
+        return count + len(self.encode(text[start:]))
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""

@@ -5,27 +5,66 @@ the system message declares. All others are declared in the developer message, b
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from oscine.chat.messages import ConversationError, FunctionTool, ToolNamespace
 from oscine.chat.typescript import SchemaTypes, constraints, text_lines
 
 NAMESPACE = "functions"
 TRAINED = ("browser", "python")
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a namespace
+LONGEST_NAME = 128  # characters of a function's name in a prompt
+_SEPARATOR = "__"  # between a namespace and a name
+_CHARACTERS = re.compile(r"[a-zA-Z0-9_-]+")
+_OTHERS = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
-def validate_tools(tools: Sequence[FunctionTool]) -> None:
-    """Raises ConversationError that names the first function whose name is malformed or taken."""
+def validate_tools(tools: Sequence[FunctionTool], longest: int = LONGEST_NAME) -> None:
+    """Raises ConversationError that names the first function whose name is malformed or taken.
+
+    `longest`: the most characters of a name.
+    """
     seen: set[str] = set()
     for tool in tools:
-        if not NAME.fullmatch(tool.name):
+        if not _is_plain(tool.name, longest):
+            given = tool.name[: 2 * LONGEST_NAME]
             raise ConversationError(
-                "tools", f"function name {tool.name!r} is not 1 to 64 letters, digits, underscores or hyphens"
+                "tools", f"function name {given!r} is not 1 to {longest} letters, digits, underscores or hyphens"
             )
         if tool.name in seen:
             raise ConversationError("tools", f"function name {tool.name!r} is used twice")
         seen.add(tool.name)
+
+
+class ModelNames:
+    """The names that the model sees for functions that clients may name as they like.
+
+    A function is the words of its name, a namespace's first. A name that harmony holds stays, unless another function
+    has it. Other characters become underscores. A longer name is cut, and a taken one gets a number.
+    """
+
+    def __init__(self, functions: Iterable[tuple[str, ...]] = ()) -> None:
+        self._seen: dict[tuple[str, ...], str] = {}
+        self._taken: dict[str, int] = {}  # with the last number that was appended to make another one
+        for words in sorted(functions, key=lambda words: not _is_plain(_SEPARATOR.join(words))):
+            self.seen(*words)
+
+    def seen(self, *words: str) -> str:
+        """The model's name for a function, always the same."""
+        if words not in self._seen:
+            stem = (_OTHERS.sub("_", _SEPARATOR.join(words)) or "_")[:LONGEST_NAME]
+            name = stem
+            while name in self._taken:
+                self._taken[stem] += 1
+                number = f"_{self._taken[stem]}"
+                name = stem[: LONGEST_NAME - len(number)] + number
+            self._taken[name] = 1
+            self._seen[words] = name
+        return self._seen[words]
+
+
+def _is_plain(name: str, longest: int = LONGEST_NAME) -> bool:
+    return len(name) <= longest and _CHARACTERS.fullmatch(name) is not None
 
 
 def tools_section(tools: Sequence[FunctionTool], namespaces: Sequence[ToolNamespace] = ()) -> str:

@@ -3,6 +3,9 @@
 The output equals that of oss-harmony, token for token, where oss-harmony expresses the whole schema. It keeps more than
 oss-harmony: references become named types; anyOf, allOf, const and untyped enums become TypeScript; other constraints
 become a comment after the property.
+
+Text of a schema stands in comments and in JSON strings only, none of which it can end. Names that could be read as
+anything else are written as JSON strings.
 """
 
 import json
@@ -14,6 +17,8 @@ from urllib.parse import unquote
 from oscine.chat.messages import ConversationError
 
 _NAMES = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
+_LISTED_NAMES = {**_NAMES, "array": "array", "object": "object"}
+_PLAIN = str.maketrans("", "", "-.$@")  # beside letters, digits and `_` in names that stand without quotes
 _OBJECT_KEYWORDS = ("properties", "additionalProperties", "required")
 _ARRAY_KEYWORDS = ("items", "prefixItems")
 _VALUE_KEYWORDS = ("const", "enum", *_OBJECT_KEYWORDS, *_ARRAY_KEYWORDS)
@@ -25,6 +30,7 @@ _CONSTRAINTS = (
     *("minProperties", "maxProperties", "propertyNames", "patternProperties", "dependentRequired", "dependentSchemas"),
     *("not", "if", "then", "else", "deprecated", "readOnly", "writeOnly"),
 )
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 
 
 def compact_json(value: Any) -> str:
@@ -103,7 +109,7 @@ class SchemaTypes:
         if isinstance(kind, list) and kind:
             if any(key in schema for key in _VALUE_KEYWORDS if key != "enum"):
                 return " | ".join(self._of_kind(name, schema, indent) for name in kind)
-            return " | ".join("number" if name == "integer" else str(name) for name in kind)
+            return " | ".join(_LISTED_NAMES.get(name, "any") if isinstance(name, str) else "any" for name in kind)
         if kind is None:
             kind = "object" if any(k in schema for k in _OBJECT_KEYWORDS) else kind
             kind = "array" if any(k in schema for k in _ARRAY_KEYWORDS) else kind
@@ -133,7 +139,7 @@ class SchemaTypes:
         properties = _keywords(schema.get("properties"))
         required = dict.fromkeys(key for key in _list(schema, "required") if isinstance(key, str))
         lines = [self._property(key, value, key in required, indent) for key, value in properties.items()]
-        lines += [f"{indent}{key}: any,\n" for key in required if key not in properties]
+        lines += [f"{indent}{_name(key)}: any,\n" for key in required if key not in properties]
         others = schema.get("additionalProperties", False)
         if others is not False:
             comments = trailing_comments(others)
@@ -142,7 +148,7 @@ class SchemaTypes:
 
     def _property(self, key: str, schema: Any, required: bool, indent: str) -> str:
         about = _keywords(schema)
-        name = key if required else f"{key}?"
+        name = _name(key) if required else f"{_name(key)}?"
         variants = _listed_variants(about)
         if variants:
             return self._union_property(name, about, variants, indent)
@@ -195,6 +201,12 @@ class SchemaTypes:
         return target
 
 
+def _name(key: str) -> str:
+    """A property's name, as a JSON string unless all of its characters are usual ones."""
+    plain = key and f"_{key.translate(_PLAIN)}".isidentifier()
+    return key if plain else json.dumps(key, ensure_ascii=not key.isprintable())
+
+
 def text_lines(text: Any) -> list[str]:
     """Lines without their ends, LF or CRLF; no other separator counts."""
     lines = text.replace("\r\n", "\n").split("\n") if isinstance(text, str) else []
@@ -209,19 +221,26 @@ def trailing_comments(schema: Any, described: bool = False, bare_enum: bool = Tr
     if not isinstance(schema, dict):
         return []
     description = schema.get("description")
-    comments = [description] if isinstance(description, str) and not described else []
+    comments = (
+        [" ".join(filter(None, text_lines(description)))] if isinstance(description, str) and not described else []
+    )
     if "default" in schema:
         default = schema["default"]
-        bare = bare_enum and isinstance(default, str) and bool(_list(schema, "enum"))
+        bare = bare_enum and isinstance(default, str) and bool(_list(schema, "enum")) and _is_line(default)
         comments.append(f"default: {default if bare else compact_json(default)}")
     return comments + constraints(schema)
 
 
 def constraints(schema: Any) -> list[str]:
-    """Constraints of a schema, of its items and of its parts that no type can express, as `keyword: JSON`."""
+    """Constraints of a schema, of its items and of its parts that no type can express, as `keyword: JSON`.
+
+    The bounds of a number stand only where it has no default, as in oss-harmony.
+    """
     if not isinstance(schema, dict):
         return []
-    said = [f"{keyword}: {compact_json(schema[keyword])}" for keyword in _CONSTRAINTS if keyword in schema]
+    unsaid = _BOUNDS if "default" in schema and schema.get("type") in ("number", "integer") else ()
+    keywords = [keyword for keyword in _CONSTRAINTS if keyword in schema and keyword not in unsaid]
+    said = [f"{keyword}: {compact_json(schema[keyword])}" for keyword in keywords]
     said += [f"items: {comment}" for comment in _inner_comments(schema.get("items"))]
     return said + [comment for part in _list(schema, "allOf") for comment in _inner_comments(part)]
 
@@ -229,6 +248,10 @@ def constraints(schema: Any) -> list[str]:
 def _inner_comments(schema: Any) -> list[str]:
     """The comments of a type within a type, the description of an object included."""
     return trailing_comments(schema, described=_keywords(schema).get("type") == "object")
+
+
+def _is_line(text: str) -> bool:
+    return text == "".join(text.splitlines())
 
 
 def _trailing(comments: list[str]) -> str:
@@ -241,7 +264,8 @@ def _comments(schema: dict[str, Any], *keywords: str) -> Iterator[str]:
         if keyword == "examples" and (examples := _list(schema, keyword)):
             yield from ("// Examples:", *(f"// - {compact_json(example)}" for example in examples))
         elif keyword != "examples" and isinstance(schema.get(keyword), str):
-            yield from (f"// {schema[keyword]}", *(["//"] if keyword == "title" else []))
+            lines = text_lines(schema[keyword]) or [""]
+            yield from (*(f"// {line}" for line in lines), *(["//"] if keyword == "title" else []))
 
 
 def _keywords(schema: Any) -> dict[str, Any]:

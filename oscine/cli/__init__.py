@@ -12,7 +12,7 @@ from oscine.cli.bench import command as bench_command
 from oscine.cli.chat import command as chat_command
 from oscine.cli.cluster import command as cluster_command
 from oscine.cli.completion import command as completion_command
-from oscine.cli.error import INTERRUPTED, CommandError
+from oscine.cli.error import INTERRUPTED, USAGE, CommandError, ended_by
 from oscine.cli.eval import command as eval_command
 from oscine.cli.machine import command as machine_command
 from oscine.cli.models import command as models_command
@@ -20,6 +20,8 @@ from oscine.cli.models import convert as convert_command
 from oscine.cli.parser import Parser
 from oscine.cli.serve import command as serve_command
 from oscine.cli.serve import dynamo_worker
+from oscine.environment import VariableError
+from oscine.system.home import give_home
 
 
 def _parser() -> Parser:
@@ -40,6 +42,8 @@ def _parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 for a failure, 2 for bad usage; both are explained in one line on stderr."""
     try:
+        with ended_by(OSError):
+            give_home()
         args = _parser().parse_args(argv)
         vars(args).pop("run")(args)
     except KeyboardInterrupt:
@@ -49,4 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     except CommandError as error:
         print(f"oscine: error: {error}", file=sys.stderr)
         return error.status
+    except VariableError as error:
+        print(f"oscine: error: {error}", file=sys.stderr)
+        return USAGE
     return 0

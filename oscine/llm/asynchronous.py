@@ -23,6 +23,7 @@ from oscine.llm.forms import response_format
 from oscine.llm.functions import Tools
 from oscine.llm.requests import Emit, Runner, check_names
 from oscine.llm.results import ChatResult, TextResult
+from oscine.system.home import give_home
 from oscine.types import EngineInfo
 
 Conversation = str | Sequence[Mapping[str, Any]]  # one user's message, or messages as in chat completions
@@ -39,6 +40,7 @@ class AsyncLLM:
 
     def __init__(self, model: str | PathLike[str] = NANO, **options: Any) -> None:
         """`options`: those of `oscine serve`, with underscores. Raises ValueError that names the option."""
+        give_home()
         environment = Environment()
         config = llm_options.read(model, options, environment.num_gpus)
         self._service = Service(config)

@@ -4,11 +4,11 @@ For tests and for servers with random weights.
 """
 
 import json
-import os
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from oscine.system.owned_folder import complete_file, opened, remove_parts
 
 NUM_RANKS = 199998  # ordinary tokens; special tokens follow
 NUM_TOKENS = 201088  # the size of gpt-oss's embedding
@@ -60,11 +60,10 @@ def o200k_folder(cache: str | Path | None = None) -> Path:
     path = folder / "tokenizer.json"
     if not path.exists():
         text = json.dumps(_tokenizer_json(_ranked_tokens()), ensure_ascii=False)
-        folder.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: another process may read or write the same file.
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, path)
+        with opened(folder) as descriptor:  # another process may read or write the same file
+            remove_parts(descriptor)
+            with complete_file(descriptor, path.name) as file:
+                file.write(text.encode())
     return folder
 
 

@@ -1,7 +1,9 @@
 """Packed weights for a CPU in memory-mapped files: the next start is immediate, and processes share the memory.
 
 One file holds one prepared weight: a header in JSON, padded to 4,096 bytes with spaces, then its tensors at multiples
-of 64 bytes. A file gets its name when it is complete, so the next start continues an interrupted one.
+of 64 bytes. A file gets its name when it is complete, so the next start continues an interrupted one. A file counts
+only if it is of this user or of root, and if its header says that it was made of tensors with the model's names and
+shapes. Any other is written anew.
 """
 
 import ctypes
@@ -9,28 +11,27 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from oscine.ops.native.weights import PackedDense, PackedExperts
+from oscine.system.owned_folder import PART, complete_file, open_file, opened, remove_parts
 
+Shapes = Mapping[str, Sequence[int]]  # of published tensors, by name
 T = TypeVar("T")
 _HEADER, _ALIGNMENT = 4096, 64
 _SPARE_BYTES = 1 << 30  # bytes of the disk that stay free
 _WHOLE = 0.98  # a complete folder's share of all weight bytes: norms and routers are in no file
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (PackedDense, PackedExperts)}
 _MADV_PAGEOUT = 21
-_PART = ".part"  # suffix of a file that is being written
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-_ABANDONED_S = 3600.0  # without a write, after which its process must have ended
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)  # of damaged headers
 
 
 class PackedFiles:
@@ -41,31 +42,39 @@ class PackedFiles:
         self._folder, self._report = folder, report
         self._usable = self._has_room(num_bytes)
 
-    def get(self, name: str, make: Callable[[], T], some_rows: bool = False) -> T:
-        """The prepared weight, from its file or from `make`. `some_rows`: steps read only some rows of it."""
-        path, advice = self._folder / name, "MADV_RANDOM" if some_rows else "MADV_HUGEPAGE"
+    def get(self, name: str, make: Callable[[], T], some_rows: bool = False, of: Shapes = MappingProxyType({})) -> T:
+        """The prepared weight, from its file or from `make`.
+
+        `some_rows`: steps read only some rows of it. `of`: what it is made of.
+        """
+        advice = "MADV_RANDOM" if some_rows else "MADV_HUGEPAGE"
         if not self._usable:
             return make()
         try:
-            return _read(path, advice)  # type: ignore[no-any-return]
-        except (OSError, *_UNREADABLE):  # the file is missing or incomplete
+            return self._read(name, of, advice)  # type: ignore[no-any-return]
+        except (OSError, *_UNREADABLE):  # the file is missing, damaged, or not of this user
             made = make()
         try:
-            _write(path, made)
-            return _read(path, advice)  # type: ignore[no-any-return]
+            with opened(self._folder) as folder:
+                _write(folder, name, made, of)
+            return self._read(name, of, advice)  # type: ignore[no-any-return]
         except OSError as error:
             self._give_up(str(error))
             return made
 
+    def _read(self, name: str, of: Shapes, advice: str) -> Any:
+        """Raises OSError, or one of _UNREADABLE."""
+        with opened(self._folder) as folder, open(open_file(folder, name), "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return _value(memory, of, advice)
+
     def _has_room(self, num_bytes: int) -> bool:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for part in self._folder.glob(f"*{_PART}"):
-                with suppress(FileNotFoundError):  # another process has renamed it
-                    if time.time() - part.stat().st_mtime > _ABANDONED_S:
-                        part.unlink()
-            held = sum(path.stat().st_size for path in self._folder.iterdir() if path.suffix != _PART)
-            free = shutil.disk_usage(self._folder).free
+            with opened(self._folder) as folder:
+                remove_parts(folder)
+                names = [name for name in os.listdir(folder) if not name.endswith(PART)]
+                held = sum(os.stat(name, dir_fd=folder, follow_symlinks=False).st_size for name in names)
+                free = shutil.disk_usage(folder).free
         except OSError as error:
             self._give_up(str(error))
             return False
@@ -90,22 +99,25 @@ def page_out(tensors: Iterable[Tensor]) -> None:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_PAGEOUT)
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(folder: int, name: str, value: Any, of: Shapes) -> None:
     header, tensors = _describe(value)
-    text = json.dumps(header).encode()
+    header["of"] = _plain(of)
+    text = json.dumps(header | {"checksum": _checksum(header)}).encode()
     assert len(text) <= _HEADER
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_PART, delete=False) as file:
-        try:
-            file.write(text.ljust(_HEADER))
-            for tensor in tensors:
-                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-                file.write(bytes(-file.tell() % _ALIGNMENT))
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    with complete_file(folder, name) as file:
+        file.write(text.ljust(_HEADER))
+        for tensor in tensors:
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+
+
+def _plain(of: Shapes) -> dict[str, list[int]]:
+    """As JSON gives it back."""
+    return {name: list(shape) for name, shape in of.items()}
+
+
+def _checksum(header: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(header, sort_keys=True).encode())
 
 
 def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
@@ -120,13 +132,13 @@ def _describe(value: Any) -> tuple[dict[str, Any], list[Tensor]]:
     return {"kind": type(value).__name__, "bytes": end, "tensors": places, "rest": rest}, list(tensors.values())
 
 
-def _read(path: Path, advice: str) -> Any:
-    """Raises OSError, or one of _UNREADABLE for an incomplete file."""
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def _value(memory: mmap.mmap, of: Shapes, advice: str) -> Any:
+    """Raises one of _UNREADABLE for a file that is damaged, or was made of something else."""
     header = json.loads(memory[:_HEADER])
-    if header["bytes"] != len(memory):
-        raise ValueError(path)
+    if header.pop("checksum") != _checksum(header):
+        raise ValueError("the header is damaged")
+    if header["of"] != _plain(of) or header["bytes"] != len(memory):
+        raise ValueError("it is of other weights, or cut")
     if hasattr(mmap, advice):
         memory.madvise(getattr(mmap, advice))
     named = {name: _tensor(memory, *place) for name, place in header["tensors"].items()}

@@ -4,7 +4,7 @@ Knows the published names, shapes and dtypes, and which part of each tensor a ra
 how a tensor comes about.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
@@ -283,7 +283,7 @@ def load_weights(
     the layers `on_host` are never copied to the device. With `embedding_on_host`, the embedding stays in pinned host
     memory. With `files`, large prepared weights are mapped from there.
     """
-    loader = _Loader(config, source, Staging(device), dtype, shard, ops, files)
+    loader = _Loader(config, source, Staging(device), dtype, shard, ops, files, shard.specs(config))
     on_cpu = replace(loader, staging=Staging(torch.device("cpu")), ops=None, files=None)
     layers = []
     for index in tqdm(range(config.num_hidden_layers), desc="Loading layers", disable=None if progress else True):
@@ -315,6 +315,7 @@ class _Loader:
     shard: Shard
     ops: Ops | None
     files: PackedFiles | None
+    specs: Mapping[str, TensorSpec]
 
     def published(self, name: str) -> Tensor:
         return self.shard.part(self.config, name, self.source.get(name))
@@ -370,7 +371,7 @@ class _Loader:
             page_out(parts)
             return made
 
-        return self.files.get(names[0], make, some_rows)
+        return self.files.get(names[0], make, some_rows, {name: self.specs[name].shape for name in names})
 
     def layer(self, prefix: str, experts: Any) -> LayerWeights:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

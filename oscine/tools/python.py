@@ -5,12 +5,11 @@ This module has the limits and the declaration; python_jail.py is the jail.
 
 import asyncio
 import json
+import logging
 import math
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,9 +18,13 @@ from typing import Any
 
 from oscine.chat.messages import ToolNamespace
 from oscine.config import ToolOptions
+from oscine.system.owned_folder import Kind, make_temporary
 from oscine.tools.toolbox import CodeRun, Tool, ToolResult
 
+logger = logging.getLogger(__name__)
+
 NAMESPACE = "python"
+_WASTE = Kind("python", None)  # what the code of one run leaves behind
 _FOLDER = Path(__file__).parent
 _JAIL = _FOLDER / "python_jail.py"
 _MAIN = _FOLDER / "python_main.py"
@@ -59,7 +62,10 @@ class Jail:
 
     async def check(self) -> None:
         """Raises ValueError if this machine cannot make the jail."""
-        run = await self.run("print(6 * 7)")
+        try:
+            run = await self.run("print(6 * 7)")
+        except OSError as error:
+            raise ValueError(f"--tools python: {error}") from None
         if run.output != "42\n":
             reason = (run.output + run.ending).strip() or "no output"
             raise ValueError(
@@ -101,11 +107,12 @@ class Jail:
         if self._isolated:
             yield "/"
             return
-        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="oscine-python-")
+        folder = await asyncio.to_thread(make_temporary, _WASTE, logger.warning)
         try:
-            yield folder
+            (folder.path / "work").mkdir()
+            yield str(folder.path / "work")
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(folder.remove, logger.warning)
 
     async def _watch(self, process: asyncio.subprocess.Process, code: str) -> PythonRun:
         assert process.stdin is not None

@@ -336,11 +336,11 @@ def test_the_limit(server: ScriptedServer) -> None:
                 "messages": [
                     {
                         "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}],
+                        "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text"}]}],
                     }
                 ]
             },
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[0].content[0].text",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "unknown"}]}]},
@@ -484,3 +484,65 @@ def test_the_embedded_model_thinks_calls_and_answers(nano_server: ServerProcess)
         assert text.type == "text"
         assert "17" in text.text
         assert (answer.usage.cache_read_input_tokens or 0) > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_overflow_is_said_in_anthropics_two_sentences(scripted: ScriptedServer, stream: bool) -> None:
+    model = {"model": scripted.service.names[0], "stream": stream}
+
+    def refused(content: str, max_tokens: int) -> tuple[str, int]:
+        """The message, and the tokens of the prompt."""
+        asked = {**model, "messages": [{"role": "user", "content": content}]}
+        response = scripted.post("/v1/messages", {**asked, "max_tokens": max_tokens})
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        counted = scripted.post("/v1/messages/count_tokens", asked).json()
+        return response.json()["error"]["message"], counted["input_tokens"]
+
+    for content in ("x" * MAX_MODEL_LEN, "x" * 40 * MAX_MODEL_LEN):
+        message, count = refused(content, 7)
+        assert message == f"prompt is too long: {count} tokens > {MAX_MODEL_LEN} maximum"
+    message, count = refused("hi", MAX_MODEL_LEN)
+    assert message == (
+        f"input length and `max_tokens` exceed context limit: {count} + {MAX_MODEL_LEN} > {MAX_MODEL_LEN}, "
+        "decrease input length or `max_tokens` and try again"
+    )
+
+
+BILLING = "x-anthropic-billing-header: cc_version=1.0.0.abc; cch=1f3;"
+
+
+@pytest.mark.parametrize(
+    ("system", "seen"),
+    [
+        (BILLING, ""),
+        (f"{BILLING}\n\nBe brief.", "Be brief."),
+        (f"Be brief.\n{BILLING}", f"Be brief.\n{BILLING}"),
+        ([{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}], "Be brief."),
+        ([{"type": "text", "text": "Be brief. "}, {"type": "text", "text": f"About {BILLING}"}], f"About {BILLING}"),
+        ([{"type": "text", "text": BILLING}], ""),
+    ],
+)
+def test_what_differs_per_conversation_is_left_out_of_the_prompt(
+    scripted: ScriptedServer, system: Any, seen: str
+) -> None:
+    named = {**ASKED, "model": scripted.service.names[0]}
+    for body in ({"system": system}, {"messages": [{"role": "system", "content": system}, *ASKED["messages"]]}):
+        assert scripted.post("/v1/messages", {**named, **body}).status_code == 200
+        prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+        assert f"{seen}<|end|>" in prompt
+        assert prompt.count(BILLING) == seen.count(BILLING)
+        assert ("<|start|>developer" in prompt) is bool(seen)
+        counted = {key: value for key, value in {**named, **body}.items() if key != "max_tokens"}
+        tokens = scripted.post("/v1/messages/count_tokens", counted).json()["input_tokens"]
+        assert tokens == len(scripted.engine.requests[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "enabled"])
+def test_updates_of_thinking_are_shown_as_the_summary_is(server: ScriptedServer, kind: str) -> None:
+    say(server)
+    budget = {"budget_tokens": 400} if kind == "enabled" else {}
+    shown = [create(server, thinking={"type": kind, "display": how, **budget}) for how in ("summarized", "updates")]
+    assert said(shown[0]) == said(shown[1])
+    assert shown[1].content[0].type == "thinking"
+    assert shown[1].content[0].thinking == "2 + 2"

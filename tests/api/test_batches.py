@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sqlite3
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from openai import OpenAI
 from oscine.api.app import create_app
 from oscine.api.batches.schemas import FileObject
 from oscine.api.batches.service import BatchService
+from oscine.api.batches.store import TEMPORARY, FileStore
 from oscine.config import Config, ServerOptions
 from tests.server import ServerProcess
 from tests.waiting import wait_until
@@ -155,6 +157,47 @@ def test_files_whose_time_is_over_are_deleted_but_for_inputs(tmp_path: Path) -> 
 
     asyncio.run(go())
     assert {path.stem for path in tmp_path.glob("*.jsonl")} == {"file-input", "file-new", "file-plain"}
+
+
+def test_a_temporary_folder_of_a_server_that_was_killed_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def names() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    async def open_one() -> FileStore:
+        store = FileStore(TEMPORARY)
+        await store.open()
+        store.new(f"file-{'0' * 32}").write_bytes(b"{}")
+        store.new(f"file-{'0' * 32}output")
+        return store
+
+    async def go() -> None:
+        killed = await open_one()
+        [gone] = names()
+        assert killed._temporary is not None
+        killed._temporary.close()  # as the kernel does
+        living = await open_one()
+        [kept] = names()
+        assert kept != gone
+        (tmp_path / "oscine-files-keepsake").mkdir()
+        (tmp_path / "oscine-files-01234567").mkdir()
+        (tmp_path / "oscine-files-01234567" / "lock").touch()
+        last = await open_one()
+        assert len(names()) == 4
+        for store in (living, last):
+            await store.close()
+        assert names() == ["oscine-files-01234567", "oscine-files-keepsake"]
+
+    asyncio.run(go())
+
+
+def test_without_a_temporary_folder_the_message_names_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    with pytest.raises(ValueError, match=r"--files-dir :temporary: cannot be used: .*TMPDIR names another place"):
+        asyncio.run(FileStore(TEMPORARY).open())
 
 
 def test_a_server_without_a_folder_says_that_it_keeps_no_files() -> None:

@@ -10,6 +10,7 @@ from tests.api.scripted_server import ScriptedServer
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+CONDITIONAL = {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -149,7 +150,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}),
-    ("tools", {"tools": [function_tool({"type": "object", "if": {}}, strict=True)]}),
+    ("tools", {"tools": [function_tool(CONDITIONAL, strict=True)]}),
     ("tools", {"tools": [function_tool({"$ref": "http://elsewhere/"})], "tool_choice": "required"}),
     ("tool_choice", {"tool_choice": allowed("auto", "g"), "tools": [TOOL]}),
     ("tool_choice", {"tool_choice": allowed("required"), "tools": [TOOL]}),
@@ -305,3 +306,31 @@ def test_a_bug_is_a_plain_500(scripted: ScriptedServer, monkeypatch: pytest.Monk
     assert scripted.post("/v1/chat/completions", {"messages": [USER]}).headers["x-request-id"]
     counted = scripted.get("/metrics").text
     assert 'oscine:http_responses_total{path="/v1/chat/completions",status="500"} 2.0' in counted
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [USER], "max_tokens": 5000}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 5000}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 5000}),
+        ("/v2/models/{model}/generate", {"text_input": "x", "max_tokens": 5000}),
+        ("/api/chat", {"messages": [{**USER, "content": "x" * 5000}]}),
+        ("/api/generate", {"prompt": "x" * 5000}),
+        ("/api/generate", {"prompt": "x" * 5000, "raw": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_overflow_is_said_in_the_words_that_clients_look_for(
+    scripted: ScriptedServer, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    model = scripted.service.names[0]
+    response = scripted.post(path.format(model=model), {"model": model, "stream": stream, **body})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert f"maximum context length is {MAX_MODEL_LEN} tokens" in message
+    assert "prompt is too long" in message
+    if not isinstance(error, str):
+        assert error["code"] == "context_length_exceeded"

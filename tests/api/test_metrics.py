@@ -1,6 +1,8 @@
 """The content of /metrics, and that its numbers are consistent."""
 
 import time
+from itertools import product
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
@@ -18,16 +20,20 @@ DASHBOARD_NAMES = [
     *("prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total"),
     *("time_to_first_token_seconds_count", "inter_token_latency_seconds_sum", "e2e_request_latency_seconds_bucket"),
     *("request_queue_time_seconds_count", "request_prefill_time_seconds_count", "request_decode_time_seconds_count"),
-    *("request_success_total", "iteration_tokens_total_bucket", "request_max_num_generation_tokens_sum"),
+    *("request_success_total", "request_max_num_generation_tokens_sum"),
     *("prompt_tokens_cached_total", "num_requests_waiting_by_reason", "engine_sleep_state", "cache_config_info"),
     *("request_prompt_tokens_bucket", "request_generation_tokens_bucket", "request_params_max_tokens_bucket"),
     *("request_params_n_bucket", "request_inference_time_seconds_sum", "request_prefill_kv_computed_tokens_sum"),
-    "request_time_per_output_token_seconds_bucket",
+    *("request_time_per_output_token_seconds_bucket", "prompt_tokens_by_source_total"),
+    "tool_call_parser_invocations_total",
 ]
 OLDER_NAMES = {
     "gpu_cache_usage_perc": "kv_cache_usage_perc",
     "time_per_output_token_seconds_bucket": "inter_token_latency_seconds_bucket",
 }
+
+USER = [{"role": "user", "content": "x"}]
+ADD = {"name": "add", "parameters": {"type": "object"}}
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -115,6 +121,48 @@ def test_the_phases_of_a_sequence_add_up(scripted: ScriptedServer) -> None:
     assert total(found, "vllm:cache_config_info", block_size="64", num_gpu_blocks="8") == 1
 
 
+def test_the_histogram_of_steps_has_vllms_name_as_its_second(scripted: ScriptedServer) -> None:
+    kinds = {family.name: family.type for family in text_string_to_metric_families(scripted.get("/metrics").text)}
+    assert kinds["oscine:iteration_tokens"] == kinds["vllm:iteration_tokens_total"] == "histogram"
+    assert {"oscine:iteration_tokens_total", "vllm:iteration_tokens"}.isdisjoint(kinds)
+    found = scrape(scripted)
+    assert total(found, "vllm:iteration_tokens_total_bucket", le="+Inf") == total(found, "oscine:engine_steps_total")
+
+
+def test_prompt_tokens_are_counted_by_source(scripted: ScriptedServer) -> None:
+    scripted.engine.stats = EngineStats(prompt_tokens=100, local_hits=30, external_hits=20)
+    found = scrape(scripted)
+    sources = {"local_compute": 50, "local_cache_hit": 30, "external_kv_transfer": 20}
+    for source, count in sources.items():
+        assert total(found, "vllm:prompt_tokens_by_source_total", source=source, engine="0") == count
+    assert total(found, "oscine:prompt_tokens_by_source_total") == total(found, "oscine:prompt_tokens_total")
+
+
+@pytest.mark.long
+def test_turns_that_could_call_are_counted(scripted: ScriptedServer) -> None:
+    t = scripted.tokenizer
+    said: dict[str, tuple[str | int, ...]] = {
+        "tool_call": (t.channel, "commentary to=functions.add ", t.constrain, "json", t.message, "{}", t.call),
+        "no_tool_call": (t.channel, "final", t.message, "Well.", t.return_),
+    }
+    messages = {"model": scripted.service.names[0], "max_tokens": 9, "messages": USER}
+    asked: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+        "chat_completions": ("/v1/chat/completions", {"messages": USER}, [{"type": "function", "function": ADD}]),
+        "responses": ("/v1/responses", {"input": "x"}, [{"type": "function", **ADD}]),
+        "other": ("/v1/messages", messages, [{"name": "add", "input_schema": {}}]),
+    }
+    num_turns = 0
+    for mode, outcome, kind in product(("streaming", "non_streaming"), said, asked):
+        (path, body, tools), stream = asked[kind], mode == "streaming"
+        scripted.says(*said[outcome])
+        assert scripted.post(path, {**body, "stream": stream, "tools": tools}).status_code == 200
+        assert scripted.post(path, {**body, "stream": stream, "tools": []}).status_code == 200
+        found, num_turns = scrape(scripted), num_turns + 1
+        labels = {"mode": mode, "outcome": outcome, "request_type": kind}
+        assert total(found, "vllm:tool_call_parser_invocations_total", **labels) == 1
+        assert total(found, "vllm:tool_call_parser_invocations_total") == num_turns
+
+
 def test_kinds_are_those_of_vllm(scripted: ScriptedServer) -> None:
     kinds = {family.name: family.type for family in text_string_to_metric_families(scripted.get("/metrics").text)}
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
@@ -186,13 +234,13 @@ def test_a_real_engine_counts_the_tokens_of_its_steps(fake_server: ServerProcess
         return total(samples(fake_server.get("/metrics")), "vllm:iteration_tokens_total_bucket", le=most)
 
     single, short, all_steps = steps("1.0"), steps("256.0"), fake_server.metric("oscine:engine_steps_total")
-    tokens = fake_server.metric("oscine:iteration_tokens_total_sum")
+    tokens = fake_server.metric("oscine:iteration_tokens_sum")
     fake_server.post("/v1/completions", {"prompt": "x" * 300, "max_tokens": 17})
     fake_server.wait_idle()
     wait_until(lambda: fake_server.metric("oscine:engine_steps_total") - all_steps == 17, "all steps of the answer")
     assert steps("1.0") - single == steps("256.0") - short == 16
     assert steps("+Inf") - all_steps == 17
-    assert fake_server.metric("oscine:iteration_tokens_total_sum") - tokens == 300 + 16
+    assert fake_server.metric("oscine:iteration_tokens_sum") - tokens == 300 + 16
 
 
 def test_a_real_engine_counts_tokens(fake_server: ServerProcess) -> None:

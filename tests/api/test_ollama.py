@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,9 @@ def test_ignored_parameters_are_accepted(server: ScriptedServer) -> None:
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["AAAA"]}]}, "messages[0].images"),
         ("/api/chat", {"format": "xml"}, "format"),
         ("/api/chat", {"format": {"not": {}}}, "format"),
-        ("/api/chat", {"options": {"typical_p": 0.5}}, "typical_p"),
+        ("/api/chat", {"options": {"typical_p": 0.5}}, "options.typical_p"),
+        ("/api/chat", {"options": {"dynatemp_range": 0.5}}, "options.dynatemp_range"),
+        ("/api/generate", {"options": {"lora_path": "x"}}, "options.lora_path"),
         ("/api/chat", {"options": {"temperature": "hot"}}, "options.temperature"),
         ("/api/chat", {"think": "very"}, "think"),
         ("/api/chat", {"messages": [{"role": "robot"}]}, "messages[0].role"),
@@ -284,8 +287,8 @@ def test_keys_bodies_and_paths_have_errors_in_ollamas_form(model_folder: Path) -
         key = {"Authorization": "Bearer secret"}
         large = server.request("POST", "/api/chat", {"model": "fake", "messages": QUESTION * 20}, key)
         assert (large.status_code, large.json().keys()) == (413, {"error"})
-        form = server.request("POST", "/api/chat", {}, {**key, "Content-Type": "text/plain"})
-        assert (form.status_code, form.json().keys()) == (415, {"error"})
+        missing = server.request("POST", "/api/chat", {}, {**key, "Content-Type": "text/plain"})
+        assert (missing.status_code, missing.json().keys()) == (400, {"error"})
         unknown = server.get("/api/blobs/sha256:0", key)
         assert (unknown.status_code, unknown.json().keys()) == (404, {"error"})
 
@@ -339,3 +342,55 @@ def test_a_published_model_is_described_as_ollama_describes_it(model_folder: Pat
             assert info["general.architecture"] == "gptoss"
             assert info["general.parameter_count"] == size.num_parameters
             assert info["gptoss.context_length"] == MAX_MODEL_LEN
+
+
+def test_whole_numbers_of_options_may_be_floats(server: ScriptedServer) -> None:
+    for ask in (chat, generate):
+        options = {"num_predict": 9.0, "top_k": 4.0, "seed": 7.0, "num_ctx": 4096.0, "temperature": 1}
+        assert ask(server, options=options).status_code == 200
+        sampling = asked(server).sampling
+        assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (9, 4, 7)
+        assert {type(value) for value in (sampling.max_tokens, sampling.top_k, sampling.seed)} == {int}
+        for name in ("num_predict", "top_k", "seed"):
+            for wrong in (5.5, 1e30, "5", True):
+                refused = ask(server, options={name: wrong})
+                assert refused.status_code == 400
+                assert f"'options.{name}'" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show", "/api/pull"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
+def test_a_body_need_not_be_declared_as_json(server: ScriptedServer, path: str, kind: str) -> None:
+    """What curl sends with -d. A page of another origin could send the same, and says where it is from."""
+    body = {"model": "fake", "messages": QUESTION, "prompt": "hi", "stream": False}
+    assert server.request("POST", path, body, {"Content-Type": kind}).status_code == 200
+    own = {"Content-Type": kind, "Origin": "http://localhost"}
+    assert server.request("POST", path, body, own).status_code == 200
+    foreign = server.request("POST", path, body, {"Content-Type": kind, "Origin": "https://evil.example"})
+    assert (foreign.status_code, foreign.json().keys()) == (403, {"error"})
+    assert server.request("POST", "/v1/chat/completions", body, {"Content-Type": kind}).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [
+        *((zero, "unload") for zero in (0, 0.0, 0.5, "0", "0s", "0h0m", "-0.0ms", "+0")),
+        *((some, "load") for some in (-1, 300, 1.5, "5m", "1h30m", "1.5h", "-1m", ".5s", "100\u00b5s", None)),
+    ],
+)
+def test_a_duration_says_whether_a_model_is_unloaded(server: ScriptedServer, keep_alive: Any, reason: str) -> None:
+    for ask in (partial(chat, messages=[]), partial(generate, prompt="")):
+        assert ask(server, keep_alive=keep_alive).json()["done_reason"] == reason
+    assert chat(server, keep_alive=keep_alive).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "keep_alive", ["abc", "", "5", "5 m", "m", "1h30", "5x", "1" * 100_000, "\u0665m"], ids=lambda text: text[:9]
+)
+def test_what_is_no_duration_is_refused_in_ollamas_words(server: ScriptedServer, keep_alive: str) -> None:
+    for ask in (chat, generate, partial(chat, messages=[])):
+        refused = ask(server, keep_alive=keep_alive)
+        assert refused.status_code == 400
+        assert refused.json()["error"].startswith('time: invalid duration "')
+    assert chat(server, keep_alive="abc").json() == {"error": 'time: invalid duration "abc"'}
+    assert not server.engine.requests

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from oscine.api.conventions.profiles import PROFILES, find_profile, profile_of
-from oscine.config import NANO, Config
+from oscine.config import NANO, CacheOptions, Config
 from oscine.types import SamplingParams
 from tests.api.scripted_server import ScriptedServer
 
@@ -21,7 +22,7 @@ OPEN = [
     *("/ping", "/v1/version", "/v1/metrics", "/v2/health/live", "/v2/health/ready", f"/v2/models/{NAME}/ready"),
 ]
 CLOSED = [
-    *("/v1/metadata", "/v1/manifest", "/v1/license", "/v2", f"/v2/models/{NAME}"),
+    *("/v1/metadata", "/v1/manifest", "/v1/license", "/v2", f"/v2/models/{NAME}", f"/v2/models/{NAME}/config"),
     *("/load", "/server_info", "/tokenizer_info"),
 ]
 
@@ -94,7 +95,10 @@ def test_parameters_stand_in_the_body_or_in_parameters(server: ScriptedServer) -
         ({"text_input": ""}, 400, "text_input"),
         ({"parameters": {"temperature": 9}}, 400, "parameters.temperature"),
         ({"bad_words": ["x"]}, 400, "bad_words"),
-        ({"parameters": {"beam_width": 4}}, 400, "beam_width"),
+        ({"parameters": {"beam_width": 4}}, 400, "'parameters.beam_width'"),
+        ({"parameters": {"bad_words": ["x"]}}, 400, "'parameters.bad_words'"),
+        ({"parameters": {"typical_p": 0.5}}, 400, "'parameters.typical_p'"),
+        ({"lora_path": "x"}, 400, "'lora_path'"),
         ({"max_tokens": 1 << 20}, 400, "context"),
     ],
 )
@@ -103,6 +107,13 @@ def test_an_error_is_a_text(server: ScriptedServer, body: dict[str, Any], status
     assert response.status_code == status
     assert response.json().keys() == {"error"}
     assert message in response.json()["error"]
+
+
+def test_a_body_need_not_be_declared_as_json(server: ScriptedServer) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert server.request("POST", GENERATE, {"text_input": "hi"}, form).status_code == 200
+    foreign = server.request("POST", GENERATE, {"text_input": "hi"}, {**form, "Origin": "https://evil.example"})
+    assert (foreign.status_code, foreign.json().keys()) == (403, {"error"})
 
 
 def test_an_unknown_model_is_404(server: ScriptedServer) -> None:
@@ -120,6 +131,14 @@ def test_the_server_and_its_models_are_described(server: ScriptedServer) -> None
     assert (model["name"], model["versions"]) == (NAME, ["1"])
     assert model["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [1]}]
     assert got(server, f"/v2/models/{NAME}/ready") == {"name": NAME, "ready": True}
+    for path in (f"/v2/models/{NAME}/config", f"/v2/models/{NAME}/versions/1/config"):
+        config = got(server, path)
+        assert (config["name"], config["max_batch_size"]) == (NAME, 0)
+        assert config["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
+        assert config["model_transaction_policy"] == {"decoupled": True}
+    assert "'other' does not exist" in got(server, "/v2/models/other/config", 404)["error"]
+    for path in (f"/v2/models/{NAME}/stats", f"/v2/models/{NAME}/trace/setting", f"/v2/models/{NAME}/versions/2"):
+        assert got(server, path, 404) == {"error": f"GET {path}: Not Found."}
     server.engine.state = "restarting"
     assert got(server, f"/v2/models/{NAME}/ready", 503) == {"name": NAME, "ready": False}
     assert server.get("/v2/health/live").status_code == 200
@@ -186,6 +205,9 @@ def test_load_options_and_tokenizer(server: ScriptedServer) -> None:
     assert got(server, "/load") == {"server_load": 0}
     info = got(server, "/server_info")["models"][NAME]
     assert info["max-num-seqs"] == 64
+    assert (info["no-prefix-caching"], info["no-async-scheduling"], info["enforce-eager"]) == (False, False, False)
+    server.model.options = replace(server.model.options, cache=CacheOptions(prefix_caching=False))
+    assert got(server, "/server_info")["models"][NAME]["no-prefix-caching"] is True
     assert "api-key" not in info
     tokenizer = got(server, "/tokenizer_info")
     assert tokenizer["eos_token"] == "<|return|>"

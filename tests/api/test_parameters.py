@@ -13,9 +13,10 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
 from oscine.api.anthropic.schemas import MessagesRequest
+from oscine.api.http.errors import APIError
 from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from oscine.api.responses.schemas import ResponseRequest
-from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
+from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, decode
 from tests.api.scripted_server import ScriptedServer, events_of
 
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -226,3 +227,42 @@ def test_thinking_is_switched_in_the_words_of_other_servers(
 ) -> None:
     scripted.chat(**parameters)
     assert f"Reasoning: {effort}\n" in scripted.tokenizer.decode(scripted.engine.requests[0].prompt_token_ids)
+
+
+def messages(server: ScriptedServer, **given: Any) -> Any:
+    body = {"model": server.service.names[0], "messages": QUESTION, "max_tokens": 20, **given}
+    return server.post("/v1/messages", body)
+
+
+def param_refused(kind: type, **body: Any) -> str | None:
+    try:
+        decode(json.dumps({"messages": QUESTION, "max_tokens": 20, "model": "m", **body}).encode(), kind)
+    except APIError as error:
+        return error.param
+    return None
+
+
+@pytest.mark.parametrize("name", [*OTHER_SERVERS.split(), "logprobs"])
+def test_messages_know_the_parameters_that_chat_completions_know(name: str) -> None:
+    """Those that would change an answer are honoured or refused."""
+    wrong = {name: "a value"}
+    assert param_refused(MessagesRequest, **wrong) == param_refused(ChatCompletionRequest, **wrong)
+
+
+def test_extensions_are_honoured_in_messages(scripted: ScriptedServer) -> None:
+    given = {"min_p": 0.25, "seed": 7, "presence_penalty": 0.5, "frequency_penalty": 0.75, "repetition_penalty": 1.5}
+    given |= {"min_tokens": 3, "stop_token_ids": [65], "logit_bias": {"66": 2.0}}
+    assert messages(scripted, **given, priority=-2, n=1).status_code == 200
+    (request,) = scripted.engine.requests
+    sampling = request.sampling
+    assert (sampling.min_p, sampling.seed, sampling.min_tokens) == (0.25, 7, 3)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, 0.75, 1.5)
+    assert sampling.stop_token_ids[-1] == 65
+    assert sampling.logit_bias == {66: 2.0}
+    assert request.priority == -2
+    assert messages(scripted, guided_choice=["yes", "no"]).status_code == 200
+    assert scripted.engine.requests[-1].sampling.grammar is not None
+    schema = {"type": "object", "properties": {}}
+    both = {"output_config": {"format": {"type": "json_schema", "schema": schema}}, "guided_choice": ["a"]}
+    assert "'guided_choice'" in messages(scripted, **both).json()["error"]["message"]
+    assert messages(scripted, n=2).status_code == 400

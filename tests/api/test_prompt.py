@@ -63,22 +63,19 @@ def test_many_tokens_are_decoded_beside_the_event_loop(
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-def test_a_conversation_that_no_context_holds_is_refused_before_all_of_it_is_encoded(
-    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[int] = []
-    encode = Tokenizer.encode
-
-    def watched(self: Tokenizer, text: str) -> list[int]:
-        encoded.append(len(text))
-        return encode(self, text)
-
-    monkeypatch.setattr(Tokenizer, "encode", watched)
-    body = {"messages": [{"role": "user", "content": LONG * 50}] * 3}
-    response = scripted.post("/v1/chat/completions", body)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+def test_a_conversation_that_no_context_holds_is_counted(scripted: ScriptedServer, path: str) -> None:
+    """By less than all of its tokens at once, and to the last one."""
+    long = [{"role": "user", "content": LONG * 2}] * 3
+    body = {"model": scripted.service.names[0], "messages": long, "input": long}
+    if path == "/v1/messages":
+        body["max_tokens"] = 5
+    response = scripted.post(path, body)
     assert response.status_code == 400
-    assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert sum(encoded) < 2 * len(LONG)
+    short = scripted.post("/tokenize", {"messages": [{"role": "user", "content": ""}] * 3}).json()["count"]
+    assert str(short + 6 * len(LONG)) in response.text
+    assert "prompt is too long" in response.text
+    assert scripted.engine.requests == []
 
 
 def test_texts_with_more_tokens_than_the_queue_takes_are_refused(model_folder: Path) -> None:

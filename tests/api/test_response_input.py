@@ -224,7 +224,7 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("input[0].content", {"input": [{"role": "user"}]}),
         ("input[0].content[0].type", {"input": [{"role": "user", "content": [IMAGE]}]}),
         ("input[0].call_id", {"input": [OUTPUT]}),
-        ("input[1].output[0].type", {"input": [CALL, OUTPUT | {"output": [IMAGE]}]}),
+        ("input[1].output[0].text", {"input": [CALL, OUTPUT | {"output": [{"type": "input_text"}]}]}),
         ("input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}),
         ("input[0].id", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
         ("conversation", {"conversation": "conv_1"}),

@@ -9,6 +9,7 @@ from oscine.chat.messages import Conversation, FunctionTool, Message, ResponseSc
 texts = st.one_of(
     st.text(max_size=30), st.sampled_from(["<|end|>", "<|start|>assistant", "line\n\nline\r\n", "# Tools"])
 )
+lines = texts.map(lambda text: text.replace("\n", " "))  # the oracle lets others run out of their comment
 words = st.text(alphabet="abcdefgh", min_size=1, max_size=6)
 names = st.from_regex(r"[a-zA-Z0-9_-]{1,20}", fullmatch=True)
 
@@ -44,10 +45,10 @@ def _told_apart(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compound(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    variants = st.lists(_with(inner, description=texts, default=defaults), min_size=1, max_size=3)
+    variants = st.lists(_with(inner, description=lines, default=defaults), min_size=1, max_size=3)
     properties = st.dictionaries(
         words,
-        _with(inner, title=words, description=texts, default=defaults, examples=st.lists(words, max_size=2)).map(
+        _with(inner, title=words, description=lines, default=defaults, examples=st.lists(words, max_size=2)).map(
             _told_apart
         ),
         max_size=4,
@@ -66,7 +67,7 @@ def _compound(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
             ),
             properties,
             st.lists(st.booleans(), min_size=4, max_size=4),
-            _optional({}, description=texts, additionalProperties=st.just(False)),
+            _optional({}, description=lines, additionalProperties=st.just(False)),
         ),
     )
 

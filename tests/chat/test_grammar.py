@@ -19,7 +19,7 @@ from oscine.chat.grammar import (
     header_grammar,
     said,
     text_grammar,
-    trials_of,
+    trial_of,
     turn_grammar,
 )
 from oscine.chat.harmony import HarmonyRenderer
@@ -53,7 +53,7 @@ CALL_HEADERS = [
 
 def problem_of(text: TextFormat) -> Problem | None:
     try:
-        return first_problem(trials_of(text))
+        return first_problem([trial_of(text)])
     except ValueError as error:
         return Problem(0, str(error))
 
@@ -362,7 +362,12 @@ def test_a_header_is_whole(accepts: Accepts, header: str) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [{"not": {}}, {"type": "object", "if": {}}, {"oneOf": [{"minimum": 1}, {"maximum": 5}]}, {"format": "odd"}],
+    [
+        {"not": {}},
+        {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        {"oneOf": [{"minimum": 1}, {"maximum": 5}]},
+        {"format": "odd"},
+    ],
 )
 def test_what_no_grammar_keeps_is_refused_or_passed_over(schema: dict[str, Any]) -> None:
     assert problem_of(JsonFormat(schema))
@@ -376,6 +381,19 @@ def test_what_no_grammar_keeps_is_refused_or_passed_over(schema: dict[str, Any])
         ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "'oneOf' overlap"),
         ({"$ref": "https://example.com/schema"}, "another document"),
+        ({"type": "string", "format": "date", "pattern": "^x$"}, "pattern, format and lengths exclude each other"),
+        ({"enum": ["aa"], "type": "string", "pattern": "b"}, "pattern, format and lengths exclude each other"),
+        (
+            {
+                "items": {"$ref": "#/$defs/x"},
+                "minItems": 1,
+                "$defs": {"x": {"type": "string", "format": "date", "pattern": "x"}},
+            },
+            "pattern, format and lengths exclude each other",
+        ),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "all listed properties are required"),
+        ({"type": "integer", "minimum": 1e30}, "beyond what a grammar can count"),
+        ({"patternProperties": {"(a|b)*c{50}(x|y)*": {}, "(a|b)*.{40}a": {}}}, "too complex to tell apart"),
     ],
 )
 def test_a_problem_is_a_sentence_about_the_schema(schema: dict[str, Any], about: str) -> None:
@@ -383,7 +401,8 @@ def test_a_problem_is_a_sentence_about_the_schema(schema: dict[str, Any], about:
     assert problem is not None
     sentence = said(problem.message)
     assert about in sentence
-    assert not any(word in sentence for word in ("<", "option", "NoExtensionBias", "retriever"))
+    internals = ("<", "option", "NoExtensionBias", "retriever", "Regex", "Some(", "processing")
+    assert not any(word in sentence for word in internals)
 
 
 @pytest.mark.parametrize(

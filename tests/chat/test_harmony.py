@@ -196,7 +196,7 @@ def test_a_result_may_name_its_function_itself(renderer: HarmonyRenderer, o200k:
     assert "<|start|>functions.lookup to=assistant<|channel|>commentary<|message|>rain<|end|>" in text
 
 
-@pytest.mark.parametrize("name", ["", "a b", "functions.f", "a" * 65, "é", "f\n"])
+@pytest.mark.parametrize("name", ["", "a b", "functions.f", "a" * 129, "é", "f\n"])
 def test_a_malformed_function_name_is_refused(renderer: HarmonyRenderer, name: str) -> None:
     with pytest.raises(ValueError, match="function name"):
         renderer.render(Conversation((), (FunctionTool(name),)))

@@ -1,11 +1,13 @@
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_harmony import HarmonyEncoding
 
+from oscine.chat import tokenizer
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.model.o200k import NUM_RANKS, SPECIAL_IDS, o200k_folder
 
@@ -94,3 +96,38 @@ def test_a_vocabulary_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
 def test_o200k_is_rebuilt_the_same_from_scratch(tmp_path: Path, o200k: Tokenizer) -> None:
     rebuilt = o200k_folder(tmp_path) / "tokenizer.json"
     assert rebuilt.read_bytes() == o200k.path.read_bytes()
+
+
+def test_a_count_needs_a_slice_of_a_text_at_a_time(o200k: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "We'll see what's 12345.67; \n\n\t caf\u00e9 \u6f22\u5b57 \U0001f600 'RE  \ud800 end" * 9
+    slices: list[int] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def encode_batch(self, texts: list[str], **options: bool) -> Any:
+            slices.append(len(texts[0]))
+            return inner.encode_batch(texts, **options)
+
+    inner, count = o200k._inner, len(o200k.encode(text))
+    monkeypatch.setattr(tokenizer, "_SLICE", 64)
+    monkeypatch.setattr(o200k, "_inner", Watched())
+    assert o200k.count(text) == count
+    assert {*slices} == {64}
+
+
+@pytest.mark.parametrize("text", ["", "a b" * 100, "caf\u00e9 " * 50, "1" * 200])
+def test_a_count_is_that_of_the_ids(
+    o200k: Tokenizer, byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "_SLICE", 16)
+    for vocabulary in (o200k, byte_tokenizer):
+        assert vocabulary.count(text) == len(vocabulary.encode(text))
+
+
+def test_a_word_longer_than_a_slice_is_counted_in_pieces(o200k: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_SLICE", 100)
+    text = "abcdefghij" * 300
+    count = len(o200k.encode(text))
+    assert count <= o200k.count(text) <= count + 2 * 30

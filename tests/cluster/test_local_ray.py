@@ -2,37 +2,30 @@
 
 import fcntl
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from oscine.cluster.ray.local import ClusterError, LocalRay, alone, require_private
+from oscine.system.owned_folder import Kind, make_temporary
 
-HOLD = """
-import fcntl, sys, time
-with open(sys.argv[1], "w") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    print(flush=True)
-    time.sleep(99)
-"""
 Start = Callable[[], LocalRay]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts what looks as a Ray does from outside: a process that holds the lock in its folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> LocalRay:
-        folder = tmp_path / f"ray-{len(processes)}"
-        folder.mkdir()
-        process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder / "lock")], stdout=subprocess.PIPE)
-        processes.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return LocalRay("127.0.0.1:1", process.pid, str(folder), 2)
+        folder = make_temporary(Kind("ray", None))
+        processes.append(subprocess.Popen(["sleep", "99"], pass_fds=[folder.lock]))
+        (folder.path / "ray" / "session").mkdir(parents=True)
+        folder.close()
+        return LocalRay("127.0.0.1:1", processes[-1].pid, str(folder.path), 2)
 
     yield start
     for process in processes:
@@ -49,6 +42,15 @@ def test_what_runs_is_found_and_ended(tmp_path: Path, start: Start) -> None:
         assert LocalRay.load(note) is None
     assert not ray.alive
     assert not Path(ray.folder).exists()
+
+
+def test_a_note_that_names_another_folder_removes_nothing(tmp_path: Path) -> None:
+    note, home = tmp_path / "cluster.json", tmp_path / "home"
+    (home / "ray").mkdir(parents=True)
+    (home / "lock").touch()
+    LocalRay("127.0.0.1:1", 1, str(home), 2).save(note)
+    assert LocalRay.load(note) is None
+    assert sorted(path.name for path in home.iterdir()) == ["lock", "ray"]
 
 
 def test_the_end_of_one_leaves_the_note_of_its_successor(tmp_path: Path, start: Start) -> None:

@@ -107,6 +107,12 @@ def test_the_metrics_are_a_decision(scripted: ScriptedServer, router: Router) ->
     assert sorted(set(described)) == GOLDEN.read_text().splitlines()
 
 
+def test_names_end_as_their_kind_asks() -> None:
+    kinds = [line.split()[2:] for line in GOLDEN.read_text().splitlines() if line.startswith("# TYPE")]
+    assert [name for name, kind in kinds if name.endswith("_total") != (kind == "counter")] == []
+    assert [name for name, _ in kinds if name.endswith(("_count", "_sum", "_bucket", "_created"))] == []
+
+
 def test_the_router_and_the_requests_that_moved(scripted: ScriptedServer, router: Router) -> None:
     found = scrape(scripted)
     for name, value in {

@@ -33,6 +33,7 @@ def test_the_same_prompt_hits_all_but_its_last_token(overlap: bool) -> None:
     assert run_one(run, "one more", TEXT[: 4 * PAGE + 1]) == 4 * PAGE
     stats = run.loop.stats()
     assert (stats.prefix_queries, stats.prefix_hits) == (12 * PAGE + 1, 7 * PAGE)
+    assert (stats.prompt_tokens, stats.local_hits, stats.external_hits) == (12 * PAGE + 1, 7 * PAGE, 0)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

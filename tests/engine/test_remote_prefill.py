@@ -48,6 +48,7 @@ def test_all_full_pages_and_the_last_window_are_fetched_and_the_rest_is_computed
     assert pair.here.executor.num_computed == 4 + 3
     stats = pair.here.loop.stats()
     assert (stats.remote_prefills, stats.remote_prefill_failures, stats.fetched_pages) == (1, 0, 8)
+    assert (stats.prompt_tokens, stats.local_hits, stats.external_hits) == (100, 0, 96)
     assert stats.fetched_bytes == 8
     assert stats.fetch_s > 0
 

@@ -5,8 +5,10 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +25,9 @@ from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
 from oscine.engine.process.descriptors import connection_limit
+from oscine.engine.process.parent import SOCKETS
 from oscine.engine.wire.messages import Failed, Hello, Launch, decode_to_client, encode
+from oscine.system.owned_folder import make_temporary
 from tests.cluster.local_placer import guest
 from tests.tiny import BYTES
 from tests.waiting import until
@@ -258,6 +262,7 @@ def test_an_engine_that_keeps_dying_at_its_start_is_given_up(folder: Path, monke
 GUEST = """
 import asyncio, sys
 from oscine.types import GenerationRequest, SamplingParams
+from oscine.system.owned_folder import make_temporary
 from tests.cluster.local_placer import guest
 async def main():
     client = guest(sys.argv[1])
@@ -336,11 +341,44 @@ def test_the_engine_does_not_outlive_its_parent(folder: Path) -> None:
     assert not folder_of_socket.exists()
 
 
+def test_what_is_left_of_a_server_and_its_engine_goes_with_the_next_engine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = make_temporary(SOCKETS)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(left.path / "engine"))
+    left.close()  # as the kernel does if both are killed
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+
+    async def test() -> None:
+        client = EngineClient(options(folder))
+        await client.start()
+        assert not left.path.exists()
+        await client.stop()
+        assert list(tmp_path.iterdir()) == []
+
+    run(test)
+
+
+def test_without_a_temporary_folder_an_engine_says_what_helps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+
+    async def test() -> None:
+        with pytest.raises(EngineError, match=r"no folder for temporary files can be made: .*TMPDIR names another"):
+            await EngineClient(options(folder)).start()
+
+    run(test)
+
+
 def test_an_engine_that_ends_removes_its_socket_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bystander").touch()
     launch = msgspec.json.encode(Launch(f"ipc://{tmp_path}/engine", options(folder))) + b"\n"
     subprocess.run([sys.executable, "-m", "oscine.engine.process.server"], input=launch, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["bystander"]
+    (tmp_path / "bystander").unlink()
+    subprocess.run([sys.executable, "-m", "oscine.engine.process.server"], input=launch, check=True)
+    assert list(tmp_path.iterdir()) == []  # and not the folder, which the engine's parent did not make
 
 
 def test_the_fake_needs_no_torch(folder: Path) -> None:

@@ -1,14 +1,17 @@
 """Files of KV pages: what is written is read, anything else is found out, and no two engines share a folder."""
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from oscine.executor.kv import page_files
 from oscine.executor.kv.page_files import (
     HEADER_BYTES,
     MOST_PAGES,
@@ -138,7 +141,7 @@ def test_a_folder_that_is_removed_while_it_is_locked_is_not_taken(
             shutil.rmtree(folders[0])
         lock(descriptor, operation)
 
-    monkeypatch.setattr("oscine.executor.kv.page_files.fcntl.flock", slow)
+    monkeypatch.setattr("oscine.system.owned_folder.fcntl.flock", slow)
     files = PageFiles(tmp_path, "m")
     assert len(folders) == 1
     files.write(1, pages(1))
@@ -152,3 +155,116 @@ def test_folders_that_cannot_be_locked_are_left_alone(tmp_path: Path) -> None:
     assert files.scan() == []
     assert files.leftovers.folders == []
     assert theirs.exists()
+
+
+def gone(folder: Path, identity: str = "old", count: int = 1) -> Path:
+    """The folder of an engine that wrote and ended."""
+    files = PageFiles(folder, identity)
+    files.write(1, pages(count))
+    files.close()
+    return files.folder
+
+
+def test_folders_of_other_programs_are_never_removed(tmp_path: Path) -> None:
+    """They may look like ours: an empty lock, the right depth, the right names."""
+    left = gone(tmp_path)
+    for folder in (tmp_path / "project" / "0", left.parent / "7", tmp_path / ("0" * 32) / "0"):
+        (folder / "deep").mkdir(parents=True)
+        (folder / "lock").touch()
+        (folder / "0000000000000001.pages").write_bytes(b"x" * 1000)
+    (left.parent / "8").symlink_to(tmp_path / "project" / "0")
+    (tmp_path / ("1" * 32)).symlink_to(left.parent)
+    before = sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(left))
+    files = PageFiles(tmp_path, "m")
+    files.scan()
+    assert files.leftovers.folders == [(left, file_bytes([3000]))]
+    files.leftovers.take_oldest()()
+    assert not left.exists()
+    after = sorted(path for path in tmp_path.rglob("*") if not path.is_relative_to(files.folder.parent))
+    assert after == before
+
+
+def test_a_file_that_an_engine_did_not_write_stays_and_keeps_the_folder(tmp_path: Path) -> None:
+    left, outside, said = gone(tmp_path), tmp_path / "outside", list[str]()
+    outside.write_text("kept")
+    (left / "0000000000000002.pages").symlink_to(outside)
+    (left / "thesis.txt").touch()
+    files = PageFiles(tmp_path, "m", said.append)
+    files.scan()
+    files.leftovers.take_oldest()()
+    assert sorted(os.listdir(left)) == ["0000000000000002.pages", "lock", "thesis.txt"]
+    assert outside.read_text() == "kept"
+    assert said == [f"{left} is kept: '0000000000000002.pages' in it was not made by Oscine"]
+
+
+def test_bad_files_are_left_out_with_one_line_and_the_others_are_used(tmp_path: Path) -> None:
+    folder, said = gone(tmp_path, "m"), list[str]()
+    header = (b'{"format": 1, "identity": ' + b"[" * 8000, b"[" * HEADER_BYTES, b"\xff\xfe", b"", b"{}", b"null")
+    for number, data in enumerate(header, 2):
+        (folder / f"{number:016d}.pages").write_bytes(data)
+    os.mkfifo(folder / "0000000000000020.pages")
+    (folder / "0000000000000021.pages").symlink_to("nowhere")
+    (folder / "0000000000000022.pages").symlink_to("/dev/zero")
+    (folder / "0000000000000023.pages").mkdir()
+    (folder / "0000000000000024.part").touch()
+    (folder / "notes").touch()
+    files = PageFiles(tmp_path, "m", said.append)
+    assert [file.number for file in files.scan()] == [1]
+    assert len(said) == 1
+    assert said[0].startswith(f"KV offload: files in {folder} are left out: 0000000000000002.pages is damaged: ")
+    assert said[0].endswith(" (and 9 more)")
+    kept = [f"00000000000000{number}.pages" for number in (20, 21, 22, 23)]
+    assert sorted(os.listdir(folder)) == ["0000000000000001.pages", *kept, "lock", "notes"]
+    assert files.next_number == 25
+    files.write(25, pages(1))
+    files.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EIO])
+def test_without_locks_the_start_ends_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(ValueError, match=rf"--kv-offload-dir: {tmp_path}: .*{os.strerror(number)}"):
+        PageFiles(tmp_path, "m")
+    [identity] = tmp_path.iterdir()
+    assert os.listdir(identity) == []
+
+
+def test_the_search_for_a_free_folder_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_files, "_MOST_ENGINES", 2)
+    first, second = PageFiles(tmp_path, "m"), PageFiles(tmp_path, "m")
+    with pytest.raises(ValueError, match=r"--kv-offload-dir: .* no folder that is free: all 2 are in use"):
+        PageFiles(tmp_path, "m")
+    for files in (first, second):
+        files.close()
+
+
+def test_a_shared_folder_that_every_user_may_change_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    for use in (seed_of, lambda folder: PageFiles(folder, "m")):
+        with pytest.raises(ValueError, match=rf"--kv-offload-dir: every user may write to {tmp_path}/open"):
+            use(tmp_path / "open")
+    seed_of(tmp_path / "open" / "own")
+
+
+def test_a_shared_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    if user == 0:  # root's folders are trusted, but those below are of the engine's user
+        with pytest.raises(ValueError, match=r"--kv-offload-dir: .* belongs to another user \(0\)"):
+            PageFiles(tmp_path, "m")
+    else:
+        with pytest.raises(ValueError, match=rf"--kv-offload-dir: {tmp_path} belongs to another user \({user}\)"):
+            seed_of(tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_a_seed_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "seed")
+    with pytest.raises(ValueError, match=r"--kv-offload-dir: .*seed"):
+        seed_of(tmp_path)

@@ -133,6 +133,8 @@ def test_wrong_parameters_are_named(llm: LLM) -> None:
     with pytest.raises(RequestError) as caught:
         llm.generate("one", max_tokens=10**6)
     assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length is" in str(caught.value)
+    assert "prompt is too long" in str(caught.value)
     with pytest.raises(RequestError, match="messages"):
         llm.chat(5)  # type: ignore[call-overload]
 

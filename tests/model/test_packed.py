@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
+from oscine.checkpoint.opened import open_model
+from oscine.config import ModelOptions
 from oscine.model import packed
 from oscine.model.packed import PackedFiles, page_out
 from oscine.ops.moe import native as native_moe
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.weights import PackedDense, PackedExperts, pack_dense
+from oscine.ops.table import choose, resolve
+from oscine.ops.target import Target
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 
@@ -98,22 +103,93 @@ def test_a_header_whose_shape_needs_other_bytes_is_written_again(
     assert path.read_bytes() == whole
 
 
-def test_a_file_that_another_start_finishes_meanwhile_is_no_reason_to_give_up(tmp_path: Path) -> None:
-    (tmp_path / "renamed.part").symlink_to("nowhere")  # it is listed, and not there
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 4096,
+        b'{"checksum": 0, "of": ' + b"[" * 4000,
+        b"\xff" * 5000,
+        b"null",
+        b'{"checksum": 1e999}',
+        b"0" * 5000,
+    ],
+)
+def test_garbage_is_written_again(data: bytes, tmp_path: Path) -> None:
+    made, path = dense(), tmp_path / "weight"
+    path.write_bytes(data)
+    assert torch.equal(files(tmp_path).get("weight", lambda: made).packed, made.packed)
+    assert torch.equal(files(tmp_path).get("weight", never).packed, made.packed)  # type: ignore[attr-defined]
+
+
+def test_a_weight_of_other_tensors_is_written_again(tmp_path: Path) -> None:
+    """Its own header is right, but the model wants another one."""
+    made = torch.arange(12).view(3, 4)
+    for other in ({"a": (4, 3)}, {"b": (3, 4)}, {"a": (3, 4), "b": (3, 4)}):
+        files(tmp_path).get("weight", lambda: made + 1, of=other)
+        assert torch.equal(files(tmp_path).get("weight", lambda: made, of={"a": (3, 4)}), made)
+    assert torch.equal(files(tmp_path).get("weight", never, of={"a": torch.Size((3, 4))}), made)  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_files_that_changed_places_are_written_again(tmp_path: Path) -> None:
+    """The head and the embedding have the same shape, but not the same form."""
+    opened = open_model(ModelOptions(device="cpu"))
+    target = replace(Target.of(opened.device), cpu_weights="int8")
+    ops, head, embedding = resolve(target, choose("native")), tmp_path / "lm_head.weight", "model.embed_tokens.weight"
+    opened.load(ops=ops, files=files(tmp_path))
+    before = head.stat().st_ino
+    opened.load(ops=ops, files=files(tmp_path))
+    assert head.stat().st_ino == before
+    content = head.read_bytes()
+    head.unlink()
+    (tmp_path / embedding).rename(head)
+    (tmp_path / embedding).write_bytes(content)
+    weights = opened.load(ops=ops, files=files(tmp_path))
+    assert isinstance(weights.head_VH, PackedDense)
+    assert isinstance(weights.embed_VH, Tensor)
+    assert head.read_bytes() == content
+
+
+def test_a_file_that_others_may_change_is_written_again(tmp_path: Path) -> None:
+    made, path = dense(), tmp_path / "weight"
+    files(tmp_path).get("weight", lambda: made)
+    path.chmod(0o666)
+    files(tmp_path).get("weight", lambda: made)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    files(tmp_path).get("weight", lambda: made)
+    assert not path.is_symlink()
+
+
+def test_a_folder_that_others_may_change_is_not_used(tmp_path: Path) -> None:
+    folder, said, made = tmp_path / "packed", list[str](), dense()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert files(folder, said).get("weight", lambda: made) is made
+    assert list(folder.iterdir()) == []
+    assert said == [
+        "weights are packed again at every start, and processes do not share them: every user may write to "
+        f"{folder} (a folder below it would do)"
+    ]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_no_reason_to_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "weight")
+    made = dense()
+    assert torch.equal(files(tmp_path).get("weight", lambda: made).packed, made.packed)
+
+
+def test_what_a_killed_start_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    names = ("weight.01234567.part", "mine.part")
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "other.01234567.part").symlink_to("nowhere")
     said: list[str] = []
     files(tmp_path, said).get("weight", dense)
-    assert (tmp_path / "weight").exists()
+    assert sorted(os.listdir(tmp_path)) == ["mine.part", "other.01234567.part", "weight"]
     assert len(said) == 1
     assert "written to" in said[0]
-
-
-def test_what_a_killed_start_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.part", tmp_path / "new.part"
-    for path in (old, new):
-        path.write_bytes(b"x")
-    os.utime(old, (0, 0))
-    files(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["new.part"]
 
 
 def test_without_room_on_the_disk_weights_are_made_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

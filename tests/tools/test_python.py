@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import uvloop
 
 from oscine.config import ToolOptions
+from oscine.system.owned_folder import Kind, make_temporary
 from oscine.tools import python_jail
 from oscine.tools.python import Jail, PythonRun, PythonTool
 from oscine.tools.toolbox import CodeRun, ToolResult
@@ -338,6 +340,26 @@ def test_without_isolation_there_are_still_limits(monkeypatch: pytest.MonkeyPatc
     assert run("while True: pass", 1.0, isolation="none").ending == "it ran longer than 1 seconds"
     background = "import os, time\nif os.fork() == 0: time.sleep(100)\nprint('done')"
     assert run(background, 3.0, isolation="none") == PythonRun("done\n", "it ran longer than 3 seconds", failed=True)
+
+
+def test_what_code_leaves_is_removed_also_if_the_server_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = make_temporary(Kind("python", None))
+    (left.path / "work" / "deep").mkdir(parents=True)
+    (left.path / "work" / "deep" / "link").symlink_to("/etc")
+    left.close()
+    code = f"import os; os.remove('../lock'); os.symlink('/etc', 'link'); print(os.path.exists({str(left.path)!r}))"
+    assert run(code, isolation="none").output == "False\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_temporary_folder_the_start_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    jail = Jail(ToolOptions(("python",), python_isolation="none"))
+    with pytest.raises(ValueError, match=r"--tools python: .*; TMPDIR names another place"):
+        asyncio.run(jail.check())
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")

@@ -13,6 +13,9 @@ from oscine.api.serving.call import Call
 from oscine.api.serving.generation import Generation
 from oscine.api.turns.chat import chat_turns
 from oscine.api.turns.conversation import conversation
+from oscine.api.turns.dialect import Dialect
+
+_MESSAGES = Dialect(longest_name=128, separator="", limit="max_tokens")
 
 
 class AnthropicMessages(Endpoint[MessagesRequest]):
@@ -20,7 +23,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
         body, stream = call.body, bool(call.body.stream)
         request = await beside(lambda: chat_request(body), call.size)
         whole = call.with_body(request)
-        (turn,) = await chat_turns(self.service, whole, form=answer_form(body), separator="")
+        (turn,) = await chat_turns(self.service, whole, form=answer_form(body, request), dialect=_MESSAGES)
         thinking = body.thinking
         hidden = thinking is not None and thinking.display == "omitted"
         blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
@@ -30,7 +33,7 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
 
 class CountTokens(Endpoint[CountTokensRequest]):
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        said = await beside(lambda: conversation(prompt_request(call.body), self.service.date), call.size)
+        said = await beside(lambda: conversation(prompt_request(call.body), self.service.date, _MESSAGES), call.size)
         talk = self.service.reasoning.restore(call.caller.name, said)
-        prompt = await call.model.prompts.render(talk, call.size)
-        await json_response(InputTokens(len(prompt)))(scope, receive, send)
+        count = await call.model.prompts.count(talk, call.size)
+        await json_response(InputTokens(count))(scope, receive, send)

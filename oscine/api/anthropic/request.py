@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from oscine.api.anthropic.schemas import (
+    SHARED,
     AnthropicMessage,
     AnthropicTool,
     AnthropicToolChoice,
@@ -19,7 +21,7 @@ from oscine.api.anthropic.schemas import (
     Thinking,
 )
 from oscine.api.http.errors import from_validation, invalid, unsupported
-from oscine.api.serving.formats import Form
+from oscine.api.serving.formats import Form, extensions, only_form
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
@@ -32,13 +34,16 @@ from oscine.api.serving.schemas import (
     ResponseFormat,
     Tool,
     ToolCall,
-    content_text,
     part_text,
 )
+from oscine.api.turns.attachments import described, readable, result_text
+from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 
 _TEXT = ("text",)  # types of the blocks that are read as text
+_BILLING = "x-anthropic-billing-header:"
+_SHOWN = ("image", "document", "search_result")  # types of the blocks that show something
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
 
 
@@ -50,7 +55,7 @@ def shows_thinking(thinking: Thinking | None) -> bool:
 def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
     """Raises APIError that names the parameter, for all that the model cannot read or do."""
     request = prompt_request(body)
-    for name in ("max_tokens", "stream", "cache_salt", "temperature", "top_p", "top_k"):
+    for name in ("max_tokens", "stream", "cache_salt", "temperature", "top_p", "top_k", *SHARED.split()):
         setattr(request, name, getattr(body, name))
     request.thinking_token_budget = _thinking_budget(body)
     request.stop = body.stop_sequences
@@ -65,11 +70,11 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
         raise error
     choice, form = body.tool_choice, body.output_config.format if body.output_config else None
     shape = ResponseFormat("json_schema", JsonSchema("answer", form.schema, strict=True)) if form else None
-    system = [Message("system", content_text(body.system, _TEXT, "system"))] if body.system else []
+    system = [Message("system", _instructions(body.system, "system"))] if body.system else []
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
-        tools=[*_tools(body.tools or ())],
+        tools=[*_tools(body.tools or (), choice)],
         tool_choice=_tool_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=_effort(body.thinking, body.output_config),
@@ -98,14 +103,21 @@ def _thinking_budget(body: MessagesRequest) -> int | None:
     return budget
 
 
-def answer_form(body: MessagesRequest) -> Form | None:
-    """What is enforced of the answer."""
+def answer_form(body: MessagesRequest, request: ChatCompletionRequest) -> Form | None:
+    """What is enforced of the answer. `request`: made of `body`. Raises APIError for two forms."""
     wanted = body.output_config.format if body.output_config else None
-    return None if wanted is None else Form(JsonFormat(wanted.schema), "output_config.format.schema")
+    own = [] if wanted is None else [Form(JsonFormat(wanted.schema), "output_config.format.schema")]
+    return only_form([*own, *extensions(request)])
+    if wanted is None:
+        return None
+    return Form(JsonFormat(wanted.schema, any_format=True), "output_config.format.schema")
 
 
-def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
-    """The client's own functions; tools that Anthropic's servers or models bring along are left out."""
+def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> Iterator[Tool]:
+    """The client's own functions; tools that Anthropic's servers or models bring along are left out beside them."""
+    others = [tool.type for tool in tools if tool.type not in (None, "custom")]
+    if len(others) == len(tools) and (choice is None or choice.type == "auto"):
+        refuse_tools(others)
     for i, tool in enumerate(tools):
         if tool.type in (None, "custom"):
             if tool.input_schema is None:
@@ -129,7 +141,7 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
     for i, message in enumerate(messages):
         where = f"messages[{i}].content"
         if message.role == "system":
-            yield Message("system", content_text(message.content, _TEXT, where))
+            yield Message("system", _instructions(message.content, where))
         elif isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
@@ -138,12 +150,24 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
             yield from _user(message.content, where)
 
 
+def _instructions(content: str | list[Block], where: str) -> str:
+    """Without the line that Claude Code begins with: it differs per conversation, so no prefix would be shared."""
+    if isinstance(content, str):
+        return _without_billing(content)
+    return "".join(_without_billing(part_text(block, _TEXT, f"{where}[{i}]")) for i, block in enumerate(content))
+
+
+def _without_billing(text: str) -> str:
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING) else text
+
+
 def _user(blocks: list[Block], where: str) -> Iterator[Message]:
     """Results of tools and what the user says, in their order."""
     said: list[str] = []
+    of_tools = any(block.type == "tool_result" for block in blocks)
     for i, block in enumerate(blocks):
         if block.type != "tool_result":
-            said.append(part_text(block, _TEXT, f"{where}[{i}]"))
+            said.append(_said(block, f"{where}[{i}]", of_tools=of_tools))
             continue
         if said:
             yield Message("user", "".join(said))
@@ -153,13 +177,25 @@ def _user(blocks: list[Block], where: str) -> Iterator[Message]:
         yield Message("user", "".join(said))
 
 
+def _said(block: Block, where: str, *, of_tools: bool) -> str:
+    """The text of a user's block. `of_tools`: it stands beside results of tools, and what it shows is from them."""
+    if block.type in _SHOWN:
+        text = readable(asdict(block))
+        if text is not None:
+            return text
+        if of_tools:
+            return described(asdict(block))
+        raise invalid(f"{where}.type", f"Could not process {block.type}: the model reads text only")
+    return part_text(block, _TEXT, where)
+
+
 def _result(block: Block, where: str) -> Message:
     try:
-        content = msgspec.convert(block.content, str | list[Block] | None)
+        content = msgspec.convert(block.content, str | list[dict[str, Any]] | None)
     except msgspec.ValidationError as error:
         inner = from_validation(error)
         raise invalid(f"{where}.content{inner.param or ''}", "it is neither a text nor a list of blocks") from None
-    text = content_text(content or "", _TEXT, f"{where}.content")
+    text = result_text(content, f"{where}.content")
     said = f"Error: {text}" if block.is_error else text
     return Message("tool", said, tool_call_id=_needed(block.tool_use_id, where, "tool_use_id"))
 

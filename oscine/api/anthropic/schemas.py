@@ -9,6 +9,8 @@ from msgspec import Meta, Struct
 
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
+    REFUSES,
+    REFUSES_BUT,
     Positive,
     Share,
     ShortText,
@@ -16,15 +18,22 @@ from oscine.api.serving.parameters import (
     Temperature,
     TopK,
     about,
+    shares,
     unused,
 )
 from oscine.chat.effort import Effort
+
+# Extensions, as chat completions have them.
+SHARED = """
+    min_p presence_penalty frequency_penalty repetition_penalty logit_bias seed min_tokens ignore_eos stop_token_ids
+    priority guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema regex ebnf grammar
+"""
 
 
 class Block(Struct):
     """A part of a message; which fields it has depends on its type."""
 
-    type: Annotated[str, about("`text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`.")]
+    type: Annotated[str, about("`text`, `thinking`, `tool_use`, `tool_result` and others.")]
     text: Annotated[str | None, about("The text of a block of type `text`.")] = None
     thinking: Annotated[str | None, about("The reasoning.")] = None
     id: Annotated[str | None, about("The id of a call.")] = None
@@ -32,6 +41,9 @@ class Block(Struct):
     input: Annotated[dict[str, Any] | None, about("The arguments of a call.")] = None
     tool_use_id: Annotated[str | None, about("The call whose result this is.")] = None
     content: Annotated[Any, about("A result: a text or blocks.")] = None
+    source: Annotated[Any, about("What a picture, a document or a search result is made of.")] = None
+    title: Annotated[str | None, about("The name of a document or of a search result.")] = None
+    context: Annotated[str | None, about("About a document.")] = None
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
 
 
@@ -63,7 +75,9 @@ class Thinking(Struct):
         about("Whether the answer shows the reasoning; `disabled` is the effort `none`."),
     ]
     budget_tokens: Annotated[Positive | None, about("Tokens after which reasoning ends and the answer begins.")] = None
-    display: Annotated[Literal["summarized", "omitted"] | None, about("`omitted` leaves the text out.")] = None
+    display: Annotated[Literal["summarized", "updates", "omitted"] | None, about("`omitted` leaves the text out.")] = (
+        None
+    )
 
 
 class OutputFormat(Struct):
@@ -106,8 +120,11 @@ class CountTokensRequest(Struct, kw_only=True):
         "nothing is billed": "billing_policy fallback_credit_token",
         "see /metrics": "diagnostics",
         "there is no other model to fall back on": "fallbacks",
-    }
+    },
+    refuses=f"{REFUSES} logprobs top_logprobs response_format return_token_ids",
+    refuses_but={**REFUSES_BUT, "n": 1},
 )
+@shares(SHARED)
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Annotated[Positive, about("Tokens that are generated at most, reasoning included.")]
     stream: Annotated[bool | None, about("Whether the answer comes as events.")] = None

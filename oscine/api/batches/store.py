@@ -5,8 +5,9 @@ A key finds its own alone. The table is read and written in a thread of its own,
 
 import asyncio
 import contextlib
+import logging
+import re
 import sqlite3
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +18,12 @@ import msgspec
 
 from oscine.api.batches.schemas import TERMINAL, BatchObject, FileObject
 from oscine.api.http.errors import APIError, unavailable
+from oscine.system.owned_folder import Kind, OwnedFolder, make_temporary
+
+logger = logging.getLogger(__name__)
 
 TEMPORARY = ":temporary:"
+_KIND = Kind("files", re.compile(r"index\.db(-wal|-shm|-journal)?|file-[0-9a-z]+\.jsonl"))
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -53,7 +58,7 @@ class FileStore:
     def __init__(self, folder: str | None) -> None:
         """`folder`: TEMPORARY for one that ends with the server; None: no files are kept, and APIError 501 says so."""
         self._given = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: OwnedFolder | None = None
         self._thread = ThreadPoolExecutor(1, "files")
 
     @property
@@ -76,8 +81,8 @@ class FileStore:
 
     def _open(self) -> None:
         if self._given == TEMPORARY:
-            self._temporary = tempfile.TemporaryDirectory(prefix="oscine-files-")
-            self._folder = Path(self._temporary.name)
+            self._temporary = make_temporary(_KIND, logger.warning)
+            self._folder = self._temporary.path
         else:
             self._folder = Path(str(self._given))
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -96,7 +101,7 @@ class FileStore:
         if hasattr(self, "_table"):
             self._table.close()
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.remove(logger.warning)
 
     def path(self, file_id: str) -> Path:
         """Of the content. `file_id` is one that the store knows or makes."""

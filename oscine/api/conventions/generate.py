@@ -1,6 +1,7 @@
 """Triton Inference Server's generate extension: a text completion, whole or as events."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,9 +18,11 @@ from oscine.api.serving.parameters import refuse
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.service import Service
 from oscine.api.serving.turn import Turn, TurnEvent
+from oscine.api.turns.dialect import TEXT
 from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
 from oscine.chat.events import ContentDelta
 
+_GENERATE = replace(TEXT, prompt="text_input")
 _SAME = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "ignore_eos"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -41,7 +44,7 @@ class Generate(Endpoint[GenerateRequest]):
     async def answer(self, call: Call[GenerateRequest], scope: Scope, receive: Receive, send: Send) -> None:
         parameters, stream = _merged(call.body), self._stream
         completion = call.with_body(_completion(call.body.text_input, parameters))
-        (turn,) = await text_turns(completion, DEFAULT_MAX_TOKENS)
+        (turn,) = await text_turns(completion, DEFAULT_MAX_TOKENS, dialect=_GENERATE)
         prefix = call.body.text_input if parameters.exclude_input_in_output is False else ""
         answer = _Answer(call, turn, prefix, stream=stream)
         await self.generate(Generation(completion, [answer]), answer, scope, receive, send, stream=stream)
@@ -50,12 +53,13 @@ class Generate(Endpoint[GenerateRequest]):
 def _merged(body: GenerateRequest) -> GenerateParameters:
     """The parameters, wherever they stand; those in `parameters` win. Raises APIError for a refused one."""
     inner = body.parameters or GenerateParameters()
-    refuse(inner)
+    refuse(inner, "parameters.")
+    for where, given in (("", body), ("parameters.", inner)):
+        if _words(given.bad_words):
+            raise unsupported(f"{where}bad_words")
     for name in GenerateParameters.__struct_fields__:
         if getattr(inner, name) is None:
             setattr(inner, name, getattr(body, name))
-    if _words(inner.bad_words):
-        raise unsupported("bad_words")
     return inner
 
 

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from oscine.api.serving.parameters import (
+    REFUSES,
+    REFUSES_BUT,
     Int64,
     Natural,
     Penalty,
@@ -32,10 +34,11 @@ _NOT_DONE = """
     image_input prompt_embedding_table prompt_vocab_size lora_task_id lora_weights lora_config embedding_bias_words
     embedding_bias_weights
 """
-_ONLY = {"length_penalty": 1.0, "beam_width": 1, "num_return_sequences": 1, "n": 1}
+_OF_CHAT = " ".join(name for name in REFUSES.split() if name != "bad_words")  # which is a field
+_ONLY = {"beam_width": 1, "num_return_sequences": 1, "n": 1}
 
 
-@unused(ignores=_BACKENDS, refuses=_NOT_DONE, refuses_but=_ONLY)
+@unused(ignores=_BACKENDS, refuses=f"{_NOT_DONE} {_OF_CHAT}", refuses_but={**REFUSES_BUT, **_ONLY})
 class GenerateParameters(Struct, kw_only=True):
     """As the backends of TensorRT-LLM and vLLM name them."""
 
@@ -99,6 +102,28 @@ class ModelMetadata(Struct):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+
+
+class TensorConfig(Struct):
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class DecoupledPolicy(Struct):
+    decoupled: bool
+
+
+class ModelConfig(Struct):
+    """As Triton Inference Server writes it."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    model_transaction_policy: DecoupledPolicy
 
 
 class ModelReadiness(Struct):

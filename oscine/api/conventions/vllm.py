@@ -13,7 +13,7 @@ from oscine.api.http.body import json_response
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.config import EngineOptions
-from oscine.option import Options, options_of
+from oscine.option import Option, Options, options_of
 
 _TEMPLATE = "chat_template.jinja"
 
@@ -53,10 +53,14 @@ class Vllm:
 
 def _options(engine: EngineOptions) -> dict[str, Any]:
     sections: tuple[Options, ...] = (engine.model, engine.cache, engine.scheduler, engine)
-    values = {
-        option.name: getattr(section, option.field) for section in sections for option in options_of(type(section))
-    }
+    values = {option.name: _value(section, option) for section in sections for option in options_of(type(section))}
     return {name: value for name, value in values.items() if not dataclasses.is_dataclass(value)}
+
+
+def _value(section: Options, option: Option) -> Any:
+    """As the option's name has it: a flag may switch its field off."""
+    given = getattr(section, option.field)
+    return not given if option.default is True else given
 
 
 def _limits(model: ServedModel) -> dict[str, int]:

@@ -66,11 +66,12 @@ class APIError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
         details: dict[str, Any] | None = None,
+        to_anthropic: str | None = None,
     ) -> None:
-        """`details`: a field of some errors, read by Anthropic's clients."""
+        """`details`: a field of some errors, read by Anthropic's clients. `to_anthropic`: the message for them."""
         super().__init__(message)
         self.message, self.status, self.type, self.param, self.code = message, status, type, param, code
-        self.headers, self.details = headers or {}, details
+        self.headers, self.details, self.to_anthropic = headers or {}, details, to_anthropic
 
     def body(self) -> bytes:
         return msgspec.json.encode(Error(ErrorDetail(self.message, self.type, self.param, self.code)))
@@ -79,7 +80,8 @@ class APIError(Exception):
         usual = "invalid_request_error" if self.status < 500 else "api_error"
         kind = _ANTHROPIC_TYPES.get(self.anthropic_status, usual)
         details = UNSET if self.details is None else self.details
-        return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, self.message, details)))
+        message = self.to_anthropic or self.message
+        return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, message, details)))
 
     def text_body(self) -> bytes:
         return msgspec.json.encode(ErrorText(self.message))
@@ -97,6 +99,30 @@ def invalid(param: str, why: str) -> APIError:
 def unsupported(param: str, why: str = "it is not supported") -> APIError:
     """A parameter that would change the answer and cannot be honoured."""
     return APIError(f"Invalid value for '{param}': {why}.", param=param, code="unsupported_parameter")
+
+
+def context_overflow(
+    num_prompt_tokens: int, max_model_len: int, *, prompt: str, limit: str = "", wanted: int = 0
+) -> APIError:
+    """A prompt that does not fit the context, alone or with the tokens `wanted` after it.
+
+    `prompt` and `limit` are the parameters of the two. Clients find these very words in a message: some then compact
+    their conversation, and some ask for fewer tokens.
+    """
+    lower = f" or lower '{limit}'" if limit else ""
+    more = f" + {wanted} to generate = {num_prompt_tokens + wanted}" if wanted else ""
+    message = (
+        f"This model's maximum context length is {max_model_len} tokens, and the prompt is too long: "
+        f"{num_prompt_tokens} in '{prompt}'{more}; shorten the prompt{lower}."
+    )
+    to_anthropic = f"prompt is too long: {num_prompt_tokens} tokens > {max_model_len} maximum"
+    if num_prompt_tokens <= max_model_len:
+        sum_of_both = f"{num_prompt_tokens} + {wanted} > {max_model_len}"
+        to_anthropic = (
+            f"input length and `max_tokens` exceed context limit: {sum_of_both}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+    return APIError(message, param=prompt, code="context_length_exceeded", to_anthropic=to_anthropic)
 
 
 def not_found(message: str, code: str, param: str | None = None) -> APIError:

@@ -2,7 +2,8 @@
 
 Such a page can send what a form can, for example a body of text/plain. By DNS rebinding it can even read the answer:
 its own host name then resolves to this machine. So a body must be declared as JSON, for which browsers first ask
-permission (CORS preflight). And a server without keys accepts only a `Host` that a foreign name server cannot resolve.
+permission (CORS preflight), or it must not come from a page of another origin. And a server without keys accepts only a
+`Host` that a foreign name server cannot resolve.
 """
 
 import ipaddress
@@ -58,7 +59,7 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuses a form that a page of another origin sends: middleware of an endpoint that takes forms.
+    """Refuses what a page of another origin sends: middleware of an endpoint that takes forms, or JSON as one.
 
     Browsers send forms to any server without asking it, and name the page's origin.
     """

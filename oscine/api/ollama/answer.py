@@ -5,7 +5,7 @@ A line is a record.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -80,13 +80,24 @@ class OllamaAnswer:
     """One answer, as lines or as one record: the encoder of the answer and of its only choice."""
 
     def __init__(
-        self, kind: Kind, call: Call[Any], turn: Turn, logprobs: int | None, *, thinking: bool, stream: bool
+        self,
+        kind: Kind,
+        call: Call[Any],
+        turn: Turn,
+        logprobs: int | None,
+        *,
+        thinking: bool,
+        stream: bool,
+        names: Mapping[str, str],
     ) -> None:
-        """`logprobs`: alternatives per token; None: no log-probabilities. `thinking`: whether to show the reasoning."""
+        """`logprobs`: alternatives per token; None: no log-probabilities. `thinking`: whether to show the reasoning.
+
+        `names`: the client's names of functions, by those that the model sees.
+        """
         self.turn = turn
         self._kind, self._model, self._arrived_s = kind, call.name, call.arrived_s
         self._logprobs = ContentLogprobs(call.model.tokenizer, logprobs, turn.logprobs)
-        self._thinking, self._stream = thinking, stream
+        self._thinking, self._stream, self._names = thinking, stream, names
         self._kept: list[Piece] = []  # if the answer is sent whole
         self._call = OllamaToolCall(OllamaFunctionCall(""))  # the incomplete call, and its arguments so far
         self._arguments: list[str] = []
@@ -107,7 +118,7 @@ class OllamaAnswer:
                 case ContentDelta():
                     yield Piece(event.text, logprobs=self._logprobs.of(event))
                 case ToolCallBegin():
-                    function = OllamaFunctionCall(event.name, index=event.index)
+                    function = OllamaFunctionCall(self._names[event.name], index=event.index)
                     self._call, self._arguments = OllamaToolCall(function, event.id), []
                 case ToolCallDelta():
                     self._arguments.append(event.arguments)

@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from oscine.api.http.errors import invalid
+from oscine.api.http.errors import APIError, invalid
 from oscine.api.ollama.schemas import (
     OllamaChatRequest,
+    OllamaFunctionCall,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaOptions,
@@ -15,6 +17,7 @@ from oscine.api.ollama.schemas import (
 )
 from oscine.api.serving.formats import Form
 from oscine.api.serving.parameters import SamplingFields, refuse
+from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -25,21 +28,40 @@ from oscine.api.serving.schemas import (
     Tool,
     ToolCall,
 )
+from oscine.api.turns.attachments import described
 from oscine.chat.grammar import JsonFormat
+from oscine.chat.tools import ModelNames
 
-_SAME = ["temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"]
-_NO_TIME = re.compile(r"[+-]?0+(\.0*)?[a-zµ]*")  # 0, 0s, 0.0m
+_SAME = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"]
+_TIME = r"(\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)"
+_LONGEST = 200  # characters of a client's value that an error repeats
+_DURATION = re.compile(rf"[+-]?(?:0|(?:{_TIME})+)", re.ASCII)
 
 
 def unloads(body: OllamaRequest) -> bool:
-    """Whether a request without an input asks to unload the model."""
-    return body.keep_alive is not None and bool(_NO_TIME.fullmatch(str(body.keep_alive)))
+    """Whether a request without an input asks to unload the model: its `keep_alive` is zero.
+
+    Raises APIError for what is no duration, in the words of Ollama.
+    """
+    given = body.keep_alive
+    if not isinstance(given, str):
+        return given is not None and 0 <= given < 1  # whole seconds count
+    if not _DURATION.fullmatch(given):
+        quoted = msgspec.json.encode(given[:_LONGEST]).decode()
+        raise APIError(f"time: invalid duration {quoted}", param="keep_alive")
+    return not any(map(float, re.findall(_TIME, given)))
 
 
-def chat_request(body: OllamaChatRequest) -> ChatCompletionRequest:
+def model_names(body: OllamaChatRequest) -> ModelNames:
+    """How the model sees the functions. Ollama's clients name them as they like."""
+    return ModelNames((tool.function.name,) for tool in body.tools or ())
+
+
+def chat_request(body: OllamaChatRequest, names: ModelNames) -> ChatCompletionRequest:
     """The chat completion for a conversation. Raises APIError naming a parameter that is not supported."""
-    tools = [Tool("function", tool.function) for tool in body.tools or ()]
-    return _conversation(body, [*_messages(body.messages or ())], tools)
+    functions = (replace(tool.function, name=names.seen(tool.function.name)) for tool in body.tools or ())
+    tools = [Tool("function", function) for function in functions]
+    return _conversation(body, [*_messages(body.messages or (), names)], tools)
 
 
 def prompt_request(body: OllamaGenerateRequest) -> ChatCompletionRequest:
@@ -72,12 +94,21 @@ def _conversation(body: OllamaRequest, messages: list[Message], tools: Sequence[
 
 def _sample(request: SamplingFields, body: OllamaRequest) -> None:
     options = body.options or OllamaOptions()
-    refuse(options)
+    refuse(options, "options.")
     for name in _SAME:
         setattr(request, name, getattr(options, name))
     request.repetition_penalty = options.repeat_penalty
-    request.seed = None if options.seed is None or options.seed < 0 else options.seed
-    request.max_tokens = None if options.num_predict is None or options.num_predict < 1 else options.num_predict
+    request.top_k = _whole(options, "top_k")
+    seed, most = _whole(options, "seed"), _whole(options, "num_predict")
+    request.seed = None if seed is None or seed < 0 else seed
+    request.max_tokens = None if most is None or most < 1 else most
+
+
+def _whole(options: OllamaOptions, name: str) -> int | None:
+    """A whole number that may be written as 5.0."""
+    given: float | None = getattr(options, name)
+    check(given is None or given == int(given), f"options.{name}", "a whole number", given)
+    return None if given is None else int(given)
 
 
 def _top_logprobs(body: OllamaRequest) -> int:
@@ -90,24 +121,28 @@ def answer_form(body: OllamaRequest) -> Form | None:
         return None
     if isinstance(body.format, str) and body.format != "json":
         raise invalid("format", f"it must be 'json' or a JSON schema, not {body.format[:80]!r}")
-    return Form(JsonFormat(body.format if isinstance(body.format, dict) else {"type": "object"}), "format")
+    schema = body.format if isinstance(body.format, dict) else {"type": "object"}
+    return Form(JsonFormat(schema, any_format=True), "format")
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> Iterator[Message]:
-    waiting: dict[str, str] = {}  # calls without a result: id -> function
+def _messages(messages: Sequence[OllamaMessage], names: ModelNames) -> Iterator[Message]:
+    """`names`: of functions, also of those that are no longer among the tools."""
+    waiting: dict[str, str] = {}  # calls without a result: id -> function, as the client names it
     for i, message in enumerate(messages):
-        if message.images:
+        content, images = message.content or "", message.images or ()
+        if images and message.role != "tool":
             raise invalid(f"messages[{i}].images", "the model reads text only")
-        content = message.content or ""
+        content += "".join(described({"type": "image", "data": image}) for image in images)
         if message.role == "tool":
             name = message.tool_name or message.name
-            yield Message("tool", content, name=name, tool_call_id=_answered(message.tool_call_id, name, waiting))
+            call_id = _answered(message.tool_call_id, name, waiting)
+            yield Message("tool", content, name=name and names.seen(name), tool_call_id=call_id)
             continue
         calls = [
-            ToolCall(call.id or f"{i}.{j}", FunctionCall(call.function.name, _json(call.function.arguments)))
+            ToolCall(call.id or f"{i}.{j}", _function_call(call.function, names))
             for j, call in enumerate(message.tool_calls or ())
         ]
-        waiting |= {call.id: call.function.name for call in calls}
+        waiting |= {made.id: call.function.name for made, call in zip(calls, message.tool_calls or (), strict=True)}
         yield Message(message.role, content, reasoning=message.thinking, tool_calls=calls or None)
 
 
@@ -119,5 +154,5 @@ def _answered(call_id: str | None, name: str | None, waiting: dict[str, str]) ->
     return found
 
 
-def _json(arguments: object) -> str:
-    return msgspec.json.encode(arguments).decode()
+def _function_call(called: OllamaFunctionCall, names: ModelNames) -> FunctionCall:
+    return FunctionCall(names.seen(called.name), msgspec.json.encode(called.arguments).decode())

@@ -10,6 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from oscine.api.serving.logprobs import TokenLogprob
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
+    REFUSES,
+    REFUSES_BUT,
     Int64,
     Penalty,
     Share,
@@ -23,6 +25,10 @@ from oscine.api.serving.parameters import (
 )
 from oscine.api.serving.schemas import Function
 from oscine.chat.effort import Effort
+
+# Clients send whole numbers as floats too: 5.0.
+_Whole = Int64 | Annotated[float, Meta(ge=-(1 << 63), lt=1 << 63)]
+_TopK = TopK | Annotated[float, Meta(ge=-1, lt=1 << 63)]
 
 
 class OllamaFunctionCall(Struct):
@@ -40,7 +46,7 @@ class OllamaMessage(Struct):
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], about("The author of the message.")]
     content: Annotated[str | None, about("The text.")] = None
     thinking: Annotated[str | None, about("The assistant's reasoning.")] = None
-    images: Annotated[list[Any] | None, about("Not supported: the model reads text only.")] = None
+    images: Annotated[list[Any] | None, about("In a tool's result: the model reads that there were some.")] = None
     tool_calls: Annotated[list[OllamaToolCall] | None, about("Calls that the assistant made.")] = None
     tool_name: Annotated[str | None, about("The function whose result this is.")] = None
     name: Annotated[str | None, about("The same as `tool_name`.")] = None
@@ -52,6 +58,9 @@ class OllamaTool(Struct):
     type: Annotated[str | None, about("`function`.")] = None
 
 
+_AS_OLLAMA = "mirostat mirostat_tau mirostat_eta tfs_z"
+
+
 @unused(
     ignores={
         "the context size is the server's; a prompt that does not fit it is refused": "num_ctx num_keep",
@@ -60,17 +69,18 @@ class OllamaTool(Struct):
             num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock logits_all vocab_only
             embedding_only draft_num_predict
         """,
-        "Ollama ignores it too": "mirostat mirostat_tau mirostat_eta tfs_z",
+        "Ollama ignores it too": _AS_OLLAMA,
     },
-    refuses_but={"typical_p": 1.0},
+    refuses=REFUSES,
+    refuses_but={name: value for name, value in REFUSES_BUT.items() if name not in _AS_OLLAMA.split()},
 )
 class OllamaOptions(Struct, kw_only=True):
-    num_predict: Annotated[Int64 | None, about("The most tokens to generate; 0 or less: no limit.")] = None
+    num_predict: Annotated[_Whole | None, about("The most tokens to generate; 0 or less: no limit.")] = None
     temperature: Annotated[Temperature | None, about("0 is greedy (default 1).")] = None
-    top_k: Annotated[TopK | None, about("As in chat completions (default: all tokens).")] = None
+    top_k: Annotated[_TopK | None, about("As in chat completions (default: all tokens).")] = None
     top_p: Annotated[Share | None, about("As in chat completions (default 1).")] = None
     min_p: Annotated[Share | None, about("As in chat completions.")] = None
-    seed: Annotated[Int64 | None, about("The same seed gives the same answer; below 0: a random seed.")] = None
+    seed: Annotated[_Whole | None, about("The same seed gives the same answer; below 0: a random seed.")] = None
     stop: Annotated[ShortText | StopTexts | None, about("Texts that end the answer, which leaves them out.")] = None
     repeat_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None, about("The same as `repetition_penalty` in chat completions.")
@@ -89,7 +99,8 @@ class OllamaRequest(Struct, kw_only=True):
         bool | Effort | None, about("The reasoning effort; false: low, and the answer leaves the reasoning out.")
     ] = None
     keep_alive: Annotated[
-        str | float | None, about("A model stays loaded; a request without input and with 0 is answered with `unload`.")
+        str | float | None,
+        about("A duration such as `5m`, or seconds. A model stays loaded; without input, 0 is answered with `unload`."),
     ] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
     top_logprobs: Annotated[TopLogprobs | None, about("The most likely alternatives per token, with `logprobs`.")] = (

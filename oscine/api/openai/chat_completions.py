@@ -18,4 +18,5 @@ class ChatCompletions(Endpoint[ChatCompletionRequest]):
         logprobs = [ContentLogprobs(call.model.tokenizer, top_logprobs(body), turn.logprobs) for turn in turns]
         fields = reasoning_fields(body, self.service.config.server.reasoning_field)
         answer = ChatAnswer(turns, logprobs, call.name, fields, body)
-        await self.generate(Generation(call, answer.choices), answer, scope, receive, send, stream=body.stream)
+        generation = Generation(call, answer.choices, "chat_completions")
+        await self.generate(generation, answer, scope, receive, send, stream=body.stream)

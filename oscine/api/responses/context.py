@@ -78,8 +78,8 @@ class InputTokens(ResponseEndpoint[InputTokensRequest]):
     async def answer(self, call: Call[InputTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
         plan = await make_plan(self.service, _for_response(call, input=call.body.input or []))
         async with plan.toolbox:
-            prompt = await plan.prompt(self.service.date, self.service.reasoning)
-        await json_response(ResponseInputTokens("response.input_tokens", len(prompt)))(scope, receive, send)
+            count = await plan.num_prompt_tokens(self.service.date, self.service.reasoning)
+        await json_response(ResponseInputTokens("response.input_tokens", count))(scope, receive, send)
 
 
 class Compact(ResponseEndpoint[CompactRequest]):

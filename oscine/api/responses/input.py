@@ -11,10 +11,12 @@ from msgspec import Struct
 
 from oscine.api.http.errors import invalid
 from oscine.api.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
-from oscine.api.responses.tools import function_name
+from oscine.api.responses.tools import words_of
 from oscine.api.responses.view import Object, unsealed
 from oscine.api.serving.schemas import ContentPart, content_text, convert
+from oscine.api.turns.attachments import result_text
 from oscine.chat import messages as chat
+from oscine.chat.tools import ModelNames
 
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
@@ -57,7 +59,7 @@ class _CustomCall(_Call, kw_only=True):
 
 class _CallOutput(Struct):
     call_id: str
-    output: str | list[ContentPart]
+    output: str | list[Object]
 
 
 class _Logs(Struct):
@@ -130,7 +132,9 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
 class ItemHistory:
     """Joins items to messages: consecutive items of the model are one message."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: ModelNames) -> None:
+        """`names`: of functions, also of those that are no longer among the tools."""
+        self._names = names
         self._messages: list[chat.Message] = []
         self._reasoning: str | None = None
         self._content: str | None = None
@@ -215,13 +219,14 @@ class ItemHistory:
 
     def _call(self, call: _Call, arguments: str) -> None:
         self._call_ids.add(call.call_id)
-        self._calls.append(chat.ToolCall(call.call_id, function_name(call.name, call.namespace), arguments))
+        name = self._names.seen(*words_of(call.name, call.namespace))
+        self._calls.append(chat.ToolCall(call.call_id, name, arguments))
 
     def _output(self, output: _CallOutput, where: str) -> None:
         if output.call_id not in self._call_ids:
             raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
         self._flush()
-        text = content_text(output.output, _TEXT_PARTS, f"{where}.output")
+        text = result_text(output.output, f"{where}.output")
         self._messages.append(chat.Message("tool", text, tool_call_id=output.call_id))
 
     def _builtin(self, call: chat.BuiltinCall, result: str) -> None:

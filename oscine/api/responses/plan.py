@@ -13,7 +13,7 @@ from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.responses.service import ResponseService
 from oscine.api.responses.store import StoredResponse
-from oscine.api.responses.tools import ClientTools, allowed, builtin_tools
+from oscine.api.responses.tools import ClientTools, allowed, builtin_tools, repeated
 from oscine.api.responses.view import LOGPROBS, Object, included
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
@@ -21,6 +21,7 @@ from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_na
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.turn import Turn, usual_headroom
 from oscine.api.turns.begin import Prepared, begin_turns
+from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
@@ -61,6 +62,13 @@ class ResponsePlan:
 
     async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
         """Raises APIError."""
+        return await self.call.model.prompts.render(self._conversation(date, memory), self._size, "input")
+
+    async def num_prompt_tokens(self, date: str, memory: ReasoningMemory) -> int:
+        """Also of a prompt that the context does not hold. Raises APIError."""
+        return await self.call.model.prompts.count(self._conversation(date, memory), self._size, "input")
+
+    def _conversation(self, date: str, memory: ReasoningMemory) -> Conversation:
         body, hidden = self.body, self._allowed.choice == "none"
         talk = Conversation(
             messages=self.messages,
@@ -70,7 +78,7 @@ class ResponsePlan:
             current_date=date,
             namespaces=() if hidden else self.toolbox.namespaces,
         )
-        return await self.call.model.prompts.render(memory.restore(self.owner, talk), self._size, "input")
+        return memory.restore(self.owner, talk)
 
     async def turn(self, service: ResponseService) -> Turn:
         """Raises APIError."""
@@ -123,9 +131,10 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
     found, calls = await _referenced(service, body, owner)
+    tools = ClientTools(body.tools or ())
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
-        history = ItemHistory()
+        history = ItemHistory(tools.names)
         for stored, response in zip(chain, kept, strict=True):
             history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
             history.add(response.response.output, response.calls, "previous_response_id")
@@ -141,6 +150,8 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
+    if body.tool_choice in (None, "auto") and not repeated(body.tools or (), toolbox.names):
+        refuse_tools([str(tool.get("type")) for tool in body.tools or ()])
     listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
@@ -149,7 +160,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         include=included(body.include),
         input=items,
         messages=messages,
-        tools=ClientTools(body.tools or ()),
+        tools=tools,
         toolbox=toolbox,
         listed=frozenset(item["server_label"] for item in listings),
     )
@@ -192,4 +203,5 @@ def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | No
         raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
     check_name(wanted.name, "text.format.name")
     schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
-    return [Form(JsonFormat(wanted.schema, lenient=wanted.strict is False), "text.format")], schema
+    form = JsonFormat(wanted.schema, wanted.strict is False, any_format=wanted.strict is not True)
+    return [Form(form, "text.format")], schema

@@ -90,7 +90,7 @@ class ResponseRun:
             logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
             summaries = plan.body.summary is not None
             output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, summaries=summaries)
-            generation = Generation(plan.call, [output])
+            generation = Generation(plan.call, [output], "responses")
             with generation.admit():
                 await self._begin(output, write)
                 await generation.run(write)

@@ -37,7 +37,9 @@ class TextFormatConfig(Struct):
     name: Annotated[str | None, about("The name of the form; the model reads it.")] = None
     schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
     description: Annotated[str | None, about("What the form is for; the model reads it.")] = None
-    strict: Annotated[bool | None, about("False ignores keywords that cannot be enforced.")] = None
+    strict: Annotated[
+        bool | None, about("False ignores keywords that cannot be enforced; true refuses unknown formats.")
+    ] = None
 
 
 class TextConfig(Struct):

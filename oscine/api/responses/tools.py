@@ -3,6 +3,7 @@
 Custom tools and the functions of namespaces become functions, the only tools of a client that the model can call.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,11 @@ from oscine.api.http.errors import invalid, unsupported
 from oscine.api.responses.view import Object
 from oscine.api.serving.formats import Calls
 from oscine.api.serving.schemas import Function, convert
-from oscine.chat.messages import ConversationError, FunctionTool
-from oscine.chat.tools import validate_tools
+from oscine.chat.messages import FunctionTool
+from oscine.chat.tools import ModelNames
 
-_NAMESPACE_SEPARATOR = "__"
+_LONGEST_NAME = 128  # characters of a function's name, and of a namespace's
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_LONGEST_NAME}}}")
 _NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}
 _BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
 _CLIENT_TYPES = ("function", "custom", "namespace")
@@ -59,17 +61,23 @@ class ClientTool:
     namespace: str | None = None
     custom: bool = False
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return words_of(self.name, self.namespace)
+
 
 class ClientTools:
     """The tools that the client answers. Raises APIError that names the parameter."""
 
     def __init__(self, tools: Sequence[Object]) -> None:
         found = [client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]")]
-        try:
-            validate_tools([tool.function for tool in found])
-        except ConversationError as error:
-            raise invalid(error.param, str(error)) from None
-        self._tools = {tool.function.name: tool for tool in found}
+        self.names = ModelNames(tool.words for tool in found)
+        self._tools: dict[str, ClientTool] = {}
+        for tool in found:
+            name = self.names.seen(*tool.words)
+            if name in self._tools:
+                raise invalid("tools", f"function name {'.'.join(tool.words)!r} is used twice")
+            self._tools[name] = replace(tool, function=replace(tool.function, name=name))
 
     @property
     def functions(self) -> tuple[FunctionTool, ...]:
@@ -83,9 +91,9 @@ class ClientTools:
         return next(found, None)
 
 
-def function_name(name: str, namespace: str | None) -> str:
-    """The name of a client's tool as the model sees it."""
-    return name if namespace is None else f"{namespace}{_NAMESPACE_SEPARATOR}{name}"
+def words_of(name: str, namespace: str | None) -> tuple[str, ...]:
+    """A client's tool as ModelNames has it."""
+    return (name,) if namespace is None else (namespace, name)
 
 
 def builtin_tools(tools: Sequence[Object]) -> list[Object]:
@@ -122,19 +130,29 @@ def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
     match tool.get("type"):
         case "function":
             f = convert(tool, Function, where)
+            _check_name(f.name, where)
             yield ClientTool(FunctionTool(f.name, f.description or "", f.parameters, strict=bool(f.strict)), f.name)
         case "custom":
             yield _custom_tool(convert(tool, _Custom, where), where)
         case "namespace":
             space = convert(tool, _Namespace, where)
+            _check_name(space.name, where)
             inner = (t for i, tool in enumerate(space.tools) for t in _client_tools(tool, f"{where}.tools[{i}]"))
             about = f"\n({space.name}: {space.description})" if space.description else ""
             for t in inner:
-                name, text = function_name(t.name, space.name), (t.function.description + about).removeprefix("\n")
-                yield replace(t, function=replace(t.function, name=name, description=text), namespace=space.name)
+                text = (t.function.description + about).removeprefix("\n")
+                yield replace(t, function=replace(t.function, description=text), namespace=space.name)
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        given = name[: 2 * _LONGEST_NAME]
+        rule = f"{given!r} is not 1 to {_LONGEST_NAME} letters, digits, underscores or hyphens"
+        raise invalid(f"{where}.name", rule)
 
 
 def _custom_tool(tool: _Custom, where: str) -> ClientTool:
+    _check_name(tool.name, where)
     text: Object = {"type": "string"}
     wanted = tool.format
     if wanted is not None and wanted.type == "grammar":

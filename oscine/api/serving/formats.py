@@ -26,7 +26,6 @@ from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
 from oscine.chat import grammar
 from oscine.chat.grammar import (
-    MOST_BYTES,
     ChoiceFormat,
     JsonFormat,
     LarkFormat,
@@ -35,6 +34,7 @@ from oscine.chat.grammar import (
     ToolChoice,
 )
 from oscine.chat.messages import FunctionTool, ResponseSchema
+from oscine.chat.schemas.reduction import MOST_BYTES
 from oscine.judges.pool import TooManyGrammarsError, UndecidedError, judges
 from oscine.judges.trial import Problem, Trial
 
@@ -153,7 +153,7 @@ def _of_response_format(response: ResponseFormat | None) -> Iterator[Form]:
         yield Form(JsonFormat(_OBJECT), "response_format")
     else:
         wanted = _json_schema(response)
-        format = JsonFormat(wanted.schema or {}, lenient=wanted.strict is False)
+        format = JsonFormat(wanted.schema or {}, wanted.strict is False, any_format=wanted.strict is not True)
         yield Form(format, "response_format.json_schema.schema")
 
 
@@ -164,7 +164,7 @@ def _json(schema: dict[str, Any] | str, param: str) -> Form:
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
             raise invalid(param, f"it is no JSON schema: {error}") from None
-    return Form(JsonFormat(schema), param)
+    return Form(JsonFormat(schema, any_format=True), param)
 
 
 def _regex(pattern: str, param: str) -> Form:
@@ -251,10 +251,20 @@ async def text_constraint(form: Form, caller: Caller = NO_CALLER, size: int = 0)
 async def _made(make: Callable[[], T], parts: Sequence[Form], size: int) -> T:
     try:
         return await beside(make, size)
-    except RecursionError:
-        raise invalid(parts[0].param, "a schema is nested too deeply") from None
-    except ValueError as error:
-        raise invalid(parts[0].param, str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise _refusal(next(filter(_is_broken, parts), parts[0]), _reason(error)) from None
+
+
+def _is_broken(part: Form) -> bool:
+    try:
+        part.format.part()
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> None:
@@ -275,16 +285,13 @@ async def _judged(whole: str, parts: Sequence[Form], caller: Caller, size: int) 
     Raises APIError if there is no verdict, and ClientLeftError if the client leaves first.
     """
     trials: list[Trial] = []
-    origins: list[int] = []  # index of the part of each trial
     for index, part in enumerate(parts):
         try:
-            of_part = await beside(partial(grammar.trials_of, part.format), size)
+            trials.append(await beside(partial(grammar.trial_of, part.format), size))
         except ValueError as error:
             return index, str(error)
-        trials += of_part
-        origins += [index] * len(of_part)
     found = await _tried([*trials, Trial(whole)], parts[0], caller)
-    return None if found is None else ([*origins, 0][found.trial], _in_a_line(grammar.said(found.message)))
+    return None if found is None else (found.trial % len(parts), _in_a_line(grammar.said(found.message)))
 
 
 async def _tried(trials: list[Trial], part: Form, caller: Caller) -> Problem | None:

@@ -12,7 +12,7 @@ from oscine.api.http.errors import APIError, unavailable
 from oscine.api.http.sse import Write
 from oscine.api.serving.call import Call
 from oscine.api.serving.turn import Turn, TurnEvent
-from oscine.api.telemetry.sequence_metrics import SequenceClock
+from oscine.api.telemetry.sequence_metrics import RequestType, SequenceClock
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded, RequestStream
 from oscine.types import GenerationOutput
 
@@ -31,10 +31,10 @@ class Choice(Protocol):
 
 
 class Generation:
-    """Runs the sequences of one answer."""
+    """Runs the sequences of one answer. Metrics count calls of functions by `request_type`."""
 
-    def __init__(self, call: Call[Any], choices: Sequence[Choice]) -> None:
-        self._call, self._choices = call, choices
+    def __init__(self, call: Call[Any], choices: Sequence[Choice], request_type: RequestType = "other") -> None:
+        self._call, self._choices, self._request_type = call, choices, request_type
         self._model = call.model.served
 
     def admit(self) -> AbstractContextManager[None]:
@@ -75,6 +75,8 @@ class Generation:
                         await write(data)
                 if turn.finish_reason is None:
                     await self._run_request(choice, clock, write)
+            if turn.may_call:
+                self._model.metrics.parsed(self._request_type, streamed=write is not None, called=turn.has_called)
         except APIError as error:
             clock.failed = error.code
             raise

@@ -67,7 +67,17 @@ def unused(
     metas = {name: ignored(why) for why, names in ignores.items() for name in names.split()}
     metas |= {name: _refused() for name in refuses.split()}
     metas |= {name: _refused(value) for name, value in refuses_but.items()}
-    fields = [(name, Annotated[Any, meta], None) for name, meta in metas.items()]
+    return _with_fields({name: Annotated[Any, meta] for name, meta in metas.items()})
+
+
+def shares(names: str) -> Callable[[type[S]], type[S]]:
+    """Adds parameters of SamplingFields to a struct: those with these names."""
+    hints = get_type_hints(SamplingFields, include_extras=True)
+    return _with_fields({name: hints[name] for name in names.split()})
+
+
+def _with_fields(hints: Mapping[str, Any]) -> Callable[[type[S]], type[S]]:
+    fields = [(name, hint, None) for name, hint in hints.items()]
 
     def add(kind: type[S]) -> type[S]:
         named = {"__doc__": kind.__doc__}
@@ -85,15 +95,18 @@ def _refused_by(kind: type) -> tuple[dict[str, tuple[object, ...]], Callable[[An
     return usual, attrgetter(*usual) if len(usual) > 1 else lambda request: tuple(getattr(request, n) for n in usual)
 
 
-def refuse(request: Any) -> None:
-    """Raises APIError for the first refused parameter that is given, unless its value is empty, false or accepted."""
+def refuse(request: Any, where: str = "") -> None:
+    """Raises APIError for the first refused parameter that is given, unless its value is empty, false or accepted.
+
+    `where`: what stands before its name in its path.
+    """
     usual, read = _refused_by(request.__class__)
     values = read(request)
     if values.count(None) == len(values):
         return
     for name, value in zip(usual, values, strict=True):
         if value is not None and value is not False and value != [] and value not in usual[name]:
-            raise unsupported(name)
+            raise unsupported(where + name)
 
 
 class StructuredOutputs(Struct):
@@ -141,14 +154,14 @@ _IGNORED = {
     """,
     "there is only one": "guided_decoding_backend",
 }
-_REFUSES = """
+REFUSES = """
     moderation bad_words allowed_token_ids logit_processors logits_processors custom_logit_processor custom_params
     vllm_xargs watermarking prompt_logprobs logprob_token_ids return_tokens_as_token_ids return_prompt_text
     return_prompt_token_ids return_hidden_states return_routed_experts return_meta_info truncate_prompt_tokens
     include_stop_str_in_output no_stop_trim stop_regex repetition_detection use_beam_search early_stopping samplers
     structural_tag guided_whitespace_pattern lora_path lora_request session_params extra_key
 """
-_REFUSES_BUT = {
+REFUSES_BUT = {
     **dict.fromkeys(("routed_experts_start_len", "routed_experts_prompt_start", "mirostat", "min_keep"), 0),
     **dict.fromkeys(("top_a", "dynatemp_range", "dry_multiplier", "xtc_probability"), 0.0),
     **dict.fromkeys(("length_penalty", "typical_p", "tfs", "tfs_z"), 1.0),
@@ -157,7 +170,7 @@ _REFUSES_BUT = {
 }
 
 
-@unused(ignores=_IGNORED, refuses=_REFUSES, refuses_but=_REFUSES_BUT)
+@unused(ignores=_IGNORED, refuses=REFUSES, refuses_but=REFUSES_BUT)
 class SamplingFields(Struct, kw_only=True):
     """Parameters shared by chat and text completions and responses. None means not given, as clients send null."""
 

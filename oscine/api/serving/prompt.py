@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.errors import APIError, context_overflow, invalid
 from oscine.api.http.work import beside
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
@@ -20,15 +20,19 @@ class Prompts:
         self._max_model_len = max_model_len
         self._max_queued_tokens = max_queued_tokens
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Special tokens typed in are plain text. Raises APIError for more tokens than the server takes at once."""
-        return await beside(lambda: self._encode(texts), sum(map(len, texts)))
+    async def encode(self, texts: Sequence[str], param: str = "prompt") -> list[list[int]]:
+        """Special tokens typed in are plain text. `param`: the parameter with the texts.
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        Raises APIError for more tokens than the server takes at once.
+        """
+        return await beside(lambda: self._encode(texts, param), sum(map(len, texts)))
+
+    def _encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
         if self._tokenizer.exceeds(texts, self._max_queued_tokens):
             raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
         if any(self._tokenizer.exceeds([text], _MOST_TOKENS) for text in texts):
-            raise APIError(f"A text has more than {_MOST_TOKENS} tokens.", code="context_length_exceeded")
+            longest = max(map(self._tokenizer.count, texts))
+            raise context_overflow(longest, self._max_model_len, prompt=param)
         return [self._tokenizer.encode(text) for text in texts]
 
     async def decode(self, token_ids: list[int]) -> str:
@@ -42,13 +46,23 @@ class Prompts:
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
         """`size`: bytes of the request, with tools and schemas. `messages`: name of the parameter with the messages.
 
-        Raises APIError for a conversation that has no rendering, or that is so long that none is made.
+        Raises APIError for a conversation that has no rendering, or that is so long that its tokens are only counted.
         """
         try:
+            return await self._render(conversation, size, messages)
+        except PromptTooLong as error:
+            raise context_overflow(error.num_tokens, self._max_model_len, prompt=messages) from None
+
+    async def count(self, conversation: Conversation, size: int, messages: str = "messages") -> int:
+        """The number of tokens that `render` gives, or would give if the context were longer."""
+        try:
+            return len(await self._render(conversation, size, messages))
+        except PromptTooLong as error:
+            return error.num_tokens
+
+    async def _render(self, conversation: Conversation, size: int, messages: str) -> list[int]:
+        try:
             return await beside(lambda: self._renderer.render(conversation, self._max_model_len), size)
-        except PromptTooLong:
-            message = f"The context of this model holds {self._max_model_len} tokens, and '{messages}' has many more."
-            raise APIError(message, param=messages, code="context_length_exceeded") from None
         except ConversationError as error:
             raise invalid(messages if error.param == "messages" else error.param, str(error)) from None
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Protocol
 
-from oscine.api.http.errors import APIError, invalid
+from oscine.api.http.errors import context_overflow, invalid
 from oscine.api.serving.parameters import SamplingFields
 from oscine.types import SamplingParams
 
@@ -33,15 +33,9 @@ def _max_new_tokens(
     """Tokens that may be generated: as many as wanted, or else all that the context has room for."""
     check(wanted is None or wanted >= minimum, param, f"at least {minimum}", wanted)
     least = max(wanted or 1, 1)
-    total = num_prompt_tokens + least
-    if total <= max_model_len:
+    if num_prompt_tokens + least <= max_model_len:
         return max_model_len - num_prompt_tokens if wanted is None else wanted
-    raise APIError(
-        f"The context of this model holds {max_model_len} tokens, but {num_prompt_tokens} in '{prompt}' + {least} to "
-        f"generate = {total}. Shorten the prompt or lower '{param}'.",
-        param=prompt,
-        code="context_length_exceeded",
-    )
+    raise context_overflow(num_prompt_tokens, max_model_len, prompt=prompt, limit=param, wanted=least)
 
 
 def check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:

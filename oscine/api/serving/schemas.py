@@ -34,6 +34,9 @@ class ContentPart(Struct):
     type: Annotated[str, about("`text` or `refusal`.")]
     text: Annotated[str | None, about("The text of a part of type `text`.")] = None
     refusal: Annotated[str | None, about("The text of a part of type `refusal`.")] = None
+    image_url: Annotated[Any, about("A picture in a tool's result; the model reads what was there.")] = None
+    file: Annotated[Any, about("A file in a tool's result; text is read as text.")] = None
+    input_audio: Annotated[Any, about("Sound in a tool's result; the model reads what was there.")] = None
 
 
 def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], where: str) -> str:
@@ -129,7 +132,9 @@ class JsonSchema(Struct):
     name: Annotated[str, about("The name of the form; the model reads it.")]
     schema: Annotated[dict[str, Any] | None, about("The JSON schema.")] = None
     description: Annotated[str | None, about("What the form is for; the model reads it.")] = None
-    strict: Annotated[bool | None, about("False ignores keywords that cannot be enforced.")] = None
+    strict: Annotated[
+        bool | None, about("False ignores keywords that cannot be enforced; true refuses unknown formats.")
+    ] = None
 
 
 class ResponseFormat(Struct):

@@ -124,6 +124,15 @@ class Turn:
         return self._parser.num_reasoning_tokens
 
     @property
+    def may_call(self) -> bool:
+        """Whether functions of the client may be called."""
+        return self._remember is not None
+
+    @property
+    def has_called(self) -> bool:
+        return self._parser.num_tool_calls > 0
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the content."""
         return self._parser.stop_string

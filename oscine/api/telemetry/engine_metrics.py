@@ -62,6 +62,7 @@ class EngineCollector(Collector):
             if readers.intersection(statistic.readers):
                 samples = [([model.names[0]], model.engine.stats) for model in models]
                 yield family_of(statistic, f"oscine:{statistic.metric}", ["model_name"], samples)
+        yield _prompt_tokens_by_source(models)
         yield _cache_config(models)
         yield _waiting_by_reason(models)
         yield _sleep_state(models)
@@ -106,6 +107,19 @@ def _tokens_per_step(stats: EngineStats) -> tuple[list[tuple[str, float]], float
     steps = accumulate(chain(stats.steps_by_tokens, repeat(0, _MOST_BUCKETS - len(stats.steps_by_tokens))))
     buckets = [(str(float(1 << k)), float(count)) for k, count in enumerate(steps)]
     return [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens
+
+
+def _prompt_tokens_by_source(models: Sequence[MeasuredModel]) -> Metric:
+    """The sources have vLLM's names."""
+    labels = ["model_name", "source"]
+    family = CounterMetricFamily("oscine:prompt_tokens_by_source", "Prompt tokens, by source", labels=labels)
+    for model in models:
+        stats = model.engine.stats
+        num_computed = stats.prompt_tokens - stats.local_hits - stats.external_hits
+        family.add_metric([model.names[0], "local_compute"], num_computed)
+        family.add_metric([model.names[0], "local_cache_hit"], stats.local_hits)
+        family.add_metric([model.names[0], "external_kv_transfer"], stats.external_hits)
+    return family
 
 
 def _waiting_by_reason(models: Sequence[MeasuredModel]) -> Metric:

@@ -20,11 +20,13 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the se
 _VLLM_NAMES = {
     *HISTOGRAMS,
     *("request_success", "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason"),
-    *("engine_sleep_state", "iteration_tokens_total", "kv_cache_usage_perc", "cache_config_info", "num_preemptions"),
+    *("engine_sleep_state", "iteration_tokens", "kv_cache_usage_perc", "cache_config_info", "num_preemptions"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
     "spec_decode_num_accepted_tokens_per_pos",
     *("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
+    *("prompt_tokens_by_source", "tool_call_parser_invocations"),
 }
+_OTHERWISE_NAMED = {"iteration_tokens": "iteration_tokens_total"}  # a histogram, whatever its name in vLLM says
 # Names in dashboards for earlier versions of vLLM.
 _OLDER_NAMES = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
@@ -47,7 +49,7 @@ def _aliases(families: Iterable[Metric]) -> Iterable[Metric]:
         yield family
         name = family.name.removeprefix("oscine:")
         if name != family.name and name in _VLLM_NAMES:
-            yield _alias(family, name)
+            yield _alias(family, _OTHERWISE_NAMED.get(name, name))
             if older := _OLDER_NAMES.get(name):
                 yield _alias(family, older)
 

@@ -3,7 +3,8 @@
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -19,6 +20,12 @@ _REQUEST_BUCKETS_S = (
 )
 _TOKEN_BUCKETS = tuple(1 << i for i in range(18))
 _CHOICE_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
+RequestType = Literal["chat_completions", "responses", "other"]
+_PARSED = {  # labels, and their values in vLLM
+    "mode": ("streaming", "non_streaming"),
+    "outcome": ("tool_call", "no_tool_call"),
+    "request_type": get_args(RequestType),
+}
 
 
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -65,6 +72,12 @@ class SequenceFamilies(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         finished, tokens = ("model_name", "finished_reason"), ("api_key", "type")
         self.finished = Counter("oscine:request_success", "Finished sequences", finished, registry=registry)
+        self.parsed = Counter(
+            "oscine:tool_call_parser_invocations",
+            "Turns that could call functions, by whether they did",
+            ("model_name", *_PARSED),
+            registry=registry,
+        )
         self.key_tokens = Counter("oscine:api_key_tokens", "Tokens of sequences with a key", tokens, registry=registry)
         self._histograms: dict[str, dict[str, Observations]] = {}  # by model
         registry.register(self)
@@ -90,6 +103,8 @@ class SequenceMetrics:
         self._histograms = families.histograms(model)
         self.ttft = self._histograms["time_to_first_token_seconds"]
         self.itl = self._histograms["inter_token_latency_seconds"]
+        for labels in product(*_PARSED.values()):  # from the beginning, so that the first call is an increase
+            families.parsed.labels(model, *labels)
 
     def _observe(self, **values: float) -> None:
         for name, value in values.items():
@@ -104,6 +119,11 @@ class SequenceMetrics:
     def answered(self, longest: int) -> None:
         """All sequences of a request are over; `longest`: generated tokens of the longest one."""
         self._observe(request_max_num_generation_tokens=longest)
+
+    def parsed(self, request_type: RequestType, *, streamed: bool, called: bool) -> None:
+        """A turn in which functions could be called is complete."""
+        mode, outcome = "streaming" if streamed else "non_streaming", "tool_call" if called else "no_tool_call"
+        self._families.parsed.labels(self._model, mode, outcome, request_type).inc()
 
     def ended(self, times: SequenceTimes) -> None:
         """A sequence is over. Times are counted only if it had a token."""

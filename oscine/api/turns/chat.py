@@ -12,6 +12,7 @@ from oscine.api.serving.service import Service
 from oscine.api.serving.turn import Turn, usual_headroom
 from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import allowed_calls, conversation
+from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.tools.toolbox import Toolbox
 from oscine.types import SamplingParams
 
@@ -22,16 +23,15 @@ async def chat_turns(
     *,
     form: Form | None = None,
     toolbox: Toolbox | None = None,
-    separator: str = "\n\n",
-    clipped: bool = False,
+    dialect: Dialect = CHAT,
 ) -> list[Turn]:
     """The turns that a request asks for: one per choice.
 
-    `form` is the answer's, if the body does not say it by its own parameters. `separator` joins the texts of several
-    messages of one kind. `clipped`: see sampling.read. `toolbox`, already entered: built-in tools that may be called.
+    `form` is the answer's, if the body does not say it by its own parameters. `toolbox`, already entered: built-in
+    tools that may be called.
     """
     body, model = call.body, call.model
-    talk = await beside(lambda: conversation(body, service.date), call.size)
+    talk = await beside(lambda: conversation(body, service.date, dialect), call.size)
     talk = service.reasoning.restore(call.caller.name, talk)
     n = body.n or 1
     model.served.admission.check(n)  # before the prompt is made, which costs more
@@ -42,8 +42,8 @@ async def chat_turns(
     check_beside_calls(extensions(body), calls.choice)
 
     async def prepare() -> Prepared:
-        prompt = await model.prompts.render(talk, call.size)
-        params = _sampling_params(call, len(prompt), clipped)
+        prompt = await model.prompts.render(talk, call.size, dialect.prompt)
+        params = _sampling_params(call, len(prompt), dialect)
         return prompt, params, _headroom(body, params.max_tokens, service.config.server.final_headroom)
 
     return await begin_turns(
@@ -55,7 +55,7 @@ async def chat_turns(
         toolbox=toolbox,
         n=n,
         stop=sampling.stop_strings(body),
-        separator=separator,
+        separator=dialect.separator,
         ignore_eos=bool(body.ignore_eos),
     )
 
@@ -80,7 +80,7 @@ def top_logprobs(body: ChatCompletionRequest) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int, clipped: bool) -> SamplingParams:
+def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int, dialect: Dialect) -> SamplingParams:
     body, model = call.body, call.model
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "it needs 'logprobs': true")
@@ -91,8 +91,8 @@ def _sampling_params(call: Call[ChatCompletionRequest], num_prompt_tokens: int, 
         model.tokenizer.turn_end_ids,
         num_prompt_tokens,
         body.max_completion_tokens if newer else body.max_tokens,
-        prompt="messages",
-        param="max_completion_tokens" if newer else "max_tokens",
-        clipped=clipped,
+        prompt=dialect.prompt,
+        param=dialect.limit or ("max_completion_tokens" if newer else "max_tokens"),
+        clipped=dialect.clipped,
         logprobs=top_logprobs(body),
     )

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from oscine.api.http.errors import invalid
+from msgspec.structs import asdict
+
+from oscine.api.http.errors import invalid, unsupported
 from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,
@@ -14,6 +16,8 @@ from oscine.api.serving.schemas import (
     Tool,
     content_text,
 )
+from oscine.api.turns.attachments import result_text
+from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
 from oscine.chat.tools import validate_tools
@@ -21,9 +25,9 @@ from oscine.chat.tools import validate_tools
 _TEXT_PARTS = ("text", "refusal")
 
 
-def conversation(request: ChatCompletionRequest, date: str) -> chat.Conversation:
+def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = CHAT) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
-    tools = function_tools(request.tools)
+    tools = function_tools(request.tools, dialect.longest_name)
     return chat.Conversation(
         messages=chat_messages(request.messages),
         tools=() if request.tool_choice == "none" else tools,
@@ -63,7 +67,7 @@ def _named(names: Sequence[str], tools: Sequence[chat.FunctionTool]) -> tuple[ch
     return tuple(tool for tool in tools if tool.name in named)
 
 
-def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
+def function_tools(tools: list[Tool] | None, longest_name: int) -> tuple[chat.FunctionTool, ...]:
     """The functions among the tools; tools of other types are left out, as clients send types that no server knows."""
     functions = []
     for i, tool in enumerate(tools or ()):
@@ -74,16 +78,32 @@ def function_tools(tools: list[Tool] | None) -> tuple[chat.FunctionTool, ...]:
         f = tool.function
         functions.append(chat.FunctionTool(f.name, f.description or "", f.parameters, f.strict is True))
     try:
-        validate_tools(functions)
+        validate_tools(functions, longest_name)
     except chat.ConversationError as error:
         raise invalid(error.param, str(error)) from None
     return tuple(functions)
+
+
+def refuse_tools(types: Sequence[str]) -> None:
+    """Raises APIError for tools of a request that has no other tools, and of which none is known here.
+
+    Without them the model would make up what they find. Beside other tools they are left out: clients name those of
+    their vendor without knowing whether a server has them.
+    """
+    if types:
+        raise unsupported("tools[0].type", f"this server has no tool of type {types[0]!r}, and there is no other")
 
 
 def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
     if not messages:
         raise invalid("messages", "there must be one at least")
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _content(message: Message, where: str) -> str:
+    if message.role == "tool" and isinstance(message.content, list):
+        return result_text(map(asdict, message.content), where)
+    return content_text(message.content, _TEXT_PARTS, where)
 
 
 def _message(message: Message, where: str) -> chat.Message:
@@ -96,7 +116,7 @@ def _message(message: Message, where: str) -> chat.Message:
         raise invalid(f"{where}.content", f"a {message.role} message needs it")
     return chat.Message(
         role=message.role,
-        content=content_text(message.content, _TEXT_PARTS, f"{where}.content"),
+        content=_content(message, f"{where}.content"),
         reasoning=message.reasoning or message.reasoning_content,
         tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
         tool_call_id=message.tool_call_id,

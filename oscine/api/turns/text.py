@@ -11,6 +11,7 @@ from oscine.api.serving.formats import Form, asked_form, text_constraint
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.turn import Turn
+from oscine.api.turns.dialect import TEXT, Dialect
 from oscine.chat.detokenizer import Detokenizer
 from oscine.chat.events import ContentDelta, Event
 from oscine.chat.stop_strings import StopStrings
@@ -21,22 +22,22 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
 
 async def text_turns(
-    call: Call[CompletionRequest], usual: int | None, *, form: Form | None = None, clipped: bool = False
+    call: Call[CompletionRequest], usual: int | None, *, form: Form | None = None, dialect: Dialect = TEXT
 ) -> list[Turn]:
     """The turns that a request asks for: one per choice of each prompt.
 
     `usual`: tokens to generate if the request does not say; None: as many as the context has room for. `form`: the
-    format of the text; None: the body's own parameters say it. `clipped`: see sampling.read.
+    format of the text; None: the body's own parameters say it.
     """
     body, model = call.body, call.model
     n, stop = body.n or 1, sampling.stop_strings(body)
     one = isinstance(body.prompt, str) or not body.prompt or _is_ids(body.prompt)
     given: list[Any] = [body.prompt] if one else [*body.prompt]
     model.served.admission.check(len(given) * n)
-    prompts = await _token_ids(given, model)
+    prompts = await _token_ids(given, model, dialect.prompt)
     form = form or asked_form(body)
     grammar = None if form is None else await text_constraint(form, call.caller, call.size)
-    params = [replace(_sampling_params(call, len(prompt), usual, clipped), grammar=grammar) for prompt in prompts]
+    params = [replace(_sampling_params(call, len(prompt), usual, dialect), grammar=grammar) for prompt in prompts]
     requests = [
         call.engine_request(prompt, own, i) for prompt, own in zip(prompts, params, strict=True) for i in range(n)
     ]
@@ -44,15 +45,15 @@ async def text_turns(
     return [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
 
 
-async def _token_ids(prompts: list[Any], model: ReadyModel) -> list[list[int]]:
+async def _token_ids(prompts: list[Any], model: ReadyModel, param: str) -> list[list[int]]:
     """Token ids of each prompt. Raises APIError for what is neither text nor token ids, and for an empty prompt."""
     for prompt in prompts:
         if not prompt or not (isinstance(prompt, str) or _is_ids(prompt)):
-            raise invalid("prompt", "it is a text, token ids, or a list of either, and never empty")
-    encoded = iter(await model.prompts.encode([prompt for prompt in prompts if isinstance(prompt, str)]))
+            raise invalid(param, "it is a text, token ids, or a list of either, and never empty")
+    encoded = iter(await model.prompts.encode([prompt for prompt in prompts if isinstance(prompt, str)], param))
     found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     for ids in found:
-        sampling.check_ids("prompt", ids, model.info.vocab_size)
+        sampling.check_ids(param, ids, model.info.vocab_size)
     return found
 
 
@@ -61,7 +62,7 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _sampling_params(
-    call: Call[CompletionRequest], num_prompt_tokens: int, usual: int | None, clipped: bool
+    call: Call[CompletionRequest], num_prompt_tokens: int, usual: int | None, dialect: Dialect
 ) -> SamplingParams:
     body, model = call.body, call.model
     wanted = usual if body.max_tokens is None else body.max_tokens
@@ -72,8 +73,10 @@ def _sampling_params(
         model.tokenizer.turn_end_ids,
         num_prompt_tokens,
         wanted,
+        prompt=dialect.prompt,
+        param=dialect.limit or "max_tokens",
         minimum=0 if body.echo else 1,
-        clipped=clipped,
+        clipped=dialect.clipped,
         logprobs=body.logprobs,
         # Nothing to generate: the engine then needs something else to report, the prompt's own log-probabilities.
         prompt_logprobs=0 if of_prompt is None and wanted == 0 else of_prompt,

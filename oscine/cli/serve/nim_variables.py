@@ -84,6 +84,8 @@ def read_variables(variables: Variables, read: Callable[[str, Any], Values]) -> 
         if not text:
             continue
         try:
+            if not text.isprintable():
+                raise ValueError("has a line break or another control character inside")
             value = convert(text)
             values |= {} if option is None else read(option, value)
         except OptionError as error:

@@ -4,8 +4,9 @@ It has no dashboard, no fixed ports and no usage statistics. It has a temporary 
 clients must show. So it meets no other Ray. Ray itself is imported late, because it reads the token on import.
 
     oscine-ray-XXXXXXXX/  0700: other users of this machine can enter nothing below
+        lock              the mark of a folder that Oscine made; held by the process that all others belong to
         token             0600
-        lock, address, start.log
+        address, start.log
         ray/              Ray's own: sockets, logs, sessions. Ray makes this folder accessible to all users
 """
 
@@ -15,24 +16,24 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from oscine.python_child import CHECKOUT, child_environment, module_command
+from oscine.system.owned_folder import MARK, Kind, make_temporary, remove_left
 
 _START_S = 60.0
 _STOP_S = 15.0  # for processes to end by themselves
 _POLL_S = 0.05
 _OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it: tokens and pages have ways of their own
-_ADDRESS, _LOCK, _LOG, _TOKEN, _RAY = "address", "lock", "start.log", "token", "ray"  # in the folder
+_ADDRESS, _LOG, _TOKEN, _RAY = "address", "start.log", "token", "ray"  # in the folder
+_KIND = Kind("ray", None)  # nothing in it is worth keeping
 
 
 class ClusterError(Exception):
@@ -84,7 +85,7 @@ class LocalRay:
     def alive(self) -> bool:
         """The process holds a lock as long as it lives; its pid alone may belong to another process by now."""
         try:
-            with Path(self.folder, _LOCK).open() as lock:
+            with Path(self.folder, MARK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -100,7 +101,8 @@ class LocalRay:
                 os.kill(self.pid, number)
             while self.alive and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_left(_KIND, Path(self.folder))
 
     def connect(self) -> None:
         """Makes this process its client; it cannot be one of another cluster afterwards."""
@@ -134,10 +136,14 @@ def disconnect() -> None:
 
 def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     """Raises ClusterError when Ray does not start. `num_gpus`: None for those that Ray finds."""
-    folder = Path(tempfile.mkdtemp(prefix="oscine-ray-"))  # mode 0700
+    try:
+        owned = make_temporary(_KIND)  # mode 0700
+    except OSError as error:
+        raise ClusterError(str(error)) from None
+    folder = owned.path
     (folder / _TOKEN).touch(0o600, exist_ok=False)
     (folder / _TOKEN).write_text(secrets.token_hex(32))
-    request = json.dumps({"folder": str(folder), "num_cpus": num_cpus, "num_gpus": num_gpus})
+    request = json.dumps({"folder": str(folder), "lock": owned.lock, "num_cpus": num_cpus, "num_gpus": num_gpus})
     log, address = folder / _LOG, folder / _ADDRESS
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -147,7 +153,9 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
             stderr=output,
             start_new_session=True,  # a ctrl-C of the terminal is not meant for it
             env=child_environment() | _environment(str(folder)),
+            pass_fds=[owned.lock],
         )
+    owned.close()  # now it is the child's
     started = LocalRay("", process.pid, str(folder), num_cpus)
     try:
         _wait_for(address, process)
@@ -189,32 +197,31 @@ def _environment(folder: str) -> dict[str, str]:
     }
 
 
-def _run(folder: str, num_cpus: int, num_gpus: int | None) -> None:
-    """In the process that all others belong to: until SIGTERM."""
+def _run(folder: str, lock: int, num_cpus: int, num_gpus: int | None) -> None:
+    """In the process that all others belong to: until SIGTERM. Holds the lock."""
     import psutil  # Ray brings its own
     import ray
 
+    os.set_inheritable(lock, False)
     signals = {signal.SIGTERM, signal.SIGINT}
-    with Path(folder, _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ray.init(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(Path(folder, _RAY)),
-        )
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        unfinished = Path(folder, _ADDRESS + ".new")  # the file appears whole: no reader sees half an address
-        unfinished.write_text(str(ray.get_runtime_context().gcs_address))
-        unfinished.rename(Path(folder, _ADDRESS))
-        signal.sigwait(signals)
-        below = psutil.Process().children(recursive=True)  # engines too: they end when their owner has
-        ray.shutdown()
-        _, left = psutil.wait_procs(below, timeout=_STOP_S)
-        for process in left:
-            process.kill()
+    ray.init(
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=str(Path(folder, _RAY)),
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    unfinished = Path(folder, _ADDRESS + ".new")  # the file appears whole: no reader sees half an address
+    unfinished.write_text(str(ray.get_runtime_context().gcs_address))
+    unfinished.rename(Path(folder, _ADDRESS))
+    signal.sigwait(signals)
+    below = psutil.Process().children(recursive=True)  # engines too: they end when their owner has
+    ray.shutdown()
+    _, left = psutil.wait_procs(below, timeout=_STOP_S)
+    for process in left:
+        process.kill()
 
 
 if __name__ == "__main__":

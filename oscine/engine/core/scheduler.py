@@ -248,6 +248,10 @@ class Scheduler:
         request.queue_s = self._clock() - request.arrival_s
         request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
         self._counters.prompt_tokens += request.num_prompt_tokens
+        fetched = request.remote_prefill.num_full_pages * self.cache.page_size if request.remote_prefill else 0
+        num_external = min(fetched, request.num_cached_tokens)
+        self._counters.external_hits += num_external
+        self._counters.local_hits += request.num_cached_tokens - num_external
         if self.cache.looks_up(request):
             self._counters.prefix_queries += request.num_given
             self._counters.prefix_hits += request.num_computed

@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import shutil
-import tempfile
 import time
 from typing import Literal, Protocol
 
@@ -12,11 +9,13 @@ import zmq
 
 from oscine.config import EngineOptions
 from oscine.engine.process.descriptors import raise_descriptor_limit
+from oscine.engine.process.parent import SOCKETS
 from oscine.engine.process.supervisor import STARVED_S, EngineSupervisor, pause_s
 from oscine.engine.process.together import Member
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.links import Link
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
+from oscine.system.owned_folder import OwnedFolder, make_temporary
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 __all__ = ["Engine", "EngineClient", "EngineDied", "EngineError", "EngineOverloaded", "EngineState", "RequestStream"]
@@ -91,6 +90,7 @@ class EngineClient:
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
         self.restarts = 0
+        self._folder: OwnedFolder | None = None  # of the socket
         self.address = ""  # ZeroMQ endpoint of the engine, made by start()
         self._options = options
         self._supervisor = EngineSupervisor(options, self._on_exit, member)
@@ -115,8 +115,12 @@ class EngineClient:
 
     async def start(self) -> None:
         raise_descriptor_limit()
+        try:
+            self._folder = make_temporary(SOCKETS, logger.warning)  # mode 0700: no other user may connect
+        except OSError as error:
+            raise EngineError(str(error)) from None
         self._context = zmq.Context()
-        self.address = f"ipc://{tempfile.mkdtemp(prefix='oscine-')}/engine"  # mode 0700: no other user may connect
+        self.address = f"ipc://{self._folder.path}/engine"
         self._supervisor.start(self.address)
         if self._options.engine_timeout_s:
             self._watching = asyncio.create_task(self._watch())
@@ -130,9 +134,9 @@ class EngineClient:
             self._watching.cancel()
         await self._supervisor.stop()
         if self._context is not None:
-            folder = os.path.dirname(self.address.removeprefix("ipc://"))
-            shutil.rmtree(folder, ignore_errors=True)  # the engine may have removed it first
             self._context.term()
+        if self._folder is not None:
+            self._folder.remove(logger.warning)
 
     async def wait_ready(self) -> EngineInfo:
         while self.state in ("starting", "restarting"):

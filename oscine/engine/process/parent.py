@@ -2,9 +2,14 @@
 
 import contextlib
 import os
+import re
 import sys
 import threading
+from pathlib import Path
 
+from oscine.system.owned_folder import MARK, Kind, is_marked
+
+SOCKETS = Kind("engine", re.compile("engine"))  # the folder of an engine's socket, which the parent makes
 STOP = b"stop\n"  # asks the engine to notify its clients and to end
 
 
@@ -33,8 +38,10 @@ class Parent:
 
     def leave(self) -> None:
         """Ends the process at once: nothing in it is worth keeping."""
-        socket = self._address.removeprefix("ipc://")
-        with contextlib.suppress(OSError):  # the folder may have other users, or be gone with the parent
-            os.unlink(socket)
-            os.rmdir(os.path.dirname(socket))
+        socket = Path(self._address.removeprefix("ipc://"))
+        with contextlib.suppress(OSError):  # both may be gone with the parent
+            socket.unlink()
+            if is_marked(SOCKETS, socket.parent):
+                (socket.parent / MARK).unlink()
+                socket.parent.rmdir()
         os._exit(0)

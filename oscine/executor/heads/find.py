@@ -81,14 +81,15 @@ def find_draft_head(options: EngineOptions, opened: OpenedModel, *, alone: bool)
         return None
     if not alone:
         raise ValueError("--speculative-config: an EAGLE-3 head needs a model on one GPU; ngram does not")
-    folder = _folder(options, opened)
+    folder = head_folder(options, opened.path)
     return DraftHead(open_head(folder, opened.config), opened.config.num_hidden_layers)
 
 
-def _folder(options: EngineOptions, opened: OpenedModel) -> Path:
+def head_folder(options: EngineOptions, path: Path | None) -> Path:
+    """`path`: of the model. Raises ValueError if no head is named, or it is not there."""
     name = options.speculation.model
     if name is not None:
         return find_head(name, options.model)
-    if opened.path is not None and opened.path.resolve() == NANO_FOLDER.resolve():
+    if path is not None and path.resolve() == NANO_FOLDER.resolve():
         return OF_NANO
     raise ValueError("--speculative-config: eagle3 needs `model`, the folder of a head or its Hugging Face name")

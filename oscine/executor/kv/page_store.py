@@ -24,7 +24,6 @@ from oscine.kv_group import KVGroup
 
 LOADING_THREADS, SAVING_THREADS = 2, 1
 _CHUNK_BYTES = 32 << 20  # that one thread copies before another may take its turn
-_FIRST_FILE = 1
 
 
 class SlotCopy(NamedTuple):
@@ -103,7 +102,7 @@ class PageStore:
         self._saving = ThreadPoolExecutor(SAVING_THREADS, "offload-save")
         self._writing = ThreadPoolExecutor(1, "offload-write")
         self.found = [] if files is None else files.scan()
-        self._next_file = max((file.number for file in self.found), default=_FIRST_FILE - 1) + 1
+        self._next_file = 1 if files is None else files.next_number
 
     @property
     def has_files(self) -> bool:

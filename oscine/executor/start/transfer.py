@@ -1,12 +1,14 @@
 """The transfer of pages between one rank's memory and other engines. Needs NIXL."""
 
 from oscine.checkpoint.folder import fingerprint
-from oscine.checkpoint.hub import find_model
+from oscine.checkpoint.hub import CONFIG, find_model
 from oscine.checkpoint.opened import config_of
 from oscine.config import EngineOptions
+from oscine.executor.heads.find import head_folder
 from oscine.executor.kv.nixl_transfer import KVTransfer
 from oscine.executor.kv.transfers import identity_of
 from oscine.executor.runner import TorchExecutor
+from oscine.model.eagle.config import HeadConfig
 from oscine.types import RankMemory, Region
 
 
@@ -20,7 +22,12 @@ def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
 
 
 def model_identity(options: EngineOptions) -> str:
-    """What makes equal tokens have equal keys and values."""
+    """What makes equal tokens have equal keys and values, those of a head that drafts among them."""
     model = options.model
-    weights = "" if model.random_weights else fingerprint(find_model(model))
-    return identity_of(model.random_weights or model.model, weights, config_of(model))
+    path = None if model.random_weights else find_model(model)
+    weights = "" if path is None else fingerprint(path)
+    identity = identity_of(model.random_weights or model.model, weights, config_of(model))
+    if options.speculation.method != "eagle3":
+        return identity
+    head = head_folder(options, path)
+    return f"{identity} {fingerprint(head)} {HeadConfig.from_file(head / CONFIG, config_of(model))}"

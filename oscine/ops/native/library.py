@@ -10,9 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from typing import Any
 
 import torch
 
-from oscine.environment import Environment
+from oscine.ops.native.cache import NoLibrary, cached
 from oscine.ops.native.levels import compiled_ahead, features
 
 NATIVE = "-march=native"
@@ -65,10 +63,6 @@ MOST_ARGUMENTS = max(map(len, OF_STEPS.values()))
 _recorders = threading.local()  # .now: what stands for the library in this thread
 
 
-class NoLibrary(Exception):  # noqa: N818  (reads as what it is)
-    """The reason why there are no native kernels on this machine, in one line."""
-
-
 def library() -> Any:
     """The library, or what records its calls in this thread. Raises NoLibrary."""
     return getattr(_recorders, "now", None) or _loaded()
@@ -87,11 +81,7 @@ def recorded_by(recorder: Any) -> Iterator[None]:
 @functools.cache
 def _loaded() -> ctypes.CDLL:
     """Compiles the library if no earlier process has."""
-    path = _compiled()
-    try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError as error:  # a folder from which nothing may be executed
-        raise NoLibrary(str(error)) from None
+    loaded = _found_or_compiled()
     for name, kinds in (OF_STEPS | OTHERS).items():
         function = getattr(loaded, name)
         function.argtypes = [_TYPES[kind] for kind in kinds]
@@ -118,13 +108,14 @@ def find_compiler() -> str:
     return compiler
 
 
-def _compiled() -> Path:
+def _found_or_compiled() -> ctypes.CDLL:
+    """Raises NoLibrary."""
     try:
         compiler = find_compiler()
     except NoLibrary:
         if (ahead := compiled_ahead(features())) is None:
             raise
-        return ahead
+        return _load(ahead)
     state = "\n".join(
         (
             *FLAGS,
@@ -135,45 +126,33 @@ def _compiled() -> Path:
             _runner(),
         )
     )
-    name = f"native-{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}.so"
-    folders = [Environment().cache_folder, Path(os.path.expanduser("~/.cache/oscine"))]
-    folders.append(Path(tempfile.gettempdir()) / f"oscine-{os.getuid()}")
-    for folder in dict.fromkeys(folders):
-        try:
-            return compile_library(compiler, _private(folder) / name)
-        except OSError:
-            continue
-    raise NoLibrary(f"none of these can be written by this user alone: {', '.join(map(str, folders))}")
+    digest = hashlib.blake2b(state.encode(), digest_size=12).hexdigest()
+    return cached(digest, lambda folder: compile_library(compiler, folder))
 
 
-def _private(folder: Path) -> Path:
-    """Makes the folder. Raises OSError if others may write there, as they could give this process their code."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(folder)
-    return folder
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoLibrary(str(error)) from None
 
 
 def _sources() -> list[Path]:
     return sorted(_FOLDER.glob("*.[ch]"))
 
 
-def compile_library(compiler: str, target: Path, flags: tuple[str, ...] = FLAGS) -> Path:
-    """Several processes may do so at once: the last one to finish wins. Raises NoLibrary."""
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built, runner = Path(folder) / target.name, Path(folder) / "runner.c"
-        runner.write_text(_runner())
-        units = [str(path) for path in (*_sources(), runner) if path.suffix == ".c"]
-        command = [compiler, *flags, "-o", str(built), *units, "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line]
-            raise NoLibrary(f"{compiler} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
-        built.replace(target)
-    return target
+def compile_library(compiler: str, folder: Path, flags: tuple[str, ...] = FLAGS) -> bytes:
+    """The library. `folder`: for files of the compiler, which stay there. Raises NoLibrary."""
+    built, runner = folder / "native.so", folder / "runner.c"
+    runner.write_text(_runner())
+    units = [str(path) for path in (*_sources(), runner) if path.suffix == ".c"]
+    command = [compiler, *flags, "-o", str(built), *units, "-lm"]
+    environment = os.environ | {"TMPDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        raise NoLibrary(f"{compiler} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
+    return built.read_bytes()
 
 
 def _runner() -> str:

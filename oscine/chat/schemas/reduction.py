@@ -1,0 +1,285 @@
+"""JSON schemas reduced to what llguidance implements.
+
+A keyword is judged by its value, not by its presence. `RULES` of rules.py drops what admits everything and
+rewrites what has an equivalent; what is left is refused with its path. Annotations are dropped.
+
+References are followed in the schema as it was given, and each target becomes a definition. So a target may lie in a
+part that was dropped.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from oscine.chat.schemas.formats import FORMATS, MISSING
+from oscine.chat.schemas.rules import (
+    OF_TYPE,
+    RULES,
+    OneOf,
+    Reference,
+    Schema,
+    add,
+    collapsed,
+    equality_key,
+    kinds,
+    listed,
+    requiring,
+    texts,
+)
+
+MOST_BYTES = 1 << 18  # of a schema, and of the parts of a grammar as JSON; larger ones take too long to compile
+TOO_LARGE = f"what is to be enforced has more than {MOST_BYTES} bytes"
+
+_CONTAINERS = (dict, list)
+_LONGEST_PATH = 200  # characters
+_KEYWORDS = {
+    *("type", "const", "enum", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "discriminator"),
+    *("not", "if", "then", "else", *OF_TYPE),
+}
+_RULED = {keyword for keywords, _ in RULES for keyword in keywords}
+_VALUES = {"const", "enum", "default", "examples"}  # values, not schemas, even if they look like one
+_MAPS = {"properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies"}
+_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
+_SCHEMAS = {
+    *("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "unevaluatedItems"),
+    *("unevaluatedProperties", "not", "if", "then", "else"),
+}
+_COUNTS = {f"{limit}{of}" for limit in ("min", "max") for of in ("Length", "Items", "Properties", "Contains")}
+_DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d+)")
+_SINCE = {  # the draft that introduced a keyword; earlier ones ignore it
+    **dict.fromkeys(("contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "minContains", "maxContains"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "$recursiveRef"), 2019),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
+}
+
+
+class _Refusal(str):
+    """The value of a keyword that no grammar can express: the error if the keyword is still there in the end."""
+
+    __slots__ = ()
+
+
+def reduced(schema: dict[str, Any], *, lenient: bool = False, any_format: bool = False) -> dict[str, Any]:
+    """The equivalent schema for llguidance.
+
+    `lenient`: what no grammar can express is skipped instead of refused. `any_format`: so are unknown formats. Raises
+    ValueError that names what is refused, and RecursionError for a schema that is nested too deeply.
+    """
+    whole = _Reduction(schema, lenient, any_format or lenient).whole()
+    if whole is False and not lenient:
+        raise ValueError("it admits nothing")
+    return whole if isinstance(whole, dict) else {}
+
+
+class _Reduction:
+    def __init__(self, root: dict[str, Any], lenient: bool, any_format: bool) -> None:
+        self._root, self._lenient, self._any_format = root, lenient, any_format
+        found = _DRAFT.search(str(root.get("$schema")))
+        self._draft = int(found[1]) if found else max(_SINCE.values())
+        self._bases: dict[int, str] = {}  # URI of the resource that a schema belongs to, by the schema's id()
+        self._places: dict[str, Any] = {"": root}  # resources and anchors by their URI
+        self._scan()
+        self._targets: dict[int, Schema] = {}  # reduced, by the id() of the schema as it was given
+        self._names: dict[Reference, str] = {}  # of definitions
+        self._references: list[Reference] = []  # those with a name, in order of first use
+        self._left = MOST_BYTES  # parts that may still be written or compared
+
+    def whole(self) -> Schema:
+        written: Schema = self._written(self._reduced(self._root))
+        definitions: dict[str, Schema] = {}
+        for reference in self._references:  # which grows meanwhile
+            definitions[self._names[reference]] = self._written(self._target(reference))
+        return {**written, "$defs": definitions} if isinstance(written, dict) and definitions else written
+
+    def _scan(self) -> None:
+        """Notes resources, anchors, and where each schema belongs."""
+        left: list[tuple[Any, str]] = [(self._root, "")]
+        while left:
+            node, base = left.pop()
+            if isinstance(node, list):
+                left += [(part, base) for part in node if isinstance(part, _CONTAINERS)]
+                continue
+            identifier = node.get("$id")
+            if isinstance(identifier, str) and not identifier.startswith("#"):
+                base = urldefrag(urljoin(base, identifier)).url
+                self._places[base] = node
+            for anchor in (node.get("$anchor"), node.get("$dynamicAnchor"), identifier):
+                if isinstance(anchor, str):
+                    self._places.setdefault(f"{base}#{anchor.removeprefix('#')}", node)
+            self._bases[id(node)] = base
+            left += [(part, base) for key, part in node.items() if isinstance(part, _CONTAINERS) and key not in _VALUES]
+
+    def _reduced(self, schema: Any, path: tuple[str, ...] = ()) -> Schema:
+        """Without references being followed. What cannot be expressed becomes a _Refusal."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ValueError(f"{_dotted(path)} is no schema: neither an object nor a boolean")
+        base, only_reference = self._bases.get(id(schema), ""), self._draft < 2019 and "$ref" in schema
+        keywords = {"$ref"} if only_reference else _KEYWORDS
+        types = {None, *kinds(schema)}
+        kept: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            if keyword not in keywords or self._draft < _SINCE.get(keyword, 0):
+                continue
+            if len(types) == 1 or OF_TYPE.get(keyword) in types:  # else the values that it is about are refused
+                kept[keyword] = self._part(keyword, value, (*path, keyword), base)
+        self._check_format(kept, path)
+        if not _RULED.isdisjoint(kept):
+            self._apply_rules(kept, path)
+        return collapsed(kept)
+
+    def _apply_rules(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:
+        for keywords, rule in RULES:
+            for keyword in () if schema.keys().isdisjoint(keywords) else rule(schema):
+                schema.pop(keyword, None)
+                if not self._lenient:
+                    schema[keyword] = _Refusal(f"no grammar can express {_dotted((*path, keyword))}")
+
+    def _part(self, keyword: str, value: Any, path: tuple[str, ...], base: str) -> Any:
+        """The value of a keyword, with reduced schemas."""
+        if keyword == "$ref":
+            if not isinstance(value, str):
+                raise ValueError(f"{_dotted(path)} is no text")
+            return Reference(base + value if value.startswith("#") else urljoin(base, value))
+        if keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+            if not isinstance(value, list):
+                raise ValueError(f"{_dotted(path)} is no list")
+            return [self._reduced(part, (*path, str(index))) for index, part in enumerate(value)]
+        if keyword in _MAPS:
+            if not isinstance(value, dict):
+                raise ValueError(f"{_dotted(path)} is no object")
+            names = keyword in ("dependentRequired", "dependencies")  # lists of them
+            return {
+                name: part if names and isinstance(part, list) else self._reduced(part, (*path, name))
+                for name, part in value.items()
+            }
+        if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return self._reduced(value, path) if keyword in _SCHEMAS else value
+
+    def _check_format(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:
+        name = schema.get("format")
+        if not isinstance(name, str):
+            return
+        if name in MISSING:
+            add(schema, MISSING[name])
+        elif name not in FORMATS:
+            del schema["format"]
+            if not self._any_format:
+                schema["format"] = _Refusal(
+                    f"no grammar knows the format {name[:80]!r} of {_dotted(path) or 'the text'}"
+                )
+
+    def _written(self, node: Any) -> Any:
+        """The part with the names of its definitions. Raises ValueError for the first refusal in it."""
+        if isinstance(node, Reference):
+            return f"#/$defs/{self._name(node)}"
+        if isinstance(node, _Refusal):
+            raise ValueError(str(node))
+        if not isinstance(node, _CONTAINERS):
+            return node
+        self._spend(len(node))
+        if isinstance(node, list):
+            return [self._written(part) for part in node]
+        if isinstance(variants := node.get("oneOf"), OneOf) and self._are_exclusive(variants):
+            node = {key: value for key, value in node.items() if key != "oneOf"}
+            add(node, {"anyOf": variants})
+        return {key: self._written(part) for key, part in node.items()}
+
+    def _spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(TOO_LARGE)
+
+    def _name(self, reference: Reference) -> str:
+        """Of the definition. A tag that the target requires anyway makes no other definition."""
+        if reference.tag is not None:
+            plain = reference._replace(tag=None)
+            required = texts(self._target(plain), "required")
+            self._spend(len(required))
+            reference = plain if reference.tag in required else reference
+        if reference not in self._names:
+            self._names[reference] = str(len(self._names))
+            self._references.append(reference)
+        return self._names[reference]
+
+    def _target(self, reference: Reference) -> Schema:
+        """The reduced schema that a reference leads to. Raises ValueError for one that leads nowhere."""
+        document, fragment = urldefrag(reference.uri)
+        node = self._places.get(document)
+        if node is None:
+            raise ValueError("a '$ref' names another document; only references within the schema are followed")
+        segments = [part.replace("~1", "/").replace("~0", "~") for part in unquote(fragment).split("/")]
+        try:
+            if segments[0]:
+                node = self._places[f"{document}#{segments[0]}"]
+            for segment in segments[1:]:
+                node = node[int(segment)] if isinstance(node, list) else node[segment]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(f"the '$ref' {f'#{fragment}'[:80]!r} leads nowhere") from None
+        if id(node) not in self._targets:
+            self._targets[id(node)] = self._reduced(node, tuple(filter(None, segments)))
+        target = self._targets[id(node)]
+        return target if reference.tag is None else requiring(target, reference.tag)
+
+    def _are_exclusive(self, variants: Iterable[Any]) -> bool:
+        """Whether it is plain that no value satisfies two of them: by types, listed values or a tag of objects."""
+        types: list[str] = []
+        values: list[str] = []
+        objects: list[Any] = []
+        for variant in variants:
+            schema = self._target(variant["$ref"]) if isinstance(variant, dict) and "$ref" in variant else variant
+            if (of := listed(schema)) is not None:
+                values += self._keys(of)
+                types += {f"listed {_type_of(value)}" for value in of} - {*types}
+            elif kinds(schema) == ["object"]:
+                objects.append(schema)
+            elif kinds(schema):
+                types += kinds(schema)
+            else:
+                return False
+        types += ["object"] if objects else []
+        return (
+            len({*types}) == len(types)
+            and len({*values}) == len(values)
+            and not any(f"listed {kind}" in types for kind in types)
+            and (len(objects) < 2 or self._have_tag(objects))
+        )
+
+    def _have_tag(self, objects: list[dict[str, Any]]) -> bool:
+        """Whether a property is required in all objects, and no two list a common value for it."""
+        names = {*texts(objects[0], "required")}
+        for schema in objects:
+            required = texts(schema, "required")
+            self._spend(len(required))
+            names.intersection_update(required)
+        return any(self._is_tag(name, objects) for name in sorted(names))
+
+    def _is_tag(self, name: str, objects: Iterable[dict[str, Any]]) -> bool:
+        seen: set[str] = set()
+        for schema in objects:
+            of = listed(schema.get("properties", {}).get(name))
+            keys = {*self._keys(of or ())}
+            if of is None or not seen.isdisjoint(keys):
+                return False
+            seen |= keys
+        return True
+
+    def _keys(self, values: Iterable[Any]) -> list[str]:
+        """Texts that are equal for values that are equal in JSON."""
+        keys = [*map(equality_key, values)]
+        self._spend(1 + sum(map(len, keys)))
+        return keys
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path)[:_LONGEST_PATH]
+
+
+def _type_of(value: Any) -> str:
+    names = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "number")

@@ -106,11 +106,9 @@ def _thinking_budget(body: MessagesRequest) -> int | None:
 def answer_form(body: MessagesRequest, request: ChatCompletionRequest) -> Form | None:
     """What is enforced of the answer. `request`: made of `body`. Raises APIError for two forms."""
     wanted = body.output_config.format if body.output_config else None
-    own = [] if wanted is None else [Form(JsonFormat(wanted.schema), "output_config.format.schema")]
+    path = "output_config.format.schema"
+    own = [] if wanted is None else [Form(JsonFormat(wanted.schema, any_format=True), path)]
     return only_form([*own, *extensions(request)])
-    if wanted is None:
-        return None
-    return Form(JsonFormat(wanted.schema, any_format=True), "output_config.format.schema")
 
 
 def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> Iterator[Tool]:

@@ -168,23 +168,21 @@ def shared(groups: Sequence[KVGroup], count: int = 0) -> Slots:
     return min(map(of_size, sorted(candidates)), key=loss)
 
 
-def slots_of_sequence(groups: Sequence[KVGroup], slots: Slots, num_pages: int) -> int:
-    """Slots that a sequence of so many pages takes at most, all by itself.
-
-    A window moves on by one page: for a moment it needs one more than it touches.
-    """
+def slots_of(groups: Sequence[KVGroup], slots: Slots, num_seqs: int, num_pages: int, *, drafts: bool = True) -> int:
+    """Slots that sequences of so many pages each take at most while they generate. A prompt of several pages, or a
+    window that moves on, may need what `drafts` need: one page more in each window."""
     counts = (
-        num_pages if groups[group].window is None else min(num_pages, groups[group].window_pages + 1)
+        num_pages if groups[group].window is None else min(num_pages, groups[group].decode_pages(drafts))
         for group in slots.groups
     )
-    return sum(-(-count // each) for count, each in zip(counts, slots.per_slot, strict=True))
+    return sum(-(-num_seqs * count // each) for count, each in zip(counts, slots.per_slot, strict=True))
 
 
 def most_pages(groups: Sequence[KVGroup], memory: Sequence[Slots]) -> int:
     """The most pages of full attention that one sequence can have, beside the windows in the same memory."""
     slots = next(slots for slots in memory if 0 in slots.groups)
     counts = range(1, slots.count * slots.per_slot[0] + 1)
-    return bisect_right(counts, slots.count, key=lambda count: slots_of_sequence(groups, slots, count))
+    return bisect_right(counts, slots.count, key=lambda count: slots_of(groups, slots, 1, count))
 
 
 def apart(num_pages: Sequence[int], groups: Sequence[KVGroup] = ()) -> list[Slots]:

@@ -12,7 +12,6 @@ from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 from oscine.executor.start.communicator import least_of
 from oscine.executor.start.fit import plan_on_cpu, plan_on_gpus
-from oscine.kv_group import slots_of_sequence
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 
 GIB = 1 << 30
@@ -195,7 +194,7 @@ def test_the_search_takes_the_last_size_that_fits() -> None:
     """A plan that holds a given number of sequences, whatever the number."""
     example, left = plan("20b", 80), Config.of({"max-num-batched-tokens": 4096}).engine
     for held in (1, 8, 11, 12, 100, 511, 512, 10_000):
-        slots = replace(example.slots[0], count=held * slots_of_sequence(example.groups, example.slots[0], 24))
+        slots = replace(example.slots[0], count=held * 27)
         holding = replace(example, slots=[slots])
         chosen = with_sequences(left, lambda options, holding=holding: holding).scheduler  # type: ignore[misc]
         assert chosen.max_num_seqs == max((size for size in SIZES if size <= held), default=8)

@@ -13,7 +13,9 @@ from oscine.engine.core.page_holds import PageHolds
 from oscine.engine.core.page_pool import Pools
 from oscine.engine.core.prefix_index import PrefixHit, PrefixIndex, root_of
 from oscine.engine.core.request import NEVER, Request
-from oscine.kv_group import KVGroup, Slots, most_pages, slots_of_sequence
+from oscine.kv_group import KVGroup, Slots, most_pages, slots_of
+
+_MANY = 1024  # sequences over which the rest of a slot is shared out
 
 
 class KVCacheManager:
@@ -35,7 +37,7 @@ class KVCacheManager:
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
         self.holds = PageHolds(groups, self.pools, self.index)
-        self.groups, self._memory = groups, memory
+        self.groups, self._memory, self._drafts = groups, memory, drafts
         self.most_pages = most_pages(groups, memory)  # of full attention that one sequence can have
         # Pages per group that a sequence in decode holds at most; -1: full attention, which always grows.
         self._steady = [-1 if group.window is None else group.decode_pages(drafts) for group in groups]
@@ -49,7 +51,10 @@ class KVCacheManager:
 
     def num_held(self, num_pages: int) -> int:
         """Sequences of so many pages that have room at once."""
-        return min(slots.count // slots_of_sequence(self.groups, slots, num_pages) for slots in self._memory)
+        return min(
+            slots.count * _MANY // slots_of(self.groups, slots, _MANY, num_pages, drafts=self._drafts)
+            for slots in self._memory
+        )
 
     def looks_up(self, request: Request) -> bool:
         """Whether the request may use the prefix index; logprobs of a prompt exist only where it is computed."""

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oscine.config import CPU_CACHE_BYTES, EngineOptions
-from oscine.kv_group import FP8, KVGroup, Slots, most_pages, shared, slots_of_sequence
+from oscine.config import CPU_CACHE_BYTES, MOST_SEQS, EngineOptions
+from oscine.kv_group import FP8, KVGroup, Slots, most_pages, shared, slots_of
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 
@@ -47,7 +47,8 @@ _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for t
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
 SECOND_FORM_SHARE = 0.03  # of what the other weights leave, at most for the projections in 12 bits
-# With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
+# With a GPU of up to this size, and where it makes room for sequences, the embedding stays in host memory. A step reads
+# one row per token from there.
 _SMALL_GPU = 24 * _GIB
 
 
@@ -238,14 +239,15 @@ def leave_on_host(
     activation_bytes: int,
     gpu: DeviceMemory,
 ) -> OnHost:
-    """With a small GPU the embedding, and the experts of as many layers as --experts-on-host says.
+    """The embedding where memory is scarce, and the experts of as many layers as --experts-on-host says.
 
     Raises ValueError if the model has fewer layers, or if GPU and CPU share one memory.
     """
     asked, layers = options.model.experts_on_host or "0", weights.experts
     if gpu.unified and asked != "0":
         raise ValueError("--experts-on-host gains nothing here: this GPU and the host share one memory")
-    embedding = weights.embedding if gpu.is_small and not gpu.unified else 0
+    scarce = gpu.is_small or _is_crowded(config, groups, options, weights.total, activation_bytes, gpu)
+    embedding = weights.embedding if scarce and not gpu.unified else 0
     stream = max(layers) + _STREAM_BUFFERS
     if asked == "auto":
         held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, gpu)
@@ -257,6 +259,29 @@ def leave_on_host(
         if count > len(layers):
             raise ValueError(f"--experts-on-host {asked} is above the model's number of layers, {len(layers)}")
     return OnHost(embedding, count, sum(layers[-count:]), stream) if count else OnHost(embedding)
+
+
+def _is_crowded(
+    config: ModelConfig,
+    groups: Sequence[KVGroup],
+    options: EngineOptions,
+    weights: int,
+    activation_bytes: int,
+    gpu: DeviceMemory,
+) -> bool:
+    """Whether fewer sequences than may run find room beside all weights."""
+    if options.cache.kv_cache_bytes is not None:
+        return False
+    wanted = MOST_SEQS if "max_num_seqs" in options.scheduler.by_memory else options.scheduler.max_num_seqs
+    workspace = workspace_bytes(config, options, activation_bytes, gpu)
+    slots = shared(groups)
+    needed = slots_of(groups, slots, wanted, typical_pages(options, groups), drafts=options.speculation.is_on)
+    return gpu.allowed(options) - weights - workspace < needed * slots.slot_bytes
+
+
+def typical_pages(options: EngineOptions, groups: Sequence[KVGroup]) -> int:
+    """Pages of full attention of a sequence of TYPICAL_TOKENS, or of the longest one there may be."""
+    return ceil(min(options.model.max_model_len or TYPICAL_TOKENS, TYPICAL_TOKENS) / groups[0].page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +300,7 @@ def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: Engin
         return options.cache.kv_cache_bytes
     tokens = options.model.max_model_len or min(config.max_position_embeddings, _USUAL_TOKENS)
     slots = shared(groups)
-    return slots_of_sequence(groups, slots, ceil(tokens / groups[0].page_size)) * slots.slot_bytes
+    return slots_of(groups, slots, 1, ceil(tokens / groups[0].page_size)) * slots.slot_bytes
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
@@ -338,7 +363,7 @@ def _slots(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) 
     empty = shared(groups)
     slots = replace(empty, count=cache_bytes // empty.slot_bytes)
     wanted = ceil((options.model.max_model_len or 1) / groups[0].page_size)
-    if (needed := slots_of_sequence(groups, slots, wanted)) > slots.count:
+    if (needed := slots_of(groups, slots, 1, wanted)) > slots.count:
         given = "--kv-cache-bytes is" if options.cache.kv_cache_bytes else "the KV cache has"
         raise ValueError(
             f"one sequence of {wanted * groups[0].page_size} tokens needs {needed} x {slots.slot_bytes} = "

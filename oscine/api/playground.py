@@ -21,13 +21,15 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
 _PAGE = "index.html"
-_FILES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in _TYPES and path.name != _PAGE)
+_PATHS = sorted(path for path in FOLDER.rglob("*") if path.suffix in _TYPES and path.name != _PAGE)
+_FILES = [path.relative_to(FOLDER).as_posix() for path in _PATHS]
 
 # Nothing is loaded from elsewhere, nothing is sent elsewhere, and no text can become a script.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {

@@ -16,6 +16,8 @@ PROMPT = 1024  # tokens; points with other prompts are not drawn
 IMAGE = Path("docs/img/pareto.svg")
 MODELS = ("120b", "20b")
 
+LoadPoint = tuple[float, float, float]  # tokens/s of one user, another measure, and the load
+
 OURS, PEER, PUBLISHED, QUIET = "#c2410c", "#1d4ed8", "#475569", "#94a3b8"
 
 
@@ -46,7 +48,7 @@ def _energy_panel(axes: Axes, model: str, results: Sequence[Result]) -> None:
         if result.isl == PROMPT and result.joules_per_output_token is not None
     ]
     if points:
-        curve(axes, points, OURS, "Oscine", "o", below=False)
+        curve(axes, points, OURS, "Oscine", "o", below=False, low_is_better=True)
         finish(axes, ticks="{x:,.3g}")
 
 
@@ -99,13 +101,32 @@ def _plain_ticks(axes: Axes, ticks: str) -> None:
         axis.set_minor_locator(NullLocator())
 
 
+def front(points: Sequence[LoadPoint], *, low_is_better: bool = False) -> list[LoadPoint]:
+    """The points that no other point beats in x and in y, by x. A high x is better."""
+    found: list[LoadPoint] = []
+    for point in sorted(points, key=lambda p: (p[0], -p[1] if low_is_better else p[1]), reverse=True):
+        y = found[-1][1] if found else None
+        if y is None or (point[1] < y if low_is_better else point[1] > y):
+            found.append(point)
+    return found[::-1]
+
+
 def curve(
-    axes: Axes, points: Sequence[tuple[float, float, float]], color: str, label: str, marker: str, *, below: bool
+    axes: Axes,
+    points: Sequence[LoadPoint],
+    color: str,
+    label: str,
+    marker: str,
+    *,
+    below: bool,
+    low_is_better: bool = False,
 ) -> None:
-    """Draws a curve through the points (x, y, load) in the order of load, with the load beside each point."""
-    ordered = sorted(points, key=lambda point: point[2])
-    axes.plot([x for x, _, _ in ordered], [y for _, y, _ in ordered], marker=marker, color=color, label=label)
-    for x, y, load in ordered:
+    """Draws all points, each with its load beside it, and a line through those that no other point beats."""
+    best = front(points, low_is_better=low_is_better)
+    axes.plot([x for x, _, _ in best], [y for _, y, _ in best], marker=marker, color=color, label=label)
+    others = [point for point in points if point not in best]
+    axes.plot([x for x, _, _ in others], [y for _, y, _ in others], marker=marker, color=color, linestyle="", alpha=0.5)
+    for x, y, load in points:
         _label(axes, f"{load:g}", (x, y), color, place=(-5, -11) if below else (5, 5))
 
 

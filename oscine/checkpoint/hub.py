@@ -20,6 +20,7 @@ from oscine.checkpoint.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 from oscine.config import NANO, ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import o200k_folder
+from oscine.option import did_you_mean
 
 NANO_FOLDER = Path(__file__).parents[1] / "model" / "nano"
 CONFIG = "config.json"
@@ -124,13 +125,16 @@ def _local(name: str) -> Path | None:
             raise ValueError(f"model {name!r} is a file, and not a GGUF file")
         return parts_of(path)[0]
     if ollama.is_name(name):
-        return ollama.find(name)
+        try:
+            return ollama.find(name)
+        except ValueError as error:
+            raise ValueError(f"{error}{did_you_mean(name, _SHORT_NAMES)}") from None
     on_hub = name in _SHORT_NAMES or (_HUB_NAME.fullmatch(name) and name[0] not in "./~")
     if not on_hub:
-        known = ", ".join((*_SHORT_NAMES, NANO))
+        known = (*_SHORT_NAMES, NANO)
         raise ValueError(
             f"model {name!r} is neither a folder, a Hugging Face name (owner/name), a GGUF file, "
-            f"a name in Ollama's store (name:tag), nor one of {known}"
+            f"a name in Ollama's store (name:tag), nor one of {', '.join(known)}{did_you_mean(name, known)}"
         )
     return None
 
@@ -263,16 +267,18 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     """What `fetch` returns. `of`: the repository, as errors name it. `offline`: why the hub cannot be asked."""
     from huggingface_hub import errors
 
+    published = _SHORT_NAMES.values()
+    hint = "" if where["repo_id"] in published else did_you_mean(where["repo_id"], published)
     of_its_library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
     try:
         return str(fetch(**where))
     except errors.LocalEntryNotFoundError as error:
         why = offline or str(error).splitlines()[0]
-        raise _MissingError(f"{of} is not in the local cache, and the hub cannot be reached: {why}") from error
+        raise _MissingError(f"{of} is not in the local cache, and the hub cannot be reached: {why}{hint}") from error
     except errors.GatedRepoError as error:
         raise ValueError(f"{of} is gated: its page on the hub says on what terms HF_TOKEN may read it") from error
     except errors.RepositoryNotFoundError as error:
-        raise ValueError(f"{of} is not on the hub, or HF_TOKEN may not read it") from error
+        raise ValueError(f"{of} is not on the hub, or HF_TOKEN may not read it{hint}") from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(f"{of} has no --revision {where['revision']!r}") from error
     except errors.EntryNotFoundError as error:

@@ -22,6 +22,7 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import HostPlace, Shard, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.native.weights import LAYOUT
+from oscine.ops.triton_range import CUDA_REMEDY
 
 PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
 RANDOM_SEED = 0
@@ -127,7 +128,9 @@ def _device(name: str) -> torch.device:
         device = torch.empty(0, device=device).device  # "cuda" by its number
     # torch raises AssertionError for a device that it was not compiled for
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name!r} cannot be used: {error}") from None
+        lacking = device.type == "cuda" and torch.version.cuda is None
+        why = f"torch {torch.__version__} is built without CUDA; {CUDA_REMEDY}" if lacking else error
+        raise ValueError(f"--device {name!r} cannot be used: {why}") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches kernels on the current one
     return device

@@ -17,6 +17,8 @@ def _text(release: tuple[int, int]) -> str:
 
 TRITON = f">={_text(OLDEST)},<{_text(UNTESTED)}"
 REMEDY = f"pip install 'torch{TORCH}' 'triton{TRITON}'"
+# pip takes an installed torch for CPUs for one of the range, so it must be told to replace it.
+CUDA_REMEDY = f"on Linux, `pip install --force-reinstall 'torch{TORCH}'` from PyPI installs a build with CUDA"
 TESTED = f"{_text(OLDEST)} to {UNTESTED[0]}.{UNTESTED[1] - 1}"
 
 

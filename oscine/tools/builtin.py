@@ -33,6 +33,15 @@ class BuiltinTools:
             self._backend = _imported(options.browser_backend)
         self._servers = _mcp_servers(options)
 
+    @property
+    def on_offer(self) -> list[dict[str, Any]]:
+        """The tools that the operator enabled, as the `tools` of a request name them."""
+        return [
+            *([{"type": "code_interpreter", "container": {"type": "auto"}}] if self._jail is not None else ()),
+            *([{"type": "web_search"}] if "browser" in self._options.tools else ()),
+            *({"type": "mcp", "server_label": label} for label in (self._servers.labels if self._servers else ())),
+        ]
+
     async def start(self) -> None:
         """Raises ValueError, in one line, if a tool cannot work on this machine."""
         if self._jail is not None:

@@ -29,6 +29,7 @@ from mcp_types import Tool as ListedTool
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.tools import NAME, NAMESPACE, TRAINED
+from oscine.system.yaml_text import parse_yaml
 from oscine.tools.toolbox import McpCall, McpListing, Tool, ToolResult, bounded
 
 T = TypeVar("T")
@@ -83,12 +84,12 @@ def _host(url: str) -> str:
 
 def read_servers(path: str) -> dict[str, ServerEntry]:
     """By label. Raises ValueError that names the option, and the label."""
-    import yaml
-
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--mcp-servers {path}: {error}") from None
+        content = parse_yaml(Path(path).read_text())
+    except OSError as error:
+        raise ValueError(f"--mcp-servers {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"--mcp-servers {path} is not YAML: {error}") from None
     if isinstance(content, dict) and [*content] == ["mcpServers"]:
         content = content["mcpServers"]
     if not isinstance(content, dict):
@@ -324,6 +325,11 @@ class Servers:
         self._shared = {label: Connection(entry, timeout_s) for label, entry in entries.items()}
         self._allow_urls = allow_urls
         self._timeout_s = timeout_s
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the operator's servers."""
+        return [*self._shared]
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._shared.values()))

@@ -10,6 +10,7 @@ export function addChunk(answer, chunk, ms) {
   if (chunk.usage) answer.stats.usage = chunk.usage;
   const [choice] = chunk.choices;
   if (!choice) return;
+  answer.stats.beganMs ??= ms; // the server sends the role with the first token, which may have no text
   const { delta, finish_reason: finish } = choice;
   if (finish) answer.stats.finish = finish;
   const thought = delta.reasoning ?? delta.reasoning_content ?? "";
@@ -31,6 +32,8 @@ function addCall(calls, piece) {
   call.function.arguments += piece.function?.arguments ?? "";
 }
 
+const LEAST_MS = 500; // events of a shorter time may have waited for each other: they give no rate
+
 const WHY = {
   length: "cut off by the token limit",
   content_filter: "filtered",
@@ -40,12 +43,12 @@ const WHY = {
 
 /** The figures of an answer, as short texts in the order in which they are shown. */
 export function figures({ stats }) {
-  const { usage, firstMs, lastMs, finish } = stats;
+  const { usage, beganMs, firstMs, lastMs, finish } = stats;
   const texts = [];
   if (firstMs !== undefined) texts.push(`${duration(firstMs)} to first token`);
   const generated = usage?.completion_tokens;
-  if (generated > 1 && lastMs > firstMs) {
-    texts.push(`${number(((generated - 1) / (lastMs - firstMs)) * 1000)} tokens/s`);
+  if (generated > 1 && lastMs - beganMs >= LEAST_MS) {
+    texts.push(`${number(((generated - 1) / (lastMs - beganMs)) * 1000)} tokens/s`);
   }
   if (usage) texts.push(...usageTexts(usage));
   if (WHY[finish] && (finish !== "error" || firstMs !== undefined)) texts.push(WHY[finish]);

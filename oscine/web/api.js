@@ -1,6 +1,7 @@
-// The server, as any client sees it: /v1/models and /v1/chat/completions. Knows HTTP and server-sent events, no elements.
+// The server, as any client sees it: models, chat completions, responses, and which tools it has. Knows HTTP and server-sent events, no elements.
 
-export const apiUrl = (path) => new URL(`v1/${path}`, document.baseURI).href;
+const url = (path) => new URL(path, document.baseURI).href;
+export const apiUrl = (path) => url(`v1/${path}`);
 
 /** What went wrong, in the server's words where it had any. */
 export class ApiError extends Error {
@@ -15,7 +16,7 @@ const headers = (key) => (key ? { Authorization: `Bearer ${key}` } : {});
 async function request(path, key, options = {}) {
   let response;
   try {
-    response = await fetch(apiUrl(path), { ...options, headers: { ...headers(key), ...options.headers } });
+    response = await fetch(url(path), { ...options, headers: { ...headers(key), ...options.headers } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server cannot be reached.");
@@ -36,18 +37,38 @@ async function failure(response) {
 
 /** [{id, max_model_len}, ...] */
 export async function listModels(key) {
-  return (await (await request("models", key)).json()).data;
+  return (await (await request("v1/models", key)).json()).data;
+}
+
+/** The server's own tools, as a request for a response names them. */
+export async function listTools(key) {
+  return (await (await request("server_info", key)).json()).tools;
+}
+
+async function* post(path, body, key, signal) {
+  const options = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal };
+  yield* serverSentEvents((await request(path, key, options)).body);
 }
 
 /** Yields the chunks of a streamed answer. Throws ApiError, also for an error in mid-stream, and AbortError. */
 export async function* streamChat(body, key, signal) {
-  const options = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal };
-  const response = await request("chat/completions", key, options);
-  for await (const data of serverSentEvents(response.body)) {
+  for await (const data of post("v1/chat/completions", body, key, signal)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error.message, chunk.error);
     yield chunk;
+  }
+  throw new ApiError("The connection ended before the answer did.");
+}
+
+/** Yields the events of a streamed response. Throws as streamChat does. */
+export async function* streamResponse(body, key, signal) {
+  for await (const data of post("v1/responses", body, key, signal)) {
+    const event = JSON.parse(data);
+    if (event.type === "error") throw new ApiError(event.message, event);
+    if (event.type === "response.failed") throw new ApiError(event.response.error.message, event.response.error);
+    yield event;
+    if (event.type === "response.completed" || event.type === "response.incomplete") return;
   }
   throw new ApiError("The connection ended before the answer did.");
 }

@@ -1,13 +1,15 @@
 // The playground: one conversation at a time with the server that served this page.
 
 import { addChunk, newAnswer } from "./answer.js";
-import { ApiError, listModels, streamChat } from "./api.js";
+import { ApiError, listModels, listTools, streamChat, streamResponse } from "./api.js";
+import { isResponse, parameters, withConversation } from "./body.js";
 import { Composer } from "./composer.js";
 import { COMMAND, setUpDialogs, showKeys, showRequest } from "./dialogs.js";
 import { byId, h, icon, toast } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { closeOverlays, goToSetting, setUpPanels, togglePanel } from "./panels.js";
-import { SettingError, parameters, requestBody, wireMessages } from "./request.js";
+import { SettingError } from "./request.js";
+import { addEvent } from "./responses.js";
 import { Scroller } from "./scroller.js";
 import { SettingsPanel } from "./settings.js";
 import { showConversations } from "./sidebar.js";
@@ -28,7 +30,9 @@ class Playground {
       again: (message) => this.#askFrom(message),
       answerCalls: (message, results) => this.#answerCalls(message, results),
       changeResults: (message) => this.#changeResults(message),
-      showRequest: (message) => showRequest({ ...message.sent, messages: this.#messagesBefore(message) }),
+      showRequest: (message) => showRequest(withConversation(message.sent, this.#before(message), message.lead)),
+      goOn: () => this.#ask([...this.messages, { role: "user", content: "Go on where you stopped." }]),
+      changeLimit: () => goToSetting("max_tokens"),
       enterKey: () => goToSetting("key"),
     };
     this.open(store.listConversations()[0] ?? store.newConversation());
@@ -156,16 +160,16 @@ class Playground {
     if (last && !this.running) this.views.get(last).element.querySelector(".actions button").click();
   }
 
-  #messagesBefore(message) {
-    return wireMessages(this.messages.slice(0, this.messages.indexOf(message)), message.lead);
+  #before(message) {
+    return this.messages.slice(0, this.messages.indexOf(message));
   }
 
   /** Returns whether the request could be made; its answer arrives later. */
   #ask(messages) {
     const body = this.#body(messages);
     if (!body) return false;
-    const { role, instructions, ...settings } = this.conversation.settings;
-    const answer = { ...newAnswer(parameters(settings)), lead: { role, instructions } };
+    const { role, instructions } = this.conversation.settings;
+    const answer = { ...newAnswer(parameters(this.conversation.settings)), lead: { role, instructions } };
     this.conversation.messages = [...messages, answer];
     this.#showAll();
     this.#save();
@@ -175,7 +179,7 @@ class Playground {
 
   #body(messages) {
     try {
-      return requestBody(messages, this.conversation.settings);
+      return withConversation(parameters(this.conversation.settings), messages, this.conversation.settings);
     } catch (error) {
       if (!(error instanceof SettingError)) throw error;
       this.composer.showProblem(error.message);
@@ -195,8 +199,9 @@ class Playground {
     show();
     const started = performance.now();
     try {
-      for await (const chunk of streamChat(body, store.apiKey(), running.signal)) {
-        addChunk(answer, chunk, performance.now() - started);
+      const [stream, add] = isResponse(body) ? [streamResponse, addEvent] : [streamChat, addChunk];
+      for await (const piece of stream(body, store.apiKey(), running.signal)) {
+        add(answer, piece, performance.now() - started);
         frame ||= requestAnimationFrame(show);
       }
     } catch (error) {
@@ -231,6 +236,7 @@ class Playground {
     problem.hidden = true;
     try {
       this.models = await listModels(store.apiKey());
+      this.panel.offer(await listTools(store.apiKey()));
     } catch (error) {
       problem.textContent = error.message;
       problem.hidden = false;

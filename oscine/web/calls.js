@@ -16,8 +16,8 @@ function card(call, result) {
     "section",
     { class: "call", "aria-label": `Call of ${name}` },
     h("p", { class: "call-head" }, icon("tool"), h("span", {}, "Calls "), h("code", {}, name)),
-    codeFigure(indented(given), isJson(given) ? "arguments" : "arguments, not valid JSON"),
-    result && codeFigure(indented(result.content), "result"),
+    isJson(given) ? codeFigure(indented(given), "arguments", "json") : codeFigure(given, "arguments, not valid JSON"),
+    result && codeFigure(indented(result.content), "result", isJson(result.content) ? "json" : ""),
   );
 }
 

@@ -3,6 +3,7 @@
 import { COMMAND } from "./dialogs.js";
 import { byId, fitHeight, h, icon } from "./dom.js";
 import { goToSetting } from "./panels.js";
+import { toolName } from "./responses.js";
 
 const TOUCH = matchMedia("(pointer: coarse)");
 
@@ -50,10 +51,11 @@ export class Composer {
   }
 
   /** What of the settings changes the answer to the next message. */
-  showSettings({ tools, format, instructions }) {
+  showSettings({ tools, builtin, format, instructions }) {
     const functions = tools.filter((tool) => tool.on).length;
     const chips = [
       functions && [`${functions} ${functions === 1 ? "function" : "functions"}`, "tool-0"],
+      builtin.length && [builtin.map(toolName).join(", "), "builtin"],
       format !== "text" && [format === "json_schema" ? "JSON schema" : "JSON", format === "json_schema" ? "schema" : "format"],
       instructions.trim() && ["instructions", "instructions"],
     ];

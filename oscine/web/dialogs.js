@@ -1,6 +1,7 @@
 // The dialogs: a request as code, and the keyboard.
 
 import { apiUrl } from "./api.js";
+import { isResponse } from "./body.js";
 import { byId, copyText, h } from "./dom.js";
 import { pretty } from "./json.js";
 import { asCurl, asPython } from "./snippets.js";
@@ -49,7 +50,7 @@ export function showRequest(body) {
 
 function snippet(language, body) {
   const hasKey = Boolean(apiKey());
-  if (language === "curl") return asCurl(body, apiUrl("chat/completions"), hasKey);
+  if (language === "curl") return asCurl(body, apiUrl(isResponse(body) ? "responses" : "chat/completions"), hasKey);
   if (language === "Python") return asPython(body, apiUrl("").replace(/\/$/, ""), hasKey);
   return pretty(body);
 }

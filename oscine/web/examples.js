@@ -2,7 +2,7 @@
 
 import { SCHEMA_EXAMPLE, TOOL_EXAMPLE, narrow } from "./settings.js";
 
-const PLAIN = { tools: [], toolChoice: "auto", format: "text" };
+const PLAIN = { tools: [], builtin: [], toolChoice: "auto", format: "text" };
 
 export const EXAMPLES = [
   { title: "Think it through", question: "What is 27 + 58?", settings: PLAIN },

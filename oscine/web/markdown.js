@@ -1,7 +1,9 @@
 // Markdown as language models write it, made of elements and text nodes only: no text is ever read as HTML.
-// Blocks: headings, paragraphs, fenced code, lists, tables, quotes, rules. Images are shown as links: nothing is fetched.
+// Blocks: headings, paragraphs, fenced code, formulas, lists, tables, quotes, rules. Images are shown as links: nothing is fetched.
 
+import { coloured } from "./code_colors.js";
 import { copyText, h } from "./dom.js";
+import { formulaBlock, linesOfFormula } from "./formula.js";
 import { inline } from "./markdown_inline.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
@@ -48,6 +50,8 @@ function endOfBlock(lines, start) {
   const first = lines[start];
   if (FENCE.test(first)) return endOfFence(lines, start);
   if (HEADING.test(first) || RULE.test(first)) return start + 1;
+  const formula = linesOfFormula(lines, start);
+  if (formula) return formula[0];
   if (QUOTE.test(first)) return endWhere(lines, start, (line) => !QUOTE.test(line));
   if (ITEM.test(first)) return endOfList(lines, start);
   if (isTable(lines, start)) return endWhere(lines, start + 1, (line) => !line.includes("|"));
@@ -62,7 +66,7 @@ function endWhere(lines, start, ends) {
 
 function opensBlock(lines, i) {
   const line = lines[i];
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line)) || isTable(lines, i);
+  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line)) || isTable(lines, i) || linesOfFormula(lines, i) !== null;
 }
 
 const isTable = (lines, i) =>
@@ -93,6 +97,8 @@ function block(source, depth) {
   const first = lines[0];
   if (FENCE.test(first)) return codeBlock(lines);
   if (RULE.test(first)) return h("hr");
+  const formula = linesOfFormula(lines, 0);
+  if (formula?.[0] === lines.length) return formulaBlock(formula[1], source);
   const heading = first.match(HEADING);
   if (heading) return h(`h${Math.min(heading[1].length + 1, 6)}`, {}, inline(heading[2].trim().replace(/\s#+$/, "")));
   if (depth < MAX_DEPTH && QUOTE.test(first)) {
@@ -112,12 +118,12 @@ function codeBlock(lines) {
   return codeFigure(lines.slice(1, closed ? -1 : undefined).join("\n"), language);
 }
 
-/** Code with its language and a button that copies it. */
-export function codeFigure(text, language) {
+/** Code with a title and a button that copies it. */
+export function codeFigure(text, title, language = title) {
   const copy = h("button", { type: "button", onclick: () => copyText(text, "the code") }, "Copy");
-  const head = h("figcaption", {}, h("span", {}, language || "text"), copy);
+  const head = h("figcaption", {}, h("span", {}, title || "text"), copy);
   // Focusable, so that the keyboard can scroll it.
-  return h("figure", { class: "code" }, head, h("pre", { tabindex: "0" }, h("code", {}, text)));
+  return h("figure", { class: "code" }, head, h("pre", { tabindex: "0" }, h("code", {}, coloured(text, language))));
 }
 
 function list(lines, depth) {

@@ -1,6 +1,7 @@
-// What stands within a line: code, emphasis, links, line breaks. One pass from left to right.
+// What stands within a line: code, formulas, emphasis, links, line breaks. One pass from left to right.
 
 import { h } from "./dom.js";
+import { inlineFormula } from "./formula.js";
 
 const MAX_DEPTH = 6; // of emphasis within emphasis
 const MAX_LENGTH = 20_000; // characters; a longer text is shown as it is
@@ -38,8 +39,10 @@ export function inline(text, depth = 0) {
 /** [nodes, how many characters they stand for], or null where a character stands for itself. */
 function special(text, i, depth) {
   switch (text[i]) {
+    case "$":
+      return inlineFormula(text, i);
     case "\\":
-      return PUNCTUATION.test(text[i + 1] ?? "") ? [text[i + 1], 2] : null;
+      return inlineFormula(text, i) ?? escaped(text, i);
     case "\n":
       return [h("br"), 1];
     case "`":
@@ -55,6 +58,8 @@ function special(text, i, depth) {
       return "*_~".includes(text[i]) ? emphasis(text, i, depth) : null;
   }
 }
+
+const escaped = (text, i) => (PUNCTUATION.test(text[i + 1] ?? "") ? [text[i + 1], 2] : null);
 
 /** `<br>` is the one tag that models write in tables. */
 function brokenLine(text, i) {

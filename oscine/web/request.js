@@ -14,6 +14,7 @@ export const DEFAULTS = {
   role: "developer",
   instructions: "",
   tools: [], // of {text, on}
+  builtin: [], // tools of the server that are switched on, as it names them
   toolChoice: "auto", // auto, none, required, or "function:NAME"
   format: "text",
   schema: "",
@@ -24,13 +25,8 @@ export const DEFAULTS = {
   stop: "",
 };
 
-/** Throws SettingError. `messages` are those of a conversation, the question last. */
-export function requestBody(messages, settings) {
-  return { ...parameters(settings), messages: wireMessages(messages, settings) };
-}
-
-/** The body without its messages, as it is kept with an answer. */
-export function parameters(settings) {
+/** The body of a chat completion without its messages, as it is kept with an answer. Throws SettingError. */
+export function chatParameters(settings) {
   return {
     model: settings.model || undefined,
     messages: [], // keeps its place in the order in which a person reads a request
@@ -43,12 +39,13 @@ export function parameters(settings) {
   };
 }
 
-export function wireMessages(messages, { role, instructions }) {
-  const leading = instructions.trim() ? [{ role, content: instructions }] : [];
-  return [...leading, ...messages.filter(saysSomething).map(wireMessage)];
+export function wireMessages(messages, lead) {
+  return [...leading(lead), ...messages.filter(saysSomething).map(wireMessage)];
 }
 
-const saysSomething = (message) => message.role !== "assistant" || message.content || message.tool_calls.length > 0;
+export const leading = ({ role, instructions }) => (instructions.trim() ? [{ role, content: instructions }] : []);
+
+export const saysSomething = (message) => message.role !== "assistant" || message.content || message.tool_calls.length > 0;
 
 function wireMessage({ role, content, reasoning, tool_calls: calls, tool_call_id: id }) {
   if (role === "tool") return { role, tool_call_id: id, content };
@@ -65,11 +62,16 @@ export function parseTool(text) {
   return made;
 }
 
-function toolParameters({ tools, toolChoice }) {
+/** The functions that are switched on, and the choice among all tools as chat completions have it. */
+export function clientTools({ tools, toolChoice }) {
   const functions = tools.flatMap((tool, i) => (tool.on ? [readTool(tool.text, i)] : []));
-  if (!functions.length) return {};
   const name = toolChoice.startsWith("function:") && toolChoice.slice("function:".length);
-  const choice = name ? { type: "function", function: { name } } : toolChoice;
+  return { functions, choice: name ? { type: "function", function: { name } } : toolChoice };
+}
+
+function toolParameters(settings) {
+  const { functions, choice } = clientTools(settings);
+  if (!functions.length) return {};
   return { tools: functions.map((made) => ({ type: "function", function: made })), tool_choice: choice };
 }
 
@@ -84,9 +86,12 @@ function readTool(text, i) {
 function formatParameters({ format, schema }) {
   if (format === "text") return {};
   if (format === "json_object") return { response_format: { type: format } };
+  return { response_format: { type: format, json_schema: namedSchema(schema) } };
+}
+
+export function namedSchema(text) {
   try {
-    const parsed = JSON.parse(schema);
-    return { response_format: { type: format, json_schema: { name: "answer", schema: parsed, strict: true } } };
+    return { name: "answer", schema: JSON.parse(text), strict: true };
   } catch (error) {
     throw new SettingError("schema", `The schema cannot be read: ${error.message}`);
   }
@@ -100,10 +105,13 @@ const NUMBERS = [
 ];
 
 function samplingParameters(settings) {
-  const given = NUMBERS.filter(([field]) => settings[field].trim() !== "");
   const stop = settings.stop.split("\n").filter((line) => line !== "");
-  const numbers = given.map(([field, name]) => [name, readNumber(field, settings[field])]);
-  return { ...Object.fromEntries(numbers), ...(stop.length && { stop }) };
+  return { ...numbers(settings), ...(stop.length && { stop }) };
+}
+
+export function numbers(settings) {
+  const given = NUMBERS.filter(([field]) => settings[field].trim() !== "");
+  return Object.fromEntries(given.map(([field, name]) => [name, readNumber(field, settings[field])]));
 }
 
 function readNumber(field, text) {

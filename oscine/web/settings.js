@@ -3,6 +3,7 @@
 import { byId, fitHeight, h, icon, iconButton } from "./dom.js";
 import { pretty } from "./json.js";
 import { parseTool } from "./request.js";
+import { toolName } from "./responses.js";
 
 const FIELDS = ["model", "role", "instructions", "schema", "temperature", "top_p", "max_tokens", "seed", "stop"];
 const GROWING = ["instructions", "stop", "schema"];
@@ -34,6 +35,7 @@ export class SettingsPanel {
   /** `changed()` is called after each change. */
   constructor(changed) {
     this.settings = null;
+    this.onOffer = null; // the server's own tools, once it has named them
     this.changed = changed;
     for (const id of FIELDS) byId(id).addEventListener("input", (event) => this.#set(id, event.target.value));
     for (const [id, name] of Object.entries(CHOICES)) {
@@ -49,8 +51,37 @@ export class SettingsPanel {
     for (const [id, name] of Object.entries(CHOICES)) {
       byId(id).querySelector(`[value="${settings[name]}"]`).checked = true;
     }
+    this.#showBuiltin();
     this.#showTools();
     this.#showDependents();
+  }
+
+  /** The server has these tools of its own. */
+  offer(tools) {
+    this.onOffer = tools;
+    this.#showBuiltin();
+    this.#showToolChoice();
+    this.changed();
+  }
+
+  #showBuiltin() {
+    const { settings, onOffer } = this;
+    if (!onOffer) return;
+    const isOn = (tool) => settings.builtin.some((chosen) => toolName(chosen) === toolName(tool));
+    settings.builtin = onOffer.filter(isOn); // another server may have had others
+    const box = (tool) => {
+      const input = h("input", { type: "checkbox", checked: isOn(tool), onchange: () => this.#switch(tool, input.checked) });
+      return h("label", { class: "check" }, input, toolName(tool));
+    };
+    byId("builtin").replaceChildren(...onOffer.map(box));
+    byId("builtin-field").hidden = !onOffer.length;
+  }
+
+  #switch(tool, on) {
+    const others = this.settings.builtin.filter((chosen) => toolName(chosen) !== toolName(tool));
+    this.settings.builtin = on ? [...others, tool] : others;
+    this.#showToolChoice();
+    this.changed();
   }
 
   /** Marks the input that a problem is about, and no other; boxes of JSON are marked while they cannot be read. */
@@ -130,7 +161,7 @@ export class SettingsPanel {
     if (!options.some(([value]) => value === this.settings.toolChoice)) this.settings.toolChoice = "auto";
     select.replaceChildren(...options.map(([value, label]) => h("option", { value }, label)));
     select.value = this.settings.toolChoice;
-    select.hidden = !names.length;
+    select.hidden = !names.length && !this.settings.builtin.length;
   }
 }
 

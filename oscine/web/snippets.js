@@ -1,5 +1,6 @@
 // A request as a command or a program that sends exactly it. The key is never written into either.
 
+import { isResponse } from "./body.js";
 import { pretty } from "./json.js";
 
 /** For a POSIX shell. */
@@ -24,18 +25,28 @@ export function asPython(body, baseUrl, hasKey) {
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${literal(baseUrl)}, api_key=${hasKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"'})`,
-    "stream = client.chat.completions.create(",
+    `stream = client.${isResponse(body) ? "responses" : "chat.completions"}.create(`,
     ...options.map(([name, value]) => `    ${name}=${literal(value, "    ")},`),
     ")",
-    "for chunk in stream:",
-    "    for choice in chunk.choices:",
-    "        delta = choice.delta",
-    '        print(getattr(delta, "reasoning", None) or delta.content or "", end="", flush=True)',
-    ...(body.tools ? PYTHON_CALLS : []),
+    ...(isResponse(body) ? PYTHON_EVENTS : PYTHON_CHUNKS),
+    ...(body.tools && !isResponse(body) ? PYTHON_CALLS : []),
     "print()",
   ];
   return lines.join("\n");
 }
+
+const PYTHON_CHUNKS = [
+  "for chunk in stream:",
+  "    for choice in chunk.choices:",
+  "        delta = choice.delta",
+  '        print(getattr(delta, "reasoning", None) or delta.content or "", end="", flush=True)',
+];
+
+const PYTHON_EVENTS = [
+  "for event in stream:",
+  '    if event.type.endswith(".delta"):',
+  '        print(event.delta, end="", flush=True)',
+];
 
 const PYTHON_CALLS = [
   "        for call in delta.tool_calls or []:",

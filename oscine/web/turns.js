@@ -1,10 +1,12 @@
 // The elements of a conversation's messages. Knows how they look, not what the buttons do: `actions` does.
 
 import { duration, figures } from "./answer.js";
+import { isJson, tokenLimit } from "./body.js";
 import { callsView } from "./calls.js";
 import { copyText, fitHeight, h, icon, iconButton } from "./dom.js";
 import { indented } from "./json.js";
 import { MarkdownView, codeFigure } from "./markdown.js";
+import { serverCallsView } from "./server_calls.js";
 import { preference, setPreference } from "./store.js";
 
 /** What a person asked, and a form in its place while they rewrite it. */
@@ -59,11 +61,13 @@ export class AnswerView {
     this.fold = h("details", { class: "thinking", hidden: true, open: preference("thinking", "open") === "open" });
     this.fold.append(h("summary", {}, icon("chevron"), this.summary), this.thought);
     this.summary.parentElement.addEventListener("click", () => setPreference("thinking", this.fold.open ? "closed" : "open"));
+    this.serverCalls = h("div", { class: "calls" });
     this.text = h("div", { class: "markdown" });
     this.markdown = new MarkdownView(this.text);
     this.calls = h("div", { class: "calls" });
     this.foot = h("footer");
-    this.element = h("article", { class: "turn assistant", "aria-label": "Answer" }, this.fold, this.text, this.calls, this.foot);
+    this.element = h("article", { class: "turn assistant", "aria-label": "Answer" });
+    this.element.append(this.fold, this.serverCalls, this.text, this.calls, this.foot);
   }
 
   /** `live`: more will come. */
@@ -74,6 +78,7 @@ export class AnswerView {
     this.#grow(this.thought, reasoning);
     const took = stats.thoughtMs - stats.firstMs;
     this.summary.textContent = live && !stats.thoughtMs ? "Thinking" : `Thought${took >= 1 ? ` for ${duration(took)}` : ""}`;
+    this.serverCalls.replaceChildren(...serverCallsView(this.message));
     this.#showText(content, live);
     if (!live || calls.length) this.calls.replaceChildren(...callsView(this.message, this.results, live, this.actions));
     this.foot.replaceChildren(...(live ? [] : this.#footer()));
@@ -87,7 +92,7 @@ export class AnswerView {
   }
 
   #showText(content, live) {
-    if (!this.message.sent.response_format) return this.markdown.show(content);
+    if (!isJson(this.message.sent)) return this.markdown.show(content);
     return this.text.replaceChildren(...(content ? [codeFigure(live ? content : indented(content), "json")] : []));
   }
 
@@ -95,6 +100,7 @@ export class AnswerView {
     const { message, actions } = this;
     return [
       message.error && errorView(message.error, actions),
+      message.stats.finish === "length" && cutView(message, actions),
       h("p", { class: "figures" }, figures(message).map((text) => h("span", {}, text))),
       h(
         "div",
@@ -106,6 +112,19 @@ export class AnswerView {
       ),
     ].filter(Boolean);
   }
+}
+
+/** What may be done about an answer that was cut. Only the newest one can go on. */
+function cutView({ sent, content }, actions) {
+  const limit = tokenLimit(sent);
+  const button = (label, run) => h("button", { type: "button", onclick: run }, label);
+  return h(
+    "div",
+    { class: "cut" },
+    h("p", {}, limit ? `The answer was cut off at the limit of ${limit} tokens.` : "The answer was cut off: the conversation fills the model's context."),
+    limit && content && button("Go on", actions.goOn),
+    limit && button("Change the limit", actions.changeLimit),
+  );
 }
 
 function errorView({ message, status, param, retryAfter }, actions) {

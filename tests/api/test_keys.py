@@ -19,7 +19,8 @@ def read(tmp_path: Path, text: str, *plain: str) -> ApiKeys:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "is not YAML"),
+        ("- {name: a, key: secret}\n- {", "is not YAML (line 2)"),
+        ("- {name: a, key: 2024-99-99}", "is not YAML"),
         ("name: a", "must be a list of keys: Expected `array`"),
         ("- {key: secret}", "required field `name`"),
         ("- {name: a, key: secret, rpm: 5}", "unknown field `rpm`"),

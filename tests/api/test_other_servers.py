@@ -203,6 +203,7 @@ def test_a_profile_is_found_by_its_id_and_leads_back_to_itself() -> None:
 
 def test_load_options_and_tokenizer(server: ScriptedServer) -> None:
     assert got(server, "/load") == {"server_load": 0}
+    assert got(server, "/server_info")["tools"] == []
     info = got(server, "/server_info")["models"][NAME]
     assert info["max-num-seqs"] == 64
     assert (info["no-prefix-caching"], info["no-async-scheduling"], info["enforce-eager"]) == (False, False, False)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from oscine.chat.vocabulary import tokenizer_folder
+from oscine.checkpoint.hub import find_model
 from oscine.config import EngineOptions, ModelOptions
 
 
@@ -17,3 +18,18 @@ def test_random_weights_have_the_vocabulary_beside_their_config(model_folder: Pa
 def test_a_name_that_the_hub_cannot_have_is_not_asked_for() -> None:
     with pytest.raises(ValueError, match="'nowhere' is neither a folder, a Hugging Face name"):
         tokenizer_folder(EngineOptions(model=ModelOptions(model="nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("gpt-os-20b", "gpt-oss-20b"),
+        ("gpt-oss-120", "gpt-oss-120b"),
+        ("oscine-nao", "oscine-nano"),
+        ("gpt-oss:20b", "gpt-oss-20b"),
+    ],
+)
+def test_a_name_that_was_probably_meant(given: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", "/nowhere")
+    with pytest.raises(ValueError, match=f"{given}.*; did you mean {meant}[?]$"):
+        find_model(ModelOptions(model=given))

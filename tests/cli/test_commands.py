@@ -61,6 +61,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
         ([], 2, "COMMAND"),
         (["sing"], 2, "sing"),
         (["sevre"], 2, "not 'sevre'; did you mean serve?"),
+        (["bench"], 2, "required: serve|sweep|engine|ops (see"),
         (["serve", "--port", "x"], 2, "--port"),
         (["serve", "--prot", "1"], 2, "--prot; did you mean --port? (see oscine serve --help)"),
         (["chat", "--effort", "huge"], 2, "--effort"),

@@ -223,6 +223,7 @@ def test_damaged_files_are_removed(machine: Machine) -> None:
 
 def test_models_that_cannot_be_downloaded(machine: Machine) -> None:
     assert "model 'nobody/nothing' is not on the hub" in machine.said("pull", "nobody/nothing", status=1)
+    assert "; did you mean openai/gpt-oss-20b?" in machine.said("pull", "openai/gpt-os-20b", status=1)
     machine.hub.gated.add(NAME)
     assert f"model '{NAME}' is gated" in machine.said("pull", NAME, status=1)
     machine.environment["HF_TOKEN"] = TOKEN

@@ -247,7 +247,13 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("dtype: bfloat", "not 'bfloat'; did you mean bfloat16"),
         ("page-size: 17", "page-size must be 16, 32, 64 or 128, not 17"),
         ("- a list", "mapping"),
-        ("a: [", "YAML"),
+        (
+            "port: 1\na: [",
+            "is not YAML: line 2: expected the node content, but found '<stream end>' while parsing a flow",
+        ),
+        ("port: 1\na: \x00", "is not YAML: line 2: unacceptable character #x0000: special"),
+        ("a: 2024-99-99", "is not YAML: month must be"),
+        ("[" * 3000, "is not YAML: it is nested too deeply"),
     ],
 )
 def test_a_bad_file_is_an_error_that_names_the_key(tmp_path: Path, text: str, named: str) -> None:

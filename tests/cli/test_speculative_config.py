@@ -87,7 +87,7 @@ def test_a_head_compares_no_tokens() -> None:
         ("{prompt_lookup_min: 9}", "prompt_lookup_min must be at most prompt_lookup_max"),
         ("{method: ngram, model: head}", "a model goes with eagle3, not ngram"),
         ("[1]", "must be auto, ngram, eagle3 or none, or a mapping"),
-        ("{", "is neither JSON nor YAML"),
+        ("{", "is neither JSON nor YAML: line 1: expected the node content"),
     ],
 )
 def test_what_cannot_be_meant_names_the_key(text: str, named: str) -> None:

@@ -200,6 +200,12 @@ def test_a_model_that_is_nowhere() -> None:
         open_model(ModelOptions(model="no such model"))
 
 
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="is about a torch for CPUs")
+def test_a_torch_for_cpus_says_which_one_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"--device 'cuda' cannot be used: .* `pip install --force-reinstall 'torch>="):
+        open_model(ModelOptions(device="cuda"))
+
+
 @pytest.mark.parametrize("device", ["abacus", "cuda:63"])
 def test_a_device_that_is_not_there(device: str) -> None:
     with pytest.raises(ValueError, match=f"--device '{device}'"):

@@ -80,3 +80,17 @@ def test_results_that_cannot_be_read_are_named(
         with pytest.raises(SystemExit):
             main([str(path)])
         assert str(path) in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_front_joins_only_points_that_no_other_beats() -> None:
+    points = [
+        (100.0, 50.0, 1.0),
+        (80.0, 40.0, 2.0),
+        (80.0, 90.0, 4.0),
+        (90.0, 90.0, 8.0),
+        (20.0, 85.0, 16.0),
+        (10.0, 200.0, 32.0),
+    ]
+    assert [load for _, _, load in plot.front(points)] == [32, 8, 1]
+    assert [load for _, _, load in plot.front(points, low_is_better=True)] == [2, 1]
+    assert plot.front([]) == []

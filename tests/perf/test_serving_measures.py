@@ -17,7 +17,8 @@ def record(
     sent_s: float, *events_s: float, tokens: int | None = None, error: str = "", due_s: float | None = None
 ) -> Record:
     num_tokens = len(events_s) if tokens is None else tokens
-    return Record(sent_s if due_s is None else due_s, sent_s, array("d", events_s), 100, num_tokens, 25, True, error)
+    times_s = sent_s if due_s is None else due_s, sent_s, array("d", events_s)
+    return Record(*times_s, 100, num_tokens, 25, True, error, sent_s + 0.25)
 
 
 # Three answers: 4 tokens in 4 events, 6 tokens in 3 events, 5 tokens in one event; and a failure.
@@ -45,6 +46,7 @@ def test_rates_are_those_of_completed_requests_over_the_whole_time(found: Measur
 
 
 def test_latencies(found: Measures) -> None:
+    assert found.first_event.mean == pytest.approx(0.25)
     assert found.ttft.mean == pytest.approx((0.5 + 1.0 + 2.0) / 3)
     assert (found.ttft.median, found.ttft.p90) == (pytest.approx(1.0), pytest.approx(1.8))
     assert found.e2el.mean == pytest.approx((1.1 + 2.0 + 2.0) / 3)
@@ -92,15 +94,17 @@ def test_a_row_has_the_keys_and_units_of_inference_x(found: Measures) -> None:
     assert one["tput_per_gpu"] == pytest.approx(315 / 4 / 2)
     assert one["output_tput_per_gpu"] == pytest.approx(15 / 4 / 2)
     assert one["input_tput_per_gpu"] == pytest.approx(300 / 4 / 2)
-    for name in ("ttft", "tpot", "itl", "e2el"):
+    for name in ("first_event", "ttft", "tpot", "itl", "e2el"):
         for statistic in ("mean", "median", "p90", "p99", "std"):
             assert one[f"{statistic}_{name}"] == getattr(getattr(found, name), statistic), "seconds"
     assert one["median_intvty"] == pytest.approx(5.0)
     assert one["power_valid"]
     assert one["joules_per_output_token"] == pytest.approx(60 / 15)
     assert one["avg_power_w"] == pytest.approx(60 / 4 / 2)
-    columns = dict(zip(report.COLUMNS, report.cells(measured, 2), strict=True))
-    assert columns["J/token"] == "4"
+    columns = dict(zip(report.columns(2), report.cells(measured, 2), strict=True))
+    assert (columns["J/token"], columns["per GPU"]) == ("4", "1.9")
+    assert len(report.columns(None)) == len(report.cells(measured, None)) == len(report.COLUMNS) - 1
+    assert "per GPU" not in report.columns(None)
     assert report.cells(replace(measured, energy_j=None), 2)[-1] == "-"
 
 

@@ -39,6 +39,16 @@ def test_the_role_the_end_and_the_usage_are_no_tokens() -> None:
     assert APIS["chat"].text(answer.kept) == "yes yes yes "
 
 
+def test_the_first_event_is_the_role_and_no_comment() -> None:
+    """A server sends it with the first token, which belongs to a header and has no text."""
+    answer = Answer(APIS["chat"], Record(0.0, 0.0), [0], keep=False)
+    answer.head(200, "text/event-stream")
+    answer.feed(b": keep-alive\n\n", 1.0)
+    answer.feed(chat_event(role="assistant", content="") + b": keep-alive\n\n", 2.0)
+    answer.feed(chat_event(content="yes"), 5.0)
+    assert (answer.record.begun_s, list(answer.record.events_s)) == (2.0, [5.0])
+
+
 @pytest.mark.parametrize(
     ("delta", "counts"),
     [

@@ -51,6 +51,16 @@ def test_types_of_requests(tools: BuiltinTools, kind: str, names: set[str]) -> N
         assert asyncio.run(toolbox.call(recipient, "1")).text == f"Error: there is no tool {recipient}."
 
 
+def test_what_is_on_offer_can_be_asked_for_as_it_is(tools: BuiltinTools) -> None:
+    assert tools.on_offer == [
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        {"type": "web_search"},
+        {"type": "mcp", "server_label": "wiki"},
+    ]
+    assert tools.toolbox(tools.on_offer).names == {"python", "browser", "wiki"}
+    assert BuiltinTools(ToolOptions()).on_offer == []
+
+
 def test_what_is_not_enabled_is_passed_over_but_for_servers() -> None:
     tools = BuiltinTools(ToolOptions())
     assert tools.toolbox([{"type": "code_interpreter"}, {"type": "web_search"}]).names == set()
@@ -126,6 +136,7 @@ def test_a_label_is_used_once(tools: BuiltinTools) -> None:
         ("a: {url: 'http://c', headers: {b: 'c '}}", "a: the header 'b' cannot be sent"),
         ("a: {command: b, arguments: []}", "a: Object contains unknown field `arguments`"),
         ("a: {command: b, args: x}", "a: Expected `array`, got `str` - at `$.args`"),
+        ("a: [", "servers.yaml is not YAML: line 1: expected"),
         ("a: 3", "a: Expected `object`, got `int`"),
     ],
 )

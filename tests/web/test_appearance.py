@@ -1,5 +1,6 @@
 """The appearance and reach of the page: light, dark, on a phone, without a mouse; and the picture in the README."""
 
+import json
 import os
 import struct
 from pathlib import Path
@@ -98,6 +99,28 @@ def test_on_a_phone_the_panels_lie_over_the_conversation(playground: Playground)
         page.keyboard.press("Escape")
         expect(page.get_by_role("complementary", name=panel)).to_be_hidden()
     assert page.locator("#page").evaluate("(e) => e.inert") is False
+
+
+@pytest.mark.parametrize("context_options", [PHONE], indirect=True)
+def test_on_a_phone_the_button_to_the_end_covers_no_text(playground: Playground) -> None:
+    page = playground.page
+    rows = "".join(f"| {i} | a long cell of a table | another |\n" for i in range(60))
+    delta = {"content": f"| number | the head of it | third |\n|---|---|---|\n{rows}"}
+    body = f"data: {json.dumps({'choices': [{'delta': delta, 'finish_reason': 'stop'}]})}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    playground.ask("A table, please")
+    playground.wait_answered()
+    to_end = playground.button("To the newest text")
+    expect(to_end).to_be_hidden()
+    page.locator("#scroll").evaluate("(area) => area.scrollTo(0, 0)")
+    expect(to_end).to_be_visible()
+    button, text = to_end.bounding_box(), page.locator("#scroll").bounding_box()
+    assert button is not None
+    assert text is not None
+    assert button["y"] >= text["y"] + text["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    to_end.tap()
+    expect(to_end).to_be_hidden()
 
 
 @pytest.mark.parametrize("context_options", [{"viewport": {"width": 1360, "height": 880}}], indirect=True)

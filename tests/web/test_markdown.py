@@ -35,6 +35,7 @@ def render(page: "Page", *texts: str) -> str:
     """The HTML after each of the texts was shown in turn, without the frames of code and tables."""
     html = str(page.evaluate(_RENDER, list(texts)))
     html = re.sub(r'<figure class="code"><figcaption><span>(.*?)</span><button.*?</button></figcaption>', r"[\1]", html)
+    html = re.sub(r'<span class="code-\w+">(.*?)</span>', r"\1", html)
     return re.sub(r'<pre tabindex="0">|</?pre>|</figure>|<div class="table".*?>|</div>', "", html)
 
 
@@ -66,6 +67,114 @@ def render(page: "Page", *texts: str) -> str:
 )  # fmt: skip
 def test_what_a_text_becomes(page: "Page", text: str, html: str) -> None:
     assert render(page, text).replace(' class=""', "") == html.replace(' class=""', "")
+
+
+_FORMULAS = """async (text) => {
+  const load = (name) => import(new URL(`playground/${name}.js`, document.baseURI).href);
+  const {MarkdownView} = await load("markdown");
+  await load("vendor/katex.min");
+  const view = new MarkdownView(document.createElement("div"));
+  view.show("$x$");
+  while (!view.element.querySelector(".katex")) await new Promise(requestAnimationFrame);
+  view.show(text);
+  const made = [...view.element.querySelectorAll(".formula")];
+  return [made.map((e) => e.querySelector("annotation")?.textContent ?? null),
+    made.map((e) => e.classList.contains("display")), view.element.textContent];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        (r"so \(x^2\) is", ["x^2"]),
+        (r"so $x$, $a_1 + b$ and $2x+1$.", ["x", "a_1 + b", "2x+1"]),
+        ("\\[\na\\\\b\n\n\\frac{1}{2}\n\\]\nafter", ["a\\\\b\n\n\\frac{1}{2}"]),
+        ("text:\n$$\nx_i\n$$", ["x_i"]),
+        (r"- item \[ y \] and $$z$$", ["y", "z"]),
+        ("1. point\n   \\[ y \\]", ["y"]),
+        (r"**bold $x*y$ and $z*w$**", ["x*y", "z*w"]),
+        ("| a | b |\n|--|--|\n| $x$ | \\(y\\) |", ["x", "y"]),
+        ("$AB$ is a side", ["AB"]),
+    ],
+)
+def test_formulas_are_set(page: "Page", text: str, sources: list[str]) -> None:
+    found, displayed, shown = page.evaluate(_FORMULAS, text)
+    assert [source.strip() for source in found] == sources
+    assert displayed == [source in ("z", "x_i") or "frac" in source or "[ y" in text for source in sources]
+    assert "\\(" not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It costs $5, or $10 for two.",
+        "$20 for A and 30$ for B",
+        "from US$5 to US$6, $5-$10",
+        "echo $HOME and $PATH, $HOME:$PATH",
+        r"an escaped \$x\$",
+        "open $x and no end",
+        r"open \(x and no end",
+        "`$x$` and ``\\(y\\)``",
+        "```\n$x$\n\\[ y \\]\n```",
+        "a $ b $ c",
+        "$$ $$",
+    ],
+)
+def test_prices_code_and_open_formulas_are_text(page: "Page", text: str) -> None:
+    found, _, shown = page.evaluate(_FORMULAS, text)
+    assert found == []
+    assert "$" in shown or "\\" in shown or "(" in shown
+
+
+def test_what_cannot_be_set_stays_as_it_was_written(page: "Page") -> None:
+    for source in (r"\(\frac{1}\)", r"\(\unknown x\)", "\\(" + "{" * 300 + "\\)"):
+        found, _, shown = page.evaluate(_FORMULAS, source)
+        assert (found, shown) == ([None], source)
+
+
+def test_a_formula_makes_no_link_image_or_style(page: "Page") -> None:
+    page.evaluate(_FORMULAS, "$x$")
+    for source in (
+        r"\href{javascript:alert(1)}{x}",
+        r"\includegraphics{https://a.b/c.png}",
+        r"\htmlStyle{color:red}{x}",
+    ):
+        html = render(page, f"\\({source}\\)")
+        assert "<a " not in html
+        assert "<img " not in html
+        assert 'style="color:red' not in html
+
+
+_COLOURS = """async ([text, language]) => {
+  const {coloured} = await import(new URL("playground/code_colors.js", document.baseURI).href);
+  const nodes = coloured(text, language);
+  const kinds = nodes.filter((node) => node.className).map((node) => [node.className.slice(5), node.textContent]);
+  return [kinds, nodes.map((node) => node.textContent ?? node).join("")];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "kinds"),
+    [
+        ("python", 'if x: # no\n  f("a#b", 1.5)', ["keyword if", "comment # no", 'string "a#b"', "number 1.5"]),
+        ("py", '"""a\n\'b\'"""\ndefine = it', ['string """a\n\'b\'"""']),
+        (
+            "js",
+            "const a = `x${1}` // b\n/* c\n*/",
+            ["keyword const", "string `x${1}`", "comment // b", "comment /* c\n*/"],
+        ),
+        ("rust", "fn f<'a>(x: &'a str)", ["keyword fn"]),
+        ("bash", "echo $#  # it's", ["comment # it's"]),
+        ("SQL", "SELECT 'x' -- y", ["keyword SELECT", "string 'x'", "comment -- y"]),
+        ("json", '{"a": [1e3, true]}', ['string "a"', "number 1e3", "keyword true"]),
+        ("text", "if 1: # no", []),
+        ("", "if 1: # no", []),
+    ],
+)
+def test_code_has_colours(page: "Page", language: str, text: str, kinds: list[str]) -> None:
+    found, whole = page.evaluate(_COLOURS, [text, language])
+    assert [" ".join(kind) for kind in found] == kinds
+    assert whole == text
 
 
 _pieces = st.lists(
@@ -108,7 +217,7 @@ _PARTS = """async (text) => {
   for (let i = 0; i <= text.length; i += 3) grown.show(text.slice(0, i));
   grown.show(text);
   whole.show(text);
-  const all = [...whole.element.querySelectorAll("*")];
+  const all = [...whole.element.querySelectorAll("*")].filter((e) => !e.parentElement.closest(".formula"));
   return {same: grown.element.innerHTML === whole.element.innerHTML, tags: all.map((e) => e.localName),
     links: all.filter((e) => e.href).map((e) => e.href), text: whole.element.textContent,
     attributes: all.flatMap((e) => e.getAttributeNames())};
@@ -149,6 +258,13 @@ def test_a_hostile_text_is_shown_in_no_time(page: "Page") -> None:
         "|-" * 9000,
         "- " * 9000,
         "**" * 9000,
+        "$" * 19999,
+        "$a" * 9000,
+        "$$ " * 6000,
+        "$$\n" * 6000,
+        "\\(" * 9000,
+        "\\[\n" * 6000,
+        "```js\n" + "`/*'\"" * 5000,
     ):
         started_s = time.monotonic()
         assert render(page, text)

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.web.playground import Playground
@@ -22,7 +24,6 @@ def test_an_answer_streams_with_its_thinking_and_its_figures(playground: Playgro
     expect(fold).to_contain_text("Ones: 7 + 8 = 15")
     expect(fold.locator("summary")).to_contain_text("Thought")
     assert playground.number(r"(\d+) (?:ms|s) to first token") > 0
-    assert playground.number(r"([\d.]+) tokens/s") > 0
     assert playground.number(r"(\d+) in") > 20
     assert playground.number(r"(\d+) out") > playground.number(r"\((\d+) thinking\)") > 10
     fold.locator("summary").click()
@@ -232,3 +233,46 @@ def test_a_server_that_breaks_off_is_reported(playground: Playground) -> None:
     expect(playground.answer.get_by_role("alert")).to_contain_text("The engine died.")
     expect(playground.answer.locator(".markdown")).to_have_text("Half of")
     assert "broken off" in playground.figures()
+
+
+_FIGURES = """async (chunks) => {
+  const {addChunk, figures, newAnswer} = await import(new URL("playground/answer.js", document.baseURI).href);
+  const answer = newAnswer({});
+  for (const [ms, chunk] of chunks) addChunk(answer, chunk, ms);
+  return figures(answer);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "rate"),
+    [
+        ((100, 160, 1100), "100 tokens/s"),
+        ((100, 598, 600), "200 tokens/s"),
+        ((100, 101, 599), None),
+        ((9000, 9000, 9001), None),
+    ],
+)
+def test_tokens_that_arrive_together_give_no_rate(
+    playground: Playground, times_ms: tuple[int, int, int], rate: str | None
+) -> None:
+    """The times are those of the role, which comes with the first token, of the first text and of the last."""
+    deltas = {"role": "assistant", "content": ""}, {"content": "a"}, {"tool_calls": [{"index": 0}]}
+    chunks: list[Any] = [[ms, {"choices": [{"delta": delta}]}] for ms, delta in zip(times_ms, deltas, strict=True)]
+    chunks.append([times_ms[-1], {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 101}}])
+    figures = playground.page.evaluate(_FIGURES, chunks)
+    assert [figure for figure in figures if "tokens/s" in figure] == ([rate] if rate else [])
+
+
+def test_an_answer_that_was_cut_says_what_can_be_done(playground: Playground) -> None:
+    playground.set(Temperature=0, Most_tokens=78)
+    playground.ask("What is 27 + 58?")
+    playground.wait_answered()
+    cut = playground.answer.locator(".cut")
+    expect(cut).to_contain_text("cut off at the limit of 78 tokens")
+    cut.get_by_role("button", name="Change the limit").click()
+    expect(playground.page.get_by_label("Most tokens")).to_be_focused()
+    playground.set(Most_tokens="")
+    cut.get_by_role("button", name="Go on").click()
+    playground.wait_answered()
+    expect(playground.questions).to_have_text(["What is 27 + 58?", "Go on where you stopped."])
+    expect(playground.page.locator(".cut button").first).to_be_hidden()

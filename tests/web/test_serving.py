@@ -16,8 +16,11 @@ from tests.web.playground import Playground
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
 
-FILES = sorted(path.name for path in FOLDER.iterdir())
-
+OWN_FILES = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
+VENDOR = FOLDER / "vendor"
+SERVED = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
+THIRD_PARTY = sorted(f"vendor/{path.name}" for path in VENDOR.iterdir() if path.suffix in SERVED)
+VENDOR_BYTES = 400_000
 
 PAGE = {"Accept": "text/html,*/*;q=0.8"}
 
@@ -29,7 +32,7 @@ def scripted(model_folder: Path) -> Iterator[ScriptedServer]:
 
 
 def test_the_page_and_its_files_need_no_key_and_carry_a_strict_policy(scripted: ScriptedServer) -> None:
-    for path in ("/", *(f"/playground/{name}" for name in FILES if name != "index.html")):
+    for path in ("/", *(f"/playground/{name}" for name in (*OWN_FILES, *THIRD_PARTY) if name != "index.html")):
         response = scripted.get(path, PAGE)
         assert response.status_code == 200, path
         policy = response.headers["content-security-policy"]
@@ -37,11 +40,7 @@ def test_the_page_and_its_files_need_no_key_and_carry_a_strict_policy(scripted: 
         assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["cache-control"] == "no-cache"
-        kind = (
-            "text/html"
-            if path == "/"
-            else {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}[Path(path).suffix]
-        )
+        kind = "text/html" if path == "/" else SERVED[Path(path).suffix]
         assert response.headers["content-type"].startswith(kind)
     assert scripted.get("/v1/models").status_code == 401
 
@@ -65,7 +64,13 @@ def test_tools_that_look_for_ollama_find_it_in_place_of_the_page(scripted: Scrip
 
 
 def test_only_its_own_files_are_served(scripted: ScriptedServer) -> None:
-    for path in ("/playground/", "/playground/../config.py", "/playground/%2e%2e/config.py", "/playground/none.js"):
+    for path in (
+        "/playground/",
+        "/playground/../config.py",
+        "/playground/%2e%2e/config.py",
+        "/playground/none.js",
+        "/playground/vendor/README.md",
+    ):
         assert scripted.get(path).status_code in (401, 404)
 
 
@@ -76,13 +81,24 @@ def test_it_can_be_switched_off(model_folder: Path) -> None:
 
 
 def test_the_page_asks_for_nothing_elsewhere() -> None:
-    for name in FILES:
+    for name in OWN_FILES:
         text = (FOLDER / name).read_text()
         addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+", text)) - {"http://www.w3.org"}  # the name of SVG
         assert not addresses, name
         assert "innerHTML" not in text
         assert "eval(" not in text
         assert len(text.splitlines()) < 400
+
+
+def test_what_others_made_is_small_licensed_and_asks_for_nothing_elsewhere() -> None:
+    assert sum(path.stat().st_size for path in VENDOR.iterdir()) < VENDOR_BYTES
+    assert "MIT License" in (VENDOR / "katex.LICENSE").read_text()
+    listed = (VENDOR / "README.md").read_text()
+    assert all(path.name in listed or path.suffix == ".woff2" for path in VENDOR.iterdir() if path.name != "README.md")
+    script, style = ((VENDOR / f"katex.min.{suffix}").read_text() for suffix in ("js", "css"))
+    assert set(re.findall(r"https?://[\w.-]+", script + style)) == {"http://www.w3.org"}
+    assert not re.search(r"innerHTML|\beval\(|new Function|XMLHttpRequest|import\(", script)
+    assert set(re.findall(r"url\(([^)]*)\)", style)) == {path.name for path in VENDOR.glob("*.woff2")}
 
 
 def test_behind_a_prefix_and_with_a_key(browser: "Browser", model_folder: Path) -> None:

@@ -191,6 +191,7 @@ class ServerLoad(Struct):
 class ServerInfo(Struct):
     version: str
     models: dict[str, dict[str, Any]]  # options of the engine, by the name of the model
+    tools: list[dict[str, Any]]  # built-in tools that are enabled, as the `tools` of a response name them
 
 
 class ModelQuery(Struct):

@@ -26,12 +26,12 @@ class Vllm:
         return json_response(ServerLoad(self.service.running))
 
     async def server_info(self, request: Request) -> Response:
-        """The options of each engine by their names, with the limits that a GPU's memory has set.
+        """The options of each engine by their names, with the limits that a GPU's memory has set; the built-in tools.
 
         Those of the server may have secrets.
         """
         models = {model.names[0]: _options(model.options) | _limits(model) for model in self.service.models}
-        return json_response(ServerInfo(oscine.__version__, models))
+        return json_response(ServerInfo(oscine.__version__, models, self.service.tools.on_offer))
 
     async def tokenizer_info(self, request: Request) -> Response:
         _, model = self.service.find(request.query_params.get("model"))

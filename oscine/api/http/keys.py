@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from oscine.api.http.asgi import ASGIApp, Receive, Scope, Send
 from oscine.api.http.errors import APIError
@@ -17,6 +16,7 @@ from oscine.api.http.rate_limits import KeyLimits, KeyUse
 from oscine.api.http.record import current, header
 from oscine.config import ServerOptions
 from oscine.option import OptionError
+from oscine.system.yaml_text import YamlError, parse_yaml
 
 _KEY = "oscine.key"  # in an ASGI scope: the KeyUse of the request
 _BATCH = "oscine.batch"  # the same: whether it is a line of a batch
@@ -59,14 +59,15 @@ def _refused(rule: str) -> OptionError:
 def _read(path: str) -> list[_Entry]:
     """Raises OptionError, in one line, that says what is wrong where."""
     try:
-        content: Any = yaml.safe_load(Path(path).read_text())
+        content: Any = parse_yaml(Path(path).read_text())
         entries = msgspec.convert(content, list[_Entry])
     except OSError as error:
         raise _refused(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise _refused(f"{path} is not YAML") from None  # what YAML says of it may show a key
     except msgspec.ValidationError as error:
         raise _refused(f"{path} must be a list of keys: {error}") from None
+    except ValueError as error:  # what it says may show a key
+        line = f" (line {error.line})" if isinstance(error, YamlError) else ""
+        raise _refused(f"{path} is not YAML{line}") from None
     problems = [f"{entry.name!r}: {problem}" for entry in entries if (problem := entry.problem())]
     names = [entry.name for entry in entries]
     problems += [f"{name!r} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]

@@ -1,6 +1,7 @@
 """One answer while it streams: when its tokens came, how many they were, what went wrong."""
 
 import json
+import math
 import re
 from array import array
 from collections.abc import MutableSequence
@@ -28,6 +29,7 @@ class Record:
     cached_tokens: int = 0
     has_usage: bool = True  # False: every event counts as a token
     error: str = ""
+    begun_s: float = math.nan  # of the first event of any kind
 
 
 class Answer:
@@ -63,6 +65,8 @@ class Answer:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
+        if math.isnan(self.record.begun_s) and not all(event.startswith(b":") for event in events):
+            self.record.begun_s = now_s  # a comment, which keeps the connection alive, is no event
         search, count = self._search, 0
         for event in events:
             if search(event):

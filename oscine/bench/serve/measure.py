@@ -44,6 +44,7 @@ class Measures:
     output_tokens: int
     num_events: int  # with tokens
     counted: bool  # whether the server counted the tokens
+    first_event: Summary  # from the request until the first event, with or without tokens
     ttft: Summary
     tpot: Summary
     itl: Summary
@@ -106,6 +107,7 @@ def measure(records: Sequence[Record], limits_s: Mapping[str, float] | None = No
         output_tokens=int(tokens.sum()),
         num_events=int(events.sum()),
         counted=all(record.has_usage for record in done),
+        first_event=Summary.of(np.array([record.begun_s for record in done]) - sent_s),
         ttft=Summary.of(values["ttft"]),
         tpot=Summary.of(tpot[timed]),
         itl=Summary.of(np.concatenate(gaps) if gaps else np.empty(0)),

@@ -117,7 +117,10 @@ def _runner() -> "asyncio.Runner":
 def _encode(records: Sequence[Record], busy: float) -> bytes:
     """A line of JSON, then the times of all events in binary."""
     rows = [
-        (r.due_s, r.sent_s, len(r.events_s), r.prompt_tokens, r.output_tokens, r.cached_tokens, r.has_usage, r.error)
+        (
+            *(r.due_s, r.sent_s, len(r.events_s), r.prompt_tokens, r.output_tokens, r.cached_tokens),
+            *(r.has_usage, r.error, r.begun_s),
+        )
         for r in records
     ]
     return json.dumps([busy, rows]).encode() + b"\n" + b"".join(r.events_s.tobytes() for r in records)

@@ -10,13 +10,14 @@ from oscine.bench.serve.run import Measured
 _BUSY = 0.9  # a client process above this share of a core may have been the limit
 _LATE_S = 0.05
 
+_PER_GPU = "per GPU"
 COLUMNS = (
     "load",
     "done",
     "failed",
     "req/s",
     "out tok/s",
-    "per GPU",
+    _PER_GPU,
     "tok/s/user",
     "TTFT ms",
     "p99",
@@ -27,6 +28,11 @@ COLUMNS = (
 )
 
 
+def columns(gpus: int | None) -> tuple[str, ...]:
+    """`gpus`: of the server; None: figures are the whole server's."""
+    return tuple(name for name in COLUMNS if gpus or name != _PER_GPU)
+
+
 def load_text(arrival: Arrival) -> str:
     if arrival.rate is None:
         return f"{arrival.concurrency:,} at once"
@@ -34,16 +40,16 @@ def load_text(arrival: Arrival) -> str:
     return f"{arrival.rate:g} per second{burst}"
 
 
-def page(measured: Measured, num_gpus: int) -> Iterator[str]:
+def page(measured: Measured, gpus: int | None) -> Iterator[str]:
     """The lines of the report. Times are in milliseconds."""
     found = measured.measures
     yield _line("requests", f"{found.num_completed:,} completed, {found.num_failed:,} failed")
     if found.num_completed:
         yield _line("duration", f"{found.duration_s:,.2f} s, {found.mean_under_way:,.1f} requests under way on average")
         yield _line("requests/s", f"{found.requests_per_s:,.2f}")
-        yield _line("output tokens/s", f"{found.output_tok_s:,.1f}{_per_gpu(found.output_tok_s, num_gpus)}")
+        yield _line("output tokens/s", f"{found.output_tok_s:,.1f}{_per_gpu(found.output_tok_s, gpus)}")
         cached = f", {found.cached_tokens / found.prompt_tokens:.0%} of them cached" if found.cached_tokens else ""
-        yield _line("prompt tokens/s", f"{found.prompt_tok_s:,.1f}{_per_gpu(found.prompt_tok_s, num_gpus)}{cached}")
+        yield _line("prompt tokens/s", f"{found.prompt_tok_s:,.1f}{_per_gpu(found.prompt_tok_s, gpus)}{cached}")
         yield _line("tokens/s per user", f"{found.tok_s_user:,.1f}, at the median TPOT")
         yield _line("tokens per request", _tokens(found))
         if found.num_good is not None:
@@ -62,8 +68,8 @@ def _line(name: str, text: str) -> str:
     return f"{name:<20} {text}"
 
 
-def _per_gpu(rate: float, num_gpus: int) -> str:
-    return f", {rate / num_gpus:,.1f} per GPU" if num_gpus > 1 else ""
+def _per_gpu(rate: float, gpus: int | None) -> str:
+    return f", {rate / gpus:,.1f} per GPU" if gpus and gpus > 1 else ""
 
 
 def _tokens(found: Measures) -> str:
@@ -76,7 +82,14 @@ def _tokens(found: Measures) -> str:
 def _times(found: Measures) -> Iterator[str]:
     statistics = ("mean", "median", "p90", "p95", "p99")
     yield _line("", "".join(f"{name:>11}" for name in statistics))
-    for name, summary in (("TTFT", found.ttft), ("TPOT", found.tpot), ("ITL", found.itl), ("end to end", found.e2el)):
+    rows = (
+        ("first event", found.first_event),
+        ("TTFT", found.ttft),
+        ("TPOT", found.tpot),
+        ("ITL", found.itl),
+        ("end to end", found.e2el),
+    )
+    for name, summary in rows:
         values = asdict(summary)
         yield _line(f"{name}, ms", "".join(f"{1e3 * values[statistic]:>11,.2f}" for statistic in statistics))
 
@@ -93,8 +106,8 @@ def warnings(measured: Measured) -> Iterator[str]:
         yield f"requests were sent late: {1e3 * found.late.p99:,.0f} ms at the 99th percentile"
 
 
-def cells(measured: Measured, num_gpus: int) -> tuple[str, ...]:
-    """One cell for each of COLUMNS."""
+def cells(measured: Measured, gpus: int | None) -> tuple[str, ...]:
+    """One cell for each of the columns."""
     found = measured.measures
     times = (found.ttft.median, found.ttft.p99, found.tpot.median, found.tpot.p99)
     return (
@@ -103,7 +116,7 @@ def cells(measured: Measured, num_gpus: int) -> tuple[str, ...]:
         f"{found.num_failed:,}",
         f"{found.requests_per_s:,.2f}",
         f"{found.output_tok_s:,.1f}",
-        f"{found.output_tok_s / num_gpus:,.1f}",
+        *([f"{found.output_tok_s / gpus:,.1f}"] if gpus else ()),
         f"{found.tok_s_user:,.1f}",
         *(f"{1e3 * time_s:,.2f}" for time_s in times),
         "-" if found.goodput is None else f"{found.goodput:,.2f}",

@@ -55,7 +55,14 @@ def row_of(measured: Measured, model: str, load: Mapping[str, Any], num_gpus: in
 
 def _times(found: Measures) -> Row:
     row: Row = {}
-    for name, summary in (("ttft", found.ttft), ("tpot", found.tpot), ("itl", found.itl), ("e2el", found.e2el)):
+    times = {
+        "first_event": found.first_event,
+        "ttft": found.ttft,
+        "tpot": found.tpot,
+        "itl": found.itl,
+        "e2el": found.e2el,
+    }
+    for name, summary in times.items():
         row |= {f"{statistic}_{name}": value for statistic, value in asdict(summary).items()}
     row |= {f"{statistic}_intvty": 1 / value for statistic, value in _positive(found.tpot)}
     return row

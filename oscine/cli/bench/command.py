@@ -17,7 +17,7 @@ from oscine.config import NANO, OPTIONS, CacheOptions, EngineOptions, ModelOptio
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = subcommand(commands, "bench", "measure a server, the engine or the ops")
-    kinds = parser.add_subparsers(metavar="KIND", required=True)
+    kinds = parser.add_subparsers(metavar="serve|sweep|engine|ops", required=True)
     serving.add_serve(kinds)
     serving.add_sweep(kinds)
     _add_engine(kinds)

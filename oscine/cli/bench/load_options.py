@@ -153,7 +153,9 @@ class Reporting(Options, group="results"):
         nargs="+",
         shown="none",
     )
-    gpus: int = option(1, "number of GPUs of the server, for tokens/s per GPU", "N", at_least=1)
+    gpus: int | None = option(
+        None, "number of GPUs of the server, for tokens/s per GPU", "N", at_least=1, shown="figures of the whole server"
+    )
     label: tuple[str, ...] = option(
         (),
         "additional keys of the result rows, such as hw=h200 framework=vllm precision=fp4",

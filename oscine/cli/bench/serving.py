@@ -37,7 +37,8 @@ def add_sweep(kinds: "argparse._SubParsersAction[Parser]") -> None:
     what = "latency and throughput of a server under several loads, with a Pareto plot"
     more = (
         "Measure a server under several loads. Prints a table, and writes rows.jsonl, pareto.png and the page "
-        "index.html. The plot shows tokens/s per GPU against tokens/s per user, beside figures of other systems."
+        "index.html. The plot shows tokens/s (per GPU with --gpus) against tokens/s per user, beside figures of other "
+        "systems."
     )
     parser = subcommand(kinds, "sweep", what, description=more)
     points = parser.add_mutually_exclusive_group(required=True)
@@ -84,11 +85,12 @@ def run_sweep(args: argparse.Namespace) -> None:
         args.output.mkdir(parents=True, exist_ok=True)
     arrivals = [_arrival(load, point, None) for point in args.concurrency or ()]
     arrivals += [_arrival(load, None, point) for point in args.rate or ()]
-    print(_description(load, bench), report.table_line(report.COLUMNS), sep="\n", flush=True)
+    gpus = load.reporting.gpus
+    print(_description(load, bench), report.table_line(report.columns(gpus)), sep="\n", flush=True)
     rows, lines = [], []
     for arrival in arrivals:
         measured = _measure(load, bench, arrival)
-        lines.append(report.cells(measured, load.reporting.gpus))
+        lines.append(report.cells(measured, gpus))
         print(report.table_line(lines[-1]), *report.warnings(measured), sep="\n", flush=True)
         rows.append(_row(load, bench, measured))
         with ended_by(OSError):
@@ -96,7 +98,7 @@ def run_sweep(args: argparse.Namespace) -> None:
     if not any(found["completed"] for found in rows):
         raise CommandError("no request succeeded")
     with ended_by(OSError):
-        pareto.write(args.output, _description(load, bench), rows, peers, lines)
+        pareto.write(args.output, _description(load, bench), rows, peers, lines, gpus)
     print(f"the plot and the page: {args.output / 'pareto.png'}, {args.output / 'index.html'}")
 
 
@@ -132,4 +134,4 @@ def _row(load: Load, bench: "Bench", measured: "Measured") -> "Row":
     from oscine.bench.serve.row import row_of
 
     reporting = load.reporting
-    return row_of(measured, bench.client.model, load.workload.keys(), reporting.gpus, reporting.labels())
+    return row_of(measured, bench.client.model, load.workload.keys(), reporting.gpus or 1, reporting.labels())

@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from oscine.chat.effort import DEFAULT, EFFORTS
+from oscine.cli.chat.messages import read_lines, reader, unquoted
 from oscine.cli.chat.terminal import Terminal
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser, subcommand
@@ -16,12 +19,15 @@ if TYPE_CHECKING:
     from oscine.cli.chat.conversation import Conversation
 
 MAX_TOKENS = 4096  # per answer, if the context has room for as many
-_HELP = "/reset forgets the conversation, /effort low|medium|high, ctrl-C stops an answer, ctrl-D leaves"
+_HISTORY = "chat_history"  # file of earlier messages, in the folder for state
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "talk to a model in the terminal"
-    more = f"Talk to a model in the terminal. Without PROMPT: a conversation; {_HELP}."
+    more = (
+        "Talk to a model in the terminal. Without PROMPT a conversation begins. In it a paste is one message, "
+        "and /help lists what else may be typed."
+    )
     parser = subcommand(commands, "chat", what, description=more)
     parser.add_argument(
         "prompt",
@@ -68,7 +74,9 @@ def run(args: argparse.Namespace) -> None:
 
     from oscine.cli.chat.conversation import Conversation
 
+    history = environment.state_folder / "oscine" / _HISTORY
     with (
+        reader(history) if args.prompt is None else nullcontext(read_lines) as read,
         server_at(url, _config(args.model or NANO)) as base,
         httpx.Client(**client_settings(base, environment.api_key)) as client,
     ):
@@ -76,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         if args.prompt is not None:
             conversation.ask(args.prompt)
         else:
-            _converse(conversation, notes)
+            _converse(conversation, notes, read)
 
 
 def _config(model: str) -> Config:
@@ -88,33 +96,25 @@ def _config(model: str) -> Config:
     return Config(engine, ServerOptions(port=0, drain_s=0.0, log_level="warning"))
 
 
-def _converse(conversation: "Conversation", notes: Terminal) -> None:
-    import readline  # noqa: F401  (gives input() its editing and history)
+def _converse(conversation: "Conversation", notes: Terminal, read: Callable[[], str]) -> None:
+    from oscine.cli.chat.slash import BRIEF, Bye, obey
 
-    prompt = "> " if sys.stdin.isatty() else ""
-    notes.note(_HELP)
+    notes.note(BRIEF)
     while True:
         try:
-            _obey(input(prompt).strip(), conversation, notes)
+            text = unquoted(read().strip())
         except EOFError:
-            if prompt:
-                print()
             return
         except KeyboardInterrupt:
-            notes.note("stopped")
+            notes.note("ctrl-D leaves")
+            continue
+        try:
+            note = obey(text, conversation)
+        except Bye:
+            return
+        except KeyboardInterrupt:
+            note = "stopped"
         except CommandError as error:
-            notes.note(f"error: {error}")
-
-
-def _obey(line: str, conversation: "Conversation", notes: Terminal) -> None:
-    command, _, argument = line.partition(" ")
-    if command == "/reset":
-        conversation.reset()
-    elif command == "/effort":
-        if argument not in EFFORTS:
-            raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}")
-        conversation.settings["reasoning_effort"] = argument
-    elif command.startswith("/"):
-        notes.note(_HELP)
-    elif line:
-        conversation.ask(line)
+            note = f"error: {error}"
+        if note is not None:
+            notes.note(note)

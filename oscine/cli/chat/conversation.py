@@ -23,6 +23,7 @@ class Conversation:
         self.settings = settings
         self._client, self._max_tokens = client, max_tokens
         self._terminal, self._notes = terminal, notes
+        self.instructions = ""  # what the system message says; empty: there is none
         self._messages: list[dict[str, Any]] = []
 
     def reset(self) -> None:
@@ -38,7 +39,8 @@ class Conversation:
         try:
             model = self.settings["model"] or self._first_model()
             answer = StreamedAnswer(self._terminal)
-            self._stream({"model": model, "messages": [*self._messages, question]}, answer)
+            system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+            self._stream({"model": model, "messages": [*system, *self._messages, question]}, answer)
         except httpx.HTTPError as error:
             raise CommandError(f"no answer from {self._client.base_url}: {error}") from None
         finally:

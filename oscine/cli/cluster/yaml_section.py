@@ -4,6 +4,7 @@ Keys are written with hyphens or underscores.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import yaml
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.option import Option, OptionError, Options, options_of
+from oscine.system.yaml_text import YamlError, parse_yaml
 
 T = TypeVar("T", bound=Options)
 _NOUNS: dict[type, str] = {str: "text", int: "a whole number", list: "a list"}
@@ -36,13 +38,12 @@ class Section:
     @classmethod
     def read(cls, file: Path) -> "Section":
         try:
-            node = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+            node = parse_yaml(file.read_text(), partial(yaml.compose, Loader=yaml.SafeLoader))
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}", USAGE) from None
-        except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise CommandError(f"{file}:{line}: {error.problem}", USAGE) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except YamlError as error:
+            raise CommandError(f"{file}:{error.line}: {error.problem}", USAGE) from None
+        except ValueError as error:
             raise CommandError(f"{file} is not YAML: {error}", USAGE) from None
         if node is None:
             raise CommandError(f"{file} is empty", USAGE)
@@ -68,10 +69,18 @@ class Section:
 
     # ---- values ----
 
+    def _value(self, node: yaml.Node) -> Any:
+        try:
+            return yaml.SafeLoader("").construct_document(node)
+        except yaml.MarkedYAMLError as error:  # a tag or a key that no plain value has
+            raise self._error(node, str(error.problem)) from None
+        except ValueError as error:  # a date that does not exist
+            raise self._error(node, str(error)) from None
+
     def take(self, key: str, *kinds: type) -> Any:
         """The value of a key that is there, which must be of one of the types."""
         node = self._take(key)
-        value = _value(node)
+        value = self._value(node)
         if not isinstance(value, kinds) or isinstance(value, bool):
             wanted = " or ".join(_NOUNS[kind] for kind in kinds)
             raise self._error(node, f"{self._named(key)} must be {wanted}, not {value!r}")
@@ -104,7 +113,7 @@ class Section:
     def rest(self) -> Iterator[tuple[str, Any]]:
         """Takes all that is left, as written."""
         for key in [key for key in self._entries if key in self._left]:
-            yield key, _value(self._take(key))
+            yield key, self._value(self._take(key))
 
     # ---- records ----
 
@@ -123,7 +132,7 @@ class Section:
         """The value of an option that is there."""
         node = self._take(declared.name)
         try:
-            return declared.read(_value(node))
+            return declared.read(self._value(node))
         except OptionError as error:
             raise self._error(node, f"{self._named(declared.name)} {error.rule}") from None
 
@@ -131,7 +140,3 @@ class Section:
         for key in self._entries:
             if key in self._left:
                 raise self.error(key, f"unknown key {key!r}")
-
-
-def _value(node: yaml.Node) -> Any:
-    return yaml.SafeLoader("").construct_document(node)

@@ -12,12 +12,11 @@ from typing import Any
 from oscine.cli.error import FAILED, CommandError
 from oscine.cli.machine.facts import Facts, gather
 from oscine.environment import Environment
-from oscine.ops.triton_range import REMEDY, TESTED, TORCH, is_tested
+from oscine.ops.triton_range import CUDA_REMEDY, REMEDY, TESTED, TORCH, is_tested
 
 _GB = 1e9
 _LEAST_DISK = 20 * _GB  # for 20b and its packed weights
 _INSTALL_TORCH = f"pip install 'torch{TORCH}'"
-_INSTALL_GPU = "pip install 'oscine[gpu]', with a torch built for CUDA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,9 @@ def _problems(facts: Facts) -> Iterator[Problem]:
         yield Problem("there is a GPU, and nvidia-smi does not answer", "install NVIDIA's driver, or start its service")
     if facts.gpus and torch is not None:
         if torch.endswith("+cpu"):
-            yield Problem(f"torch {torch} is built without CUDA, so the GPUs are not used", _INSTALL_GPU)
+            yield Problem(f"torch {torch} is built without CUDA, so the GPUs are not used", CUDA_REMEDY)
         if "triton" not in facts.packages:
-            yield Problem("triton is not installed, so the GPUs are not used", _INSTALL_GPU)
+            yield Problem("triton is not installed, so the GPUs are not used", REMEDY)
         elif not is_tested(facts.packages["triton"]):
             tried = Environment().untested_triton
             then = "and used, as OSCINE_UNTESTED_TRITON is set" if tried else "so no engine starts on the GPUs"

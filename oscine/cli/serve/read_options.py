@@ -18,6 +18,7 @@ from oscine.cli.serve.nim_variables import PASSTHROUGH, Variables, read_profile_
 from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, add_options
 from oscine.config import NANO, OPTIONS, Config
 from oscine.option import FileKeyError, OptionError, did_you_mean
+from oscine.system.yaml_text import parse_yaml
 
 _SECTIONS = frozenset(name.partition(".")[0] for name in NAMES if "." in name)  # keys of a file that have keys
 _WHEN_NULL = {"cuda-graph-config": "enforce-eager"}  # a section that is null -> the flag that it stands for
@@ -119,13 +120,11 @@ def check_exclusions(layer: Values) -> None:
 
 
 def _read_yaml(path: Path, source: str) -> Values:
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text())
+        content = parse_yaml(path.read_text())
     except OSError as error:
         raise CommandError(f"{source}: {error.strerror}", USAGE) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise CommandError(f"{source} is not YAML: {error}", USAGE) from None
     if not isinstance(content, dict):
         raise CommandError(f"{source} must be a mapping of option names to values", USAGE)

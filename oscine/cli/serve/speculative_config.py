@@ -6,6 +6,7 @@ from typing import Any
 from oscine.cli.serve.name import Values, note
 from oscine.config import SPECULATION_METHODS, SpeculationOptions
 from oscine.option import FileKeyError, OptionError, did_you_mean, either, options_of
+from oscine.system.yaml_text import parse_yaml
 
 _NAME = "speculative-config"
 
@@ -69,11 +70,9 @@ def read_speculative_config(value: Any) -> Values:
 
 
 def _parse(value: Any) -> Mapping[str, Any] | None:
-    import yaml
-
     try:
-        given = yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError as error:
+        given = parse_yaml(value) if isinstance(value, str) else value
+    except ValueError as error:
         raise OptionError(_NAME, f"is neither JSON nor YAML: {error}") from None
     if isinstance(given, str):
         return {"method": given}

@@ -23,11 +23,15 @@ class Budget:
         self._allowed, self._free = engine_bytes(device, options), torch.cuda.mem_get_info(device)[0]
         self._share = options.cache.kv_cache_free_gpu_memory_fraction or 1.0
 
+    @property
+    def taken(self) -> int:
+        """Bytes that have gone since then."""
+        torch.cuda.synchronize(self._device)
+        return self._free - torch.cuda.mem_get_info(self._device)[0]
+
     def cache_bytes(self, held: int) -> int:
         """What the cache may have if all else is there. `held`: bytes that it has already."""
-        torch.cuda.synchronize(self._device)
-        taken = self._free - torch.cuda.mem_get_info(self._device)[0]
-        return int(self._share * (self._allowed - taken + held))
+        return int(self._share * (self._allowed - self.taken + held))
 
 
 class LateCache:
@@ -43,10 +47,15 @@ class LateCache:
         data = self._reserved.bytes[: (most + 1) * slots.slot_bytes]
         self.kv: KVCache = pages_of(plan.groups, plan.slots, [data])
 
+    @property
+    def num_bytes(self) -> int:
+        """That have memory."""
+        return self._reserved.num_mapped
+
     def room(self, budget: Budget) -> int:
         """Slots that fit."""
         unit = self._reserved.granularity
-        return budget.cache_bytes(self._reserved.num_mapped) // unit * unit // self._slot_bytes - 1  # for padding
+        return budget.cache_bytes(self.num_bytes) // unit * unit // self._slot_bytes - 1  # for padding
 
     def fill(self, count: int) -> None:
         """Gives memory to so many slots. Raises MemoryError if there is too little."""

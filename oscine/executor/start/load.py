@@ -390,13 +390,16 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
         return
     rehearse(executor, start.options.scheduler.max_num_batched_tokens)
     executor.forget_page_zero()
+    workspace = start.budget.taken - start.cache.num_bytes - executor.memory.weights
     count = least_of(start.cache.room(start.budget), start.target.communicator, shares_experts=False)
     executor.memory = filled(executor.memory, start.config, start.options.model.max_model_len, count)
     start.cache.fill(count)
-    left = torch.cuda.mem_get_info(start.opened.device)[0]
-    (slots,) = executor.memory.slots
-    size = slots.count * slots.slot_bytes
-    start.report(f"the KV cache has {slots.count} slots, {size / _GIB:.2f} GiB; {left / _GIB:.2f} GiB stay free")
+    sizes = executor.memory.kv_bytes, workspace, torch.cuda.mem_get_info(start.opened.device)[0]
+    start.report(
+        "the KV cache has {:.2f} GiB; graphs and steps took {:.2f} GiB, {:.2f} GiB stay free".format(
+            *(size / _GIB for size in sizes)
+        )
+    )
     start.watch.lap("cache")
 
 

@@ -90,6 +90,8 @@ class ModelOptions(Options, group="model"):
             raise OptionError("activation-dtype", "must be auto if --experts-on-host is given", "experts-on-host")
         alone = self.random_weights is None or self.model == NANO
         require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
+        if self.revision is not None and self.model == NANO:
+            raise OptionError("revision", "is for a model on the Hugging Face hub, which MODEL names", "model")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from benchmarks.kernels.inputs import sampling_batch
 from benchmarks.kernels.routings import draw
 from oscine.bench.step_inputs import PAGE, StepLoad, make_batch, random_pages
 from oscine.bench.timer import time_call
-from oscine.checkpoint.opened import PUBLISHED
+from oscine.checkpoint.hub import PUBLISHED
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import Shard, load_weights

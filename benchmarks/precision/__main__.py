@@ -31,8 +31,8 @@ from benchmarks.precision.emulation import Moe, expand, plain_moe, rounding_moe
 from benchmarks.precision.formats import FP8, OTHERS, fp16, unchanged
 from benchmarks.precision.runs import Choices, Error, Load, Result, run
 from oscine.bench.machine import describe
-from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.checkpoint.opened import PUBLISHED, open_model
+from oscine.checkpoint.hub import NANO_FOLDER, PUBLISHED
+from oscine.checkpoint.opened import open_model
 from oscine.config import NANO, ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss

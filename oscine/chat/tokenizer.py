@@ -4,12 +4,14 @@ The ids of harmony's special tokens differ between models.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from oscine.model.o200k import BYTE_CHARACTERS
+from oscine.model.tokenizer_file import is_panic, read_tokenizer
+from oscine.system.model_files import shown
 
 _SLICE = 16_384  # characters
 _UNSURE_WORDS = 2  # at the end of a slice: "'" and "l" of "we'll", or spaces before a word
@@ -70,6 +72,10 @@ class _TextTable(dict[int, "str | None"]):
         return text
 
 
+class EncodingError(ValueError):
+    """The tokenizer failed on a text."""
+
+
 class Tokenizer:
     """A byte-level BPE vocabulary with the harmony special tokens.
 
@@ -92,12 +98,9 @@ class Tokenizer:
         """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError naming the file and what it lacks."""
         path = Path(folder)
         self.path = path / "tokenizer.json" if path.is_dir() else path
-        if not self.path.is_file():
+        if not self.path.exists():
             raise ValueError(f"tokenizer file {self.path} does not exist")
-        try:
-            self._inner = tokenizers.Tokenizer.from_file(str(self.path))
-        except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"{self.path} is not a tokenizer file: {error}") from error
+        self._inner, _ = read_tokenizer(self.path)
         self._inner.encode_special_tokens = True  # special tokens within text are plain text
         added = self._inner.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
@@ -119,7 +122,10 @@ class Tokenizer:
         self.texts = _TextTable(self)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text, never a special id. Lone surrogates become U+FFFD. Other threads go on meanwhile."""
+        """The ids of plain text, never a special id. Lone surrogates become U+FFFD. Other threads go on meanwhile.
+
+        Raises EncodingError where the tokenizer fails.
+        """
         try:
             return self._encode(text)
         except TypeError:  # how the library refuses lone surrogates
@@ -127,9 +133,18 @@ class Tokenizer:
 
     def _encode(self, text: str) -> list[int]:
         # A batch of one, because `encode` keeps the GIL: a long text would hold up the event loop from any thread.
-        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoding.ids
+        ids: list[int] = self._encoded(self._inner.encode_batch_fast, text).ids
         return ids
+
+    def _encoded(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
+        """What a method of the library for batches makes of one text. Raises EncodingError where it panics."""
+        try:
+            (encoding,) = encode([text], add_special_tokens=False)
+        except BaseException as error:
+            if is_panic(error):
+                raise EncodingError(f"{self.path} fails on a text: {shown(error)}") from None
+            raise
+        return encoding
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
         """Whether texts certainly have more than `most` tokens. `most` bounds the cost of finding out.
@@ -157,7 +172,7 @@ class Tokenizer:
         count = start = 0
         while start + _SLICE < len(text):
             piece = text[start : start + _SLICE]
-            (encoding,) = self._inner.encode_batch([piece], add_special_tokens=False)
+            encoding = self._encoded(self._inner.encode_batch, piece)
             words = [word or 0 for word in encoding.word_ids]
             kept = words.index(sorted({*words})[-_UNSURE_WORDS:][0]) or len(words)
             start += len(b"".join(map(self.token_bytes, encoding.ids[:kept])).decode())

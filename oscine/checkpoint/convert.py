@@ -5,7 +5,7 @@ interrupted conversion continues after its last shard: a file in the folder says
 """
 
 import json
-import shutil
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,11 +20,12 @@ from tqdm import tqdm
 from oscine.checkpoint.folder import Checkpoint, fingerprint
 from oscine.checkpoint.hub import CONFIG, INDEX, SINGLE, TOKENIZER
 from oscine.checkpoint.lora import LoraSource
-from oscine.checkpoint.opened import OpenedModel, open_model
+from oscine.checkpoint.opened import open_model
 from oscine.checkpoint.quantize import QuantizationError
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.weights import BYTES, TensorSource, tensor_specs
+from oscine.system.model_files import MOST_BYTES, MOST_TOKENIZER_BYTES, read_file, read_json
 
 SHARD_BYTES = 2 << 30
 _STATE, _PART = "conversion.json", ".part"
@@ -49,6 +50,7 @@ def convert(
         raise ValueError("random weights are not converted")
     specs = tensor_specs(opened.config)
     shards, total = _shards(opened.config, shard_bytes), sum(spec.num_bytes for spec in specs.values())
+    texts = _texts(opened.path, opened.tokenizer)
     source = opened.source if lora is None else LoraSource(opened.source, lora, specs)
     made_of = [fingerprint(opened.path), shard_bytes, None if lora is None else str(lora.resolve())]
     state = _begin(target, {"made_of": made_of, "errors": {}})
@@ -60,7 +62,7 @@ def convert(
             _write(target / file, dict(_tensors(source, names, bar)))
             state["errors"] |= {name: [e.difference, e.values] for name, e in _errors(source).items()}
             (target / _STATE).write_text(json.dumps(state))
-    _finish(target, opened, opened.tokenizer, shards, total)
+    _finish(target, opened.config, texts, shards, total)
     return {name: QuantizationError(*sums) for name, sums in state["errors"].items()}
 
 
@@ -68,8 +70,8 @@ def _begin(target: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """The state of this conversion in `target`, which is made if it is not there. Raises ValueError."""
     path = target / _STATE
     found: dict[str, Any] | None = None
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
+    with suppress(ValueError):
+        found = read_json(path)
     if found is not None:
         if found | {"errors": {}} != wanted:
             raise ValueError(f"{target}: it has the unfinished conversion of another model")
@@ -114,19 +116,34 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     except SafetensorError as error:  # of the disk
         part.unlink(missing_ok=True)
         raise OSError(f"{part}: {error}") from None
+    part.chmod((path.parent / _STATE).stat().st_mode)  # safetensors gives it to its owner alone
     part.replace(path)
 
 
-def _finish(target: Path, opened: OpenedModel, tokenizer: Path, shards: Shards, total: int) -> None:
-    assert opened.path is not None
+def _texts(model: Path, tokenizer: Path) -> dict[str, bytes]:
+    """The small files that go with the weights, by name. Raises ValueError."""
+    texts = {TOKENIZER: _own_file(tokenizer / TOKENIZER, MOST_TOKENIZER_BYTES)}
+    for path in (model / name for name in _TEXTS if model.is_dir() and os.path.lexists(model / name)):
+        texts[path.name] = _own_file(path, MOST_BYTES)
+    return texts
+
+
+def _own_file(path: Path, most: int) -> bytes:
+    """The content of a file of a folder. A link may not leave the folder, or in the hub's cache the repository."""
+    folder, found = (Path(os.path.realpath(one)) for one in (path.parent, path))
+    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
+    if found.parent not in (folder, blobs):
+        raise ValueError(f"{path}: is a link that leaves the folder, so it is not copied")
+    return read_file(found, most)
+
+
+def _finish(target: Path, config: ModelConfig, texts: dict[str, bytes], shards: Shards, total: int) -> None:
     if SINGLE not in shards:
         placed = {name: file for file, names in shards.items() for name in names}
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    shutil.copyfile(tokenizer / TOKENIZER, target / TOKENIZER)
-    for name in _TEXTS if opened.path.is_dir() else ():
-        with suppress(FileNotFoundError):
-            shutil.copyfile(opened.path / name, target / name)
-    config = replace(opened.config, tie_word_embeddings=False)  # the head was written
+    for name, text in texts.items():
+        (target / name).write_bytes(text)
+    config = replace(config, tie_word_embeddings=False)  # the head was written
     (target / CONFIG).write_text(json.dumps(config.to_dict(), indent=2) + "\n")
     (target / _STATE).unlink()

@@ -5,7 +5,6 @@ Everything is checked from the headers before the first tensor is read.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, matrix_of, stored_specs
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
 from oscine.model.config import ModelConfig
+from oscine.system.model_files import is_file_name, open_file, read_json, shown
 
+_MOST_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 
@@ -34,9 +35,9 @@ class Checkpoint:
         for path, file in files.items():
             for name in sorted(file.keys()):
                 if name not in specs and not is_kv_scale(name):
-                    raise ValueError(f"{path}: {name} is not a tensor of this configuration")
+                    raise ValueError(f"{path}: {shown(name)} is not a tensor of this configuration")
                 if held[name] != path:
-                    raise ValueError(f"{held[name]}: {name} is also in {path.name}")
+                    raise ValueError(f"{held[name]}: {shown(name)} is also in {path.name}")
         for name, spec in specs.items():
             if placed and name not in placed:
                 raise ValueError(f"{folder / INDEX}: {name} is missing")
@@ -112,17 +113,15 @@ def _placement(folder: Path) -> dict[str, str]:
         if not (folder / SINGLE).exists():
             raise ValueError(f"{folder}: holds neither {INDEX} nor {SINGLE}")
         return {}
-    try:
-        placed = json.loads(path.read_bytes())["weight_map"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}: not a JSON object with a weight_map") from None
+    placed = read_json(path).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise ValueError(f"{path}: weight_map is not an object with tensors")
     for name, file in placed.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(f"{path}: {name} is placed in {file!r}, which is not a file of this folder")
+        if not is_file_name(file):
+            what = f"{shown(name)} is placed in {shown(repr(file))}"
+            raise ValueError(f"{path}: {what}, which is not a file of this folder")
         if not (folder / file).exists():
-            raise ValueError(f"{folder / file}: missing; the index places {name} there")
+            raise ValueError(f"{folder / file}: missing; the index places {shown(name)} there")
     return placed
 
 
@@ -132,19 +131,24 @@ def _file_names(folder: Path) -> list[str]:
 
 def open_files(folder: Path) -> dict[Path, Any]:
     """The safetensors files by their paths. Their headers are read and checked, no tensor is."""
-    files = {}
-    for name in _file_names(folder):
-        path = folder / name
-        try:
-            files[path] = safe_open(path, framework="pt")
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise ValueError(f"{path}: truncated or malformed: {error}") from None
-    return files
+    return {path: open_tensors(path) for path in (folder / name for name in _file_names(folder))}
+
+
+def open_tensors(path: Path) -> Any:
+    """A safetensors file; its header is read and checked. Raises ValueError."""
+    with open_file(path) as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _MOST_HEADER:
+        raise ValueError(f"{path}: truncated or malformed: a header of {header} bytes")
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ValueError(f"{path}: truncated or malformed: {shown(error)}") from None
 
 
 def check_tensor(name: str, shape: tuple[int, ...], dtypes: Sequence[str], path: Path, found: Any) -> None:
     """Raises ValueError if a tensor in a file is of another shape, or of none of these dtypes. `found`: its slice."""
     if tuple(found.get_shape()) != shape:
-        raise ValueError(f"{path}: {name} has shape {found.get_shape()}, not {list(shape)}")
+        raise ValueError(f"{path}: {shown(name)} has shape {shown(found.get_shape())}, not {list(shape)}")
     if found.get_dtype() not in dtypes:
-        raise ValueError(f"{path}: {name} has dtype {found.get_dtype()}, not {dtypes[0]}")
+        raise ValueError(f"{path}: {shown(name)} has dtype {found.get_dtype()}, not {dtypes[0]}")

@@ -16,6 +16,7 @@ from oscine.checkpoint.layout import FLOATS
 from oscine.model.config import ModelConfig
 from oscine.model.eagle.config import HeadConfig
 from oscine.model.eagle.weights import UNUSED, head_specs, published_name
+from oscine.system.model_files import shown
 
 _INTEGERS = ("I64", "I32")  # as safetensors spells them
 
@@ -42,13 +43,15 @@ def open_head(folder: Path, target: ModelConfig) -> OpenedHead:
         for stored in sorted(file.keys()):
             name = published_name(stored)
             if name in places:
-                raise ValueError(f"{path}: {stored} is also in {places[name][0].name}, as {places[name][2]}")
+                raise ValueError(
+                    f"{path}: {shown(stored)} is also in {places[name][0].name}, as {shown(places[name][2])}"
+                )
             if name not in UNUSED:
                 places[name] = path, file, stored
     specs = head_specs(config, places)
     for name, (path, file, stored) in places.items():
         if (spec := specs.get(name)) is None:
-            raise ValueError(f"{path}: {stored} is not a tensor of a head with this config.json")
+            raise ValueError(f"{path}: {shown(stored)} is not a tensor of a head with this config.json")
         dtypes = _INTEGERS if spec.kind == "integer" else FLOATS
         check_tensor(stored, spec.shape, dtypes, path, file.get_slice(stored))
     for name in specs:

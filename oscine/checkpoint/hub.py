@@ -18,10 +18,12 @@ from oscine.checkpoint.download import blobs_of, fetch_blobs
 from oscine.checkpoint.gguf.config import config_of, tokenizer_of
 from oscine.checkpoint.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 from oscine.config import NANO, ModelOptions
-from oscine.model.config import ModelConfig
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.o200k import o200k_folder
-from oscine.option import did_you_mean
+from oscine.option import OptionError, did_you_mean
+from oscine.system.model_files import is_file_name, shown
 
+PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
 NANO_FOLDER = Path(__file__).parents[1] / "model" / "nano"
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -40,7 +42,7 @@ def find_model(options: ModelOptions) -> Path:
 
     Raises ValueError if the hub does not have it, or if Oscine cannot serve it.
     """
-    return _local(options.model) or _Hub(options, options.model).fetch_model()
+    return _here(options) or _Hub(options, options.model).fetch_model()
 
 
 def find_head(name: str, options: ModelOptions) -> Path:
@@ -59,7 +61,7 @@ def repository(name: str) -> str:
 
 def pull(options: ModelOptions) -> Path:
     """Downloads what is missing of a model of the hub. Returns its folder. Raises ValueError."""
-    if (found := _local(options.model)) is not None:
+    if (found := _here(options)) is not None:
         raise ValueError(f"model {options.model!r} is on this machine already: {found}")
     hub = _Hub(options, options.model)
     hub.require()
@@ -78,13 +80,39 @@ def tokenizer_at(path: Path) -> Path:
 
 def check_local(options: ModelOptions) -> None:
     """Raises ValueError if the configuration of a model on this machine is wrong."""
-    if options.random_weights is None and (found := _local(options.model)) is not None:
+    if options.random_weights is None and (found := _here(options)) is not None:
         config_at(found)
+
+
+def check_ranks(options: ModelOptions) -> None:
+    """Raises ValueError if --tensor-parallel-size cannot divide the model. Fetches at most its configuration."""
+    if (num_ranks := options.tensor_parallel_size) == 1:
+        return
+    if options.random_weights is not None:
+        config: ModelConfig | None = random_config(options.random_weights)
+    else:
+        found = _here(options)
+        config = _Hub(options, options.model).config() if found is None else config_at(found)
+    try:
+        if config is not None:
+            config.check_divisible(num_ranks)
+    except ValueError as error:
+        raise ValueError(f"--tensor-parallel-size {num_ranks}: {error}") from None
+
+
+def random_config(name: str) -> ModelConfig:
+    """The shapes that --random-weights names. Raises ValueError."""
+    if name in PUBLISHED:
+        return PUBLISHED[name]()
+    path = Path(name)
+    if not path.exists():
+        raise ValueError(f"--random-weights {name!r} is neither {' nor '.join(PUBLISHED)} nor a config.json")
+    return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)
 
 
 def check_model(options: ModelOptions) -> Path:
     """The folder of the tokenizer; fetches no weights. Raises ValueError as `find_model` does."""
-    found = _local(options.model)
+    found = _here(options)
     if found is None:
         tokenizer = _Hub(options, options.model).check()
         return find_tokenizer(options) if tokenizer is None or options.tokenizer else tokenizer
@@ -113,6 +141,14 @@ def tokenizer_of_shapes(options: ModelOptions) -> Path | None:
     config = Path(options.random_weights or "")  # a config.json, its folder, or the name of a published model
     folder = config if config.is_dir() else config.parent
     return folder if config.exists() and (folder / TOKENIZER).is_file() else None
+
+
+def _here(options: ModelOptions) -> Path | None:
+    """As _local, for the model itself. Only one on the hub has revisions."""
+    found = _local(options.model)
+    if found is not None and options.revision is not None:
+        raise OptionError("revision", f"is for a model on the Hugging Face hub, not {options.model!r}", "model")
+    return found
 
 
 def _local(name: str) -> Path | None:
@@ -200,6 +236,13 @@ class _Hub:
         repository has none."""
         return o200k_folder() if self._gguf_files() else None
 
+    def config(self) -> ModelConfig | None:
+        """None for a repository without config.json: that of a GGUF file is in the large file."""
+        try:
+            return None if self._file is not None else ModelConfig.from_file(self.fetch(CONFIG))
+        except _MissingError:
+            return None
+
     def _fetch_files(self, patterns: Sequence[str]) -> Path:
         """The folder of the files in the root of the repository that match one of these."""
         from huggingface_hub import snapshot_download
@@ -228,7 +271,7 @@ class _Hub:
 
     def _parts(self, chosen: set[str]) -> list[str]:
         if len(chosen) != 1:
-            known = ", ".join(sorted(self._gguf_models())) or "none"
+            known = shown(", ".join(sorted(self._gguf_models())) or "none")
             raise ValueError(f"model {self._model!r} does not say which GGUF file: owner/name/FILE, of {known}")
         return [part.name for part in parts_of(Path(chosen.pop()))]
 
@@ -246,7 +289,7 @@ class _Hub:
         self, repo_id: str, revision: str | None, cache_dir: str | None, patterns: Sequence[str], **_: Any
     ) -> None:
         def wanted(name: str) -> bool:
-            return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+            return is_file_name(name) and any(fnmatch(name, pattern) for pattern in patterns)
 
         fetch_blobs(blobs_of(repo_id, revision, cache_dir, wanted))
 
@@ -284,7 +327,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     except errors.EntryNotFoundError as error:
         raise _MissingError(f"{of} has no {where['filename']}") from error
     except (of_its_library, errors.HFValidationError, OSError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = shown(str(error).strip().splitlines()[0])
         raise ValueError(f"{of} cannot be fetched: {why}") from error
 
 

@@ -3,7 +3,6 @@
 And weights that were packed for this machine's CPU: a folder each, named by the file or snapshot of the model.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +17,7 @@ from oscine.checkpoint.hub import CONFIG, INDEX, NANO_FOLDER, SINGLE, repository
 from oscine.config import NANO
 from oscine.environment import Environment
 from oscine.model.config import MODEL_TYPES
+from oscine.system.model_files import is_file_name, read_json
 
 Place = Literal["Oscine", "Hugging Face", "Ollama", "packed"]
 
@@ -64,9 +64,10 @@ def _of_hugging_face(cache_dir: str | None) -> Iterator[Installed]:
     from huggingface_hub import constants
 
     cache = Path(cache_dir or constants.HF_HUB_CACHE)
-    for folder in sorted(cache.glob("models--*--*")):
+    for folder in sorted(path for path in cache.glob("models--*--*") if is_file_name(path.name)):
         name = folder.name.removeprefix("models--").replace("--", "/", 1)
-        for snapshot in sorted(folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
+        for snapshot in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
             if (kind := _format(snapshot)) is not None:
                 yield Installed(name, "Hugging Face", kind, size_of(folder), folder, _is_whole(snapshot, kind))
                 break
@@ -84,7 +85,7 @@ def _is_whole(snapshot: Path, kind: str) -> bool:
         return True
     placed = _json(snapshot / INDEX).get("weight_map")
     files = set(map(str, placed.values())) if isinstance(placed, dict) else set()
-    return all((snapshot / name).exists() for name in files or {SINGLE})
+    return all(is_file_name(name) and (snapshot / name).exists() for name in files or {SINGLE})
 
 
 def _of_ollama() -> Iterator[Installed]:
@@ -108,9 +109,8 @@ def _is_gpt_oss(path: Path) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     """Empty if there is no such file, or no object in it."""
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_bytes())
-        return found if isinstance(found, dict) else {}
+    with suppress(ValueError):
+        return read_json(path)
     return {}
 
 

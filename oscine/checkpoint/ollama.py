@@ -3,7 +3,6 @@
 The store is only read.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscine.environment import Environment
+from oscine.system.model_files import read_json, shown
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _HOST, _OWNER = "registry.ollama.ai", "library"  # which names leave out
-_DIGEST = re.compile("sha256[:-][0-9a-f]+")
+_DIGEST = re.compile("sha256[:-][0-9a-f]{64}")
 _NAME = re.compile(r"(?:[\w.-]+(?::\d+)?/)*[\w.-]+:[\w.-]+")
 
 
@@ -26,10 +26,10 @@ class OllamaModel:
 
     def weights(self) -> Path:
         """A GGUF file, which may be missing. Raises ValueError for a manifest that names none."""
+        manifest = read_json(self.manifest)
         try:
-            layers = json.loads(self.manifest.read_bytes())["layers"]
-            digests = [str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER]
-        except (OSError, ValueError, KeyError, TypeError):
+            digests = [str(layer["digest"]) for layer in manifest["layers"] if layer["mediaType"] == _MODEL_LAYER]
+        except (KeyError, TypeError):
             raise ValueError(f"{self.manifest}: not a manifest of Ollama's") from None
         if len(digests) != 1 or not _DIGEST.fullmatch(digests[0]):
             raise ValueError(f"{self.manifest}: names no file with weights")
@@ -51,7 +51,7 @@ def find(name: str) -> Path:
     for model in models:
         if model.name == name:
             return model.weights()
-    known = ", ".join(model.name for model in models) or "no model"
+    known = shown(", ".join(model.name for model in models) or "no model")
     closed = "".join(f"; this user may not read {folder}" for folder in Environment().ollama_folders if _closed(folder))
     raise ValueError(f"model {name!r} is not in Ollama's store on this machine, which has {known}{closed}")
 
@@ -66,20 +66,22 @@ def only_model(store: Path) -> Path:
     models = list(models_in(store))
     found = [model for model in models if "gpt-oss" in model.name]
     if len(found) != 1:
-        known = ", ".join(model.name for model in models) or "no model"
+        known = shown(", ".join(model.name for model in models) or "no model")
         raise ValueError(f"{store} is a store of Ollama's with {known}; name one, such as gpt-oss:20b")
     return found[0].weights()
 
 
 def models_in(store: Path) -> Iterator[OllamaModel]:
-    """In the order of their manifests' paths: host, owner, model, tag."""
+    """In the order of their manifests' paths: host, owner, model, tag. Files with names that Ollama never shows are
+    left out."""
     root = store / "manifests"
     for manifest in sorted(path for path in root.glob("*/*/*/*") if path.is_file() and not path.name.startswith(".")):
         host, owner, model, tag = manifest.relative_to(root).parts
-        shown = (
+        ends = (
             [model] if (host, owner) == (_HOST, _OWNER) else [owner, model] if host == _HOST else [host, owner, model]
         )
-        yield OllamaModel(f"{'/'.join(shown)}:{tag}", manifest, store)
+        if is_name(name := f"{'/'.join(ends)}:{tag}"):
+            yield OllamaModel(name, manifest, store)
 
 
 def _closed(folder: Path) -> bool:

@@ -1,7 +1,6 @@
 """The model that the options name, checked and ready to be loaded. No weights are allocated yet."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -12,10 +11,18 @@ from oscine.checkpoint.folder import Checkpoint, fingerprint, versions
 from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
 from oscine.checkpoint.gguf.config import config_of as gguf_config
 from oscine.checkpoint.gguf.file import Gguf
-from oscine.checkpoint.hub import CONFIG, config_at, find_model, find_tokenizer, tokenizer_at, tokenizer_of_shapes
+from oscine.checkpoint.hub import (
+    CONFIG,
+    config_at,
+    find_model,
+    find_tokenizer,
+    random_config,
+    tokenizer_at,
+    tokenizer_of_shapes,
+)
 from oscine.checkpoint.quantize import QuantizationError
 from oscine.config import ModelOptions
-from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
 from oscine.model.random_weights import RandomTensors
@@ -24,7 +31,6 @@ from oscine.ops.interface import Ops
 from oscine.ops.native.weights import LAYOUT
 from oscine.ops.triton_range import CUDA_REMEDY
 
-PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}
 RANDOM_SEED = 0
 
 
@@ -91,7 +97,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
     if options.random_weights is not None:
-        config = _random_config(options.random_weights)
+        config = random_config(options.random_weights)
         tokenizer = _vocabulary_of_shapes(options, config)
         return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
     path = find_model(options)
@@ -103,7 +109,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
 def config_of(options: ModelOptions) -> ModelConfig:
     """The configuration of the whole model. Raises ValueError as open_model does."""
     if options.random_weights is not None:
-        return _random_config(options.random_weights)
+        return random_config(options.random_weights)
     return config_at(find_model(options))
 
 
@@ -141,15 +147,6 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _random_config(name: str) -> ModelConfig:
-    if name in PUBLISHED:
-        return PUBLISHED[name]()
-    path = Path(name)
-    if not path.exists():
-        raise ValueError(f"--random-weights {name!r} is neither {' nor '.join(PUBLISHED)} nor a config.json")
-    return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)
 
 
 def _vocabulary_of_shapes(options: ModelOptions, config: ModelConfig) -> Path | None:

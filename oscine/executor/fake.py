@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.slots import ColumnArray, IntArray, Rows
+from oscine.model.tokenizer_file import library_errors, read_tokenizer
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 REPLY = (
@@ -40,11 +40,12 @@ class Script:
     def from_folder(cls, folder: Path) -> "Script":
         """The default reply, an analysis and a final message, in the vocabulary of folder/tokenizer.json."""
         path = folder / "tokenizer.json"
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer, _ = read_tokenizer(path)
         end = tokenizer.token_to_id(END)
         if end is None:
             raise ValueError(f"{path} has no token {END}")
-        opening, text = (tokenizer.encode(part, add_special_tokens=False).ids for part in (REPLY, TEXT * REPEATS))
+        with library_errors(f"{path} fails on a text"):
+            opening, text = (tokenizer.encode(part, add_special_tokens=False).ids for part in (REPLY, TEXT * REPEATS))
         return cls(opening, text, end)
 
 

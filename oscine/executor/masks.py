@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from oscine.executor.slots import ColumnArray, IntArray, Rows
 from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
 from oscine.judges.pool import judges as shared_judges
 from oscine.judges.trial import Problem, Trial, limits
+from oscine.model.tokenizer_file import library_errors, read_tokenizer
 from oscine.ops.packed import REJECTED
 from oscine.types import NewSequence
 
@@ -38,6 +38,7 @@ ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
 TOKENIZER = "tokenizer.json"
 _END = "<|endoftext|>"
 _MOST_COMPILED = 512  # cached grammars, some 20 to 200 KB each
+_MOST_UNUSED = 1 << 16  # ids that a vocabulary may have beyond the model's
 _COMPILERS = 2  # threads: a slow grammar does not delay a fast one
 _MOST_THREADS = 16  # that make masks
 _UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a verdict
@@ -154,18 +155,18 @@ class GrammarCache:
     def _read(self) -> "LLTokenizer":
         if self._file is None or not self._file.is_file():
             raise ValueError(f"the model has no {TOKENIZER}")
-        try:
+        with library_errors(f"no grammars for {self._file}"):
             from llguidance import LLTokenizer
 
-            vocabulary = tokenizers.Tokenizer.from_file(str(self._file))
+            vocabulary, text = read_tokenizer(self._file)
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self.vocab_size)
+            if num_tokens > self.vocab_size + _MOST_UNUSED:
+                raise ValueError(f"it has ids up to {num_tokens - 1}, and the model has {self.vocab_size} tokens")
             end = vocabulary.token_to_id(_END)
             ids = (vocabulary.token_to_id(f"<|{name}|>") for name in Markers._fields)
             self._markers = Markers(*(-1 if token is None else token for token in ids))
             self._judges.start()
-            return LLTokenizer(str(self._file), n_vocab=num_tokens, eos_token=end, slices=_SLICES)
-        except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"no grammars for {self._file}: {error}") from error
+            return LLTokenizer(text, n_vocab=num_tokens, eos_token=end, slices=_SLICES)
 
 
 def _settle(future: Future["LLMatcher"], work: Callable[[], "LLMatcher"]) -> None:

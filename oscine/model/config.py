@@ -1,16 +1,18 @@
 """The shape of a gpt-oss model, read from config.json in the spelling of transformers 4 or 5."""
 
-import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from oscine.kv_group import KVGroup
+from oscine.kv_group import KVGroup, heads_of_rank
+from oscine.system.model_files import read_json, shown
 
 MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # in config.json; in the latter, layers differ from each other
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
+_OTHER_DEFAULTS = {"num_hidden_layers": 36}  # of transformers, where ours are those of 20b
 MOST_LAYERS = 4096  # each takes memory before the first tensor is looked for
 LayerType = Literal["sliding_attention", "full_attention"]
 Made = TypeVar("Made")
@@ -18,14 +20,7 @@ Made = TypeVar("Made")
 
 def read_config(path: Path, make: Callable[[dict[str, Any]], Made]) -> Made:
     """What `make` makes of a config.json. Raises ValueError naming the file and what is wrong in it."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: not a JSON object")
+    values = read_json(path)
     try:
         return make(values)
     except ValueError as error:
@@ -69,16 +64,16 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if type(value) in (int, float):
-                _require(0 < value < math.inf, name, "positive and finite", value)
-        _require(self.head_dim % 2 == 0, "head_dim", "even", self.head_dim)
+                require(0 < value < math.inf, name, "positive and finite", value)
+        require(self.head_dim % 2 == 0, "head_dim", "even", self.head_dim)
         for name in ("hidden_size", "intermediate_size"):
-            _require(getattr(self, name) % 32 == 0, name, "a multiple of 32 (an MXFP4 block)", getattr(self, name))
+            require(getattr(self, name) % 32 == 0, name, "a multiple of 32 (an MXFP4 block)", getattr(self, name))
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        _require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
+        require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
         self._check_layers()
         experts, chosen = min(self.experts), self.num_experts_per_tok
-        _require(chosen <= experts, "num_experts_per_tok", f"at most num_local_experts ({experts})", chosen)
-        _require(
+        require(chosen <= experts, "num_experts_per_tok", f"at most num_local_experts ({experts})", chosen)
+        require(
             all(0 <= i < self.vocab_size for i in self.eos_token_ids), "eos_token_id", "a token", self.eos_token_ids
         )
 
@@ -87,16 +82,23 @@ class ModelConfig:
         for name in ("layer_types", "num_local_experts", "sliding_window"):
             value = getattr(self, name)
             whole = not isinstance(value, tuple) or len(value) == layers
-            _require(whole, name, f"{layers} values, one per layer", value)
+            require(whole, name, f"{layers} values, one per layer", value)
         for kind in self.layer_types:
             known = kind in ("sliding_attention", "full_attention")
-            _require(known, "layer_types", "sliding_attention or full_attention", kind)
-        _require("full_attention" in self.layer_types, "layer_types", "full_attention in some layer", self.layer_types)
+            require(known, "layer_types", "sliding_attention or full_attention", kind)
+        require("full_attention" in self.layer_types, "layer_types", "full_attention in some layer", self.layer_types)
         for kind, window in zip(self.layer_types, _per_layer(self.sliding_window, layers), strict=True):
             valid = kind == "full_attention" or (type(window) is int and window > 0)
-            _require(valid, "sliding_window", "a positive integer in a sliding layer", window)
+            require(valid, "sliding_window", "a positive integer in a sliding layer", window)
         for experts in self.experts:
-            _require(type(experts) is int and experts > 0, "num_local_experts", "positive integers", experts)
+            require(type(experts) is int and experts > 0, "num_local_experts", "positive integers", experts)
+
+    def check_divisible(self, num_ranks: int) -> None:
+        """Raises ValueError if tensor parallelism cannot divide the model among so many ranks."""
+        for name in ("num_attention_heads", "vocab_size"):
+            if (count := getattr(self, name)) % num_ranks:
+                raise ValueError(f"{num_ranks} ranks cannot divide a {name} of {count}")
+        heads_of_rank(self.num_key_value_heads, num_ranks, 0)
 
     # ---- per layer ----
 
@@ -149,25 +151,30 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
-        """Raises ValueError naming the first field that is missing, of a wrong type, or not supported.
+        """Raises ValueError naming the first field that is of a wrong type or not supported.
 
-        Fields that do not change the arithmetic (dropout, initialisers, versions, dtype) are not looked at.
+        A field that is absent or null has the default of transformers' GptOssConfig. Fields that do not change the
+        arithmetic (dropout, initialisers, versions, dtype) are not looked at.
         """
         _check_supported(values)
         values = _flat(values)
         read: dict[Any, Callable[..., Any]] = {int: _integer, float: _number}
         numbers = {
-            own.name: read[own.type](values, own.name, *_ALIASES.get(own.name, ()))
+            own.name: read[own.type](
+                values, own.name, *_ALIASES.get(own.name, ()), default=_OTHER_DEFAULTS.get(own.name, own.default)
+            )
             for own in fields(cls)
             if own.type in read
         }
+        layers = numbers["num_hidden_layers"]
+        layer_types = _layer_types(values, layers)  # checks their number
         return cls(
             **numbers,
-            num_local_experts=_of_layers(values, "num_local_experts", "num_experts"),
-            sliding_window=_of_layers(values, "sliding_window"),
-            layer_types=_layer_types(values, numbers["num_hidden_layers"]),
+            num_local_experts=_of_layers(values, "num_local_experts", "num_experts", default=128),
+            sliding_window=_windows(values, layers),
+            layer_types=layer_types,
             eos_token_ids=_token_ids(values, "eos_token_id"),
-            yarn=_yarn(values),
+            yarn=_yarn(values, numbers["max_position_embeddings"]),
             tie_word_embeddings=values.get("tie_word_embeddings") is True,
         )
 
@@ -182,7 +189,7 @@ class ModelConfig:
             "attention_bias": True,
             "hidden_act": "silu",
             "torch_dtype": "bfloat16",
-            "eos_token_id": eos[0] if len(eos) == 1 else [*eos],
+            "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else [*eos],
             "rope_theta": yarn.pop("rope_theta"),
             "rope_scaling": {"rope_type": "yarn", "truncate": False, **yarn},
             "quantization_config": {
@@ -207,9 +214,10 @@ def gpt_oss_120b() -> ModelConfig:
     )
 
 
-def _require(condition: bool, name: str, rule: str, value: object) -> None:
+def require(condition: bool, name: str, rule: str, value: object) -> None:
+    """Raises ValueError for the value of a field, which the message names."""
     if not condition:
-        raise ValueError(f"{name} must be {rule}, not {value!r}")
+        raise ValueError(f"{name} must be {rule}, not {shown(repr(value))}")
 
 
 def _check_supported(values: Mapping[str, Any]) -> None:
@@ -222,13 +230,13 @@ def _check_supported(values: Mapping[str, Any]) -> None:
         "swiglu_alpha": (1.702,),
     }
     for name, allowed in only.items():
-        _require(values.get(name, allowed[0]) in allowed, name, repr(allowed[0]), values.get(name))
+        require(values.get(name) in (None, *allowed), name, repr(allowed[0]), values.get(name))
     quantization = values.get("quantization_config")
     if quantization is None:  # the experts are bfloat16, as transformers saves fine-tunes
         return
-    _require(isinstance(quantization, dict), "quantization_config", "an object with quant_method mxfp4", quantization)
+    require(isinstance(quantization, dict), "quantization_config", "an object with quant_method mxfp4", quantization)
     method = quantization.get("quant_method")
-    _require(method == "mxfp4", "quantization_config.quant_method", "'mxfp4', or no quantization_config", method)
+    require(method == "mxfp4", "quantization_config.quant_method", "'mxfp4', or no quantization_config", method)
 
 
 def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -237,7 +245,7 @@ def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if blocks is None:
         return values
     whole = isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)
-    _require(whole, "block_configs", "a list of objects, one per layer", blocks)
+    require(whole, "block_configs", "a list of objects, one per layer", blocks)
     windows = [block.get("sliding_window") for block in blocks]
     return {
         "rope_scaling": values.get("yarn_rope_scaling"),
@@ -248,73 +256,92 @@ def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _find(values: Mapping[str, Any], *names: str) -> tuple[str, Any]:
-    """The value under the first of several spellings; two spellings that disagree are an error."""
-    found = [(name, values[name]) for name in names if values.get(name) is not None]
-    if not found:
-        raise ValueError(f"{names[0]} is missing")
+def _find(values: Mapping[str, Any], *names: str, default: Any = None, where: str = "") -> tuple[str, Any]:
+    """The value under the first of several spellings; two spellings that disagree are an error.
+
+    `where`: the way to `values`, as messages name it. Without a default, raises ValueError for a missing field.
+    """
+    found = [(where + name, values[name]) for name in names if values.get(name) is not None]
+    if not found and default is None:
+        raise ValueError(f"{where}{names[0]} is missing")
     for name, value in found[1:]:
-        _require(value == found[0][1], name, f"equal to {found[0][0]} ({found[0][1]!r})", value)
-    return found[0]
+        require(value == found[0][1], name, f"equal to {found[0][0]} ({shown(repr(found[0][1]))})", value)
+    return found[0] if found else (where + names[0], default)
 
 
-def _integer(values: Mapping[str, Any], *names: str) -> int:
-    name, value = _find(values, *names)
-    _require(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
+def _integer(values: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    name, value = _find(values, *names, default=default)
+    require(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
     return int(value)
 
 
-def _of_layers(values: Mapping[str, Any], *names: str) -> Any:
+def _number(values: Mapping[str, Any], name: str, *, default: float | None = None, where: str = "") -> float:
+    name, value = _find(values, name, default=default, where=where)
+    require(isinstance(value, int | float) and not isinstance(value, bool), name, "a number", value)
+    require(abs(value) <= sys.float_info.max, name, "finite", value)
+    return float(value)
+
+
+def _of_layers(values: Mapping[str, Any], *names: str, default: int) -> Any:
     """An integer for all layers, or a value for each; which values is checked where their meaning is known."""
-    _, value = _find(values, *names)
-    return tuple(value) if isinstance(value, list) else _integer(values, *names)
+    _, value = _find(values, *names, default=default)
+    return tuple(value) if isinstance(value, list) else _integer(values, *names, default=default)
+
+
+def _windows(values: Mapping[str, Any], num_layers: int) -> Any:
+    """As _of_layers. Here null is a value: no layer has a window."""
+    if values.get("sliding_window", ...) is None:
+        return (None,) * num_layers
+    return _of_layers(values, "sliding_window", default=128)
 
 
 def _per_layer(value: Any, num_layers: int) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,) * num_layers
 
 
-def _number(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
-    _, value = _find(values, name)
-    _require(isinstance(value, int | float) and not isinstance(value, bool), where + name, "a number", value)
-    return float(value)
-
-
 def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    _, value = _find(values, name)
-    ids = value if isinstance(value, list) else [value]
-    _require(bool(ids) and all(type(i) is int for i in ids), name, "an integer or a list of integers", value)
+    value = values.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    require(all(type(i) is int for i in ids), name, "an integer or a list of integers", value)
     return tuple(ids)
 
 
 def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
     """The type of each layer. Without a list, as in the first published config, every second one is full attention."""
-    _require(num_layers <= MOST_LAYERS, "num_hidden_layers", f"at most {MOST_LAYERS}", num_layers)
+    require(num_layers <= MOST_LAYERS, "num_hidden_layers", f"at most {MOST_LAYERS}", num_layers)
     kinds = values.get("layer_types")
     if kinds is None:
         return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))
-    _require(isinstance(kinds, list), "layer_types", "a list", kinds)
+    require(isinstance(kinds, list), "layer_types", "a list", kinds)
     return tuple(kinds)
 
 
-def _yarn(values: Mapping[str, Any]) -> YarnConfig:
+def _yarn(values: Mapping[str, Any], max_position_embeddings: int) -> YarnConfig:
     """Reads rope_parameters (transformers 5), or rope_theta and rope_scaling (transformers 4)."""
+    default = YarnConfig()
+    theta = _number(values, "rope_theta", default=default.rope_theta)
     section = "rope_parameters" if values.get("rope_parameters") is not None else "rope_scaling"
     rope = values.get(section)
-    if not isinstance(rope, dict):
-        raise ValueError(f"{section} must be an object, not {rope!r}")
-    kind = rope.get("rope_type", rope.get("type"))
-    _require(kind == "yarn", f"{section}.rope_type", "'yarn'", kind)
-    _require(rope.get("truncate") is False, f"{section}.truncate", "false", rope.get("truncate"))
+    if rope is None:
+        require(theta > 1, "rope_theta", "above 1", theta)
+        return replace(default, rope_theta=theta)
+    require(isinstance(rope, dict), section, "an object", rope)
+    kind, where = rope.get("rope_type", rope.get("type")), f"{section}."
+    require(kind == "yarn", f"{where}rope_type", "'yarn'", kind)
+    require(rope.get("truncate") is False, f"{where}truncate", "false", rope.get("truncate"))
     for name in ("attention_factor", "mscale", "mscale_all_dim"):
-        _require(rope.get(name) is None, f"{section}.{name}", "absent", rope.get(name))
-    where = f"{section}."
-    theta = _number(rope, "rope_theta", where=where) if "rope_theta" in rope else _number(values, "rope_theta")
-    original = _number(rope, "original_max_position_embeddings", where=where)
-    _require(original == int(original) > 0, f"{where}original_max_position_embeddings", "a positive integer", original)
-    ramp = {name: _number(rope, name, where=where) for name in ("factor", "beta_fast", "beta_slow")}
-    yarn = YarnConfig(rope_theta=theta, **ramp, original_max_position_embeddings=int(original))
-    _require(yarn.rope_theta > 1, "rope_theta", "above 1", yarn.rope_theta)
-    _require(yarn.factor >= 1, f"{where}factor", "at least 1", yarn.factor)
-    _require(yarn.beta_fast > yarn.beta_slow > 0, f"{where}beta_fast", "above beta_slow, both positive", yarn.beta_fast)
+        require(rope.get(name) is None, f"{where}{name}", "absent", rope.get(name))
+    name = "original_max_position_embeddings"
+    original = _number(rope, name, default=max_position_embeddings, where=where)
+    require(original == int(original) > 0, f"{where}{name}", "a positive integer", original)
+    yarn = YarnConfig(
+        rope_theta=_number(rope, "rope_theta", default=theta, where=where),
+        factor=_number(rope, "factor", where=where),
+        beta_fast=_number(rope, "beta_fast", default=default.beta_fast, where=where),
+        beta_slow=_number(rope, "beta_slow", default=default.beta_slow, where=where),
+        original_max_position_embeddings=int(original),
+    )
+    require(yarn.rope_theta > 1, "rope_theta", "above 1", yarn.rope_theta)
+    require(yarn.factor >= 1, f"{where}factor", "at least 1", yarn.factor)
+    require(yarn.beta_fast > yarn.beta_slow > 0, f"{where}beta_fast", "above beta_slow, both positive", yarn.beta_fast)
     return yarn

@@ -4,12 +4,14 @@ For tests and for servers with random weights.
 """
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oscine.system.owned_folder import complete_file, opened, remove_parts
+from oscine.system.owned_folder import complete_file, open_file, opened, remove_parts
 
+_FILE = "tokenizer.json"
 NUM_RANKS = 199998  # ordinary tokens; special tokens follow
 NUM_TOKENS = 201088  # the size of gpt-oss's embedding
 SPECIAL_IDS = {
@@ -54,17 +56,33 @@ BYTE_CHARACTERS = _byte_characters()
 def o200k_folder(cache: str | Path | None = None) -> Path:
     """A folder with the o200k_harmony tokenizer.json, written on the first call (seconds) below `cache`.
 
-    `cache` is by default .cache/oscine in the user's home. Raises ValueError when oss-harmony is not installed.
+    `cache` is by default .cache/oscine in the user's home. A file that others may change is written anew. Raises
+    ValueError when oss-harmony is not installed, or for a folder that cannot be used.
     """
     folder = Path(cache or Path.home() / ".cache" / "oscine") / "o200k_harmony"
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        text = json.dumps(_tokenizer_json(_ranked_tokens()), ensure_ascii=False)
-        with opened(folder) as descriptor:  # another process may read or write the same file
-            remove_parts(descriptor)
-            with complete_file(descriptor, path.name) as file:
-                file.write(text.encode())
+    try:
+        with opened(folder) as descriptor:
+            if not _is_there(descriptor):
+                _write(descriptor)
+    except OSError as error:
+        raise ValueError(f"{folder}: no place for the o200k_harmony vocabulary: {error}") from None
     return folder
+
+
+def _is_there(folder: int) -> bool:
+    """Whether the file was made by this user or root, and no other can change it."""
+    try:
+        os.close(open_file(folder, _FILE))
+    except OSError:
+        return False
+    return True
+
+
+def _write(folder: int) -> None:
+    text = json.dumps(_tokenizer_json(_ranked_tokens()), ensure_ascii=False)
+    remove_parts(folder)
+    with complete_file(folder, _FILE) as file:  # another process may read or write the same file
+        file.write(text.encode())
 
 
 def _ranked_tokens() -> list[bytes]:

@@ -105,8 +105,7 @@ class Shard:
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """The configuration of this part, with the whole vocabulary. Raises ValueError if it cannot be divided."""
-        _check_divisible(self.attention, "num_attention_heads", config.num_attention_heads)
-        _check_divisible(self.vocabulary, "vocab_size", config.vocab_size)
+        config.check_divisible(self.attention.num_ranks)
         spans = self._spans(config)
         return replace(
             config,
@@ -155,11 +154,6 @@ class Shard:
         missing = cut.length - (cut.end - cut.start)
         after = (0, 0) * (tensor.dim() - 1 - cut.dimension)
         return functional.pad(own, (*after, 0, missing)) if missing else own
-
-
-def _check_divisible(part: Part, name: str, count: int) -> None:
-    if count % part.num_ranks:
-        raise ValueError(f"{part.num_ranks} ranks cannot divide a {name} of {count}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def test_what_a_tool_shows_to_anthropics_clients(scripted: ScriptedServer, block
         (responses, {"type": "input_file", "file_data": f"data:text/plain;base64,{NOTES}"}, "caf\u00e9"),
         (responses, {"type": "input_file", "file_data": "data:text/plain,a%20b"}, "a b"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)[:60]),
 )
 def test_what_a_tool_shows_to_openais_clients(scripted: ScriptedServer, make: Any, part: Any, seen: str) -> None:
     assert result_seen(scripted, *make([{**part, "text": None} if make is openai else part])) == f"{seen}\n"
@@ -167,7 +167,7 @@ def test_what_stands_beside_results_is_from_tools(scripted: ScriptedServer) -> N
         ),
         ("/api/chat", {"content": "See.", "images": [PNG]}, "the model reads text only"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)[:60]),
 )
 def test_a_users_own_picture_is_refused(scripted: ScriptedServer, path: str, message: Any, said: str) -> None:
     talk = [{"role": "user", **message}]

@@ -256,7 +256,7 @@ def test_a_refused_flag_may_be_false_in_a_file(tmp_path: Path) -> None:
 def test_dummy_weights_are_random_ones_under_the_models_name(model: str, shapes: str) -> None:
     config, _ = config_of(model, "--load-format", "dummy")
     assert config == config_of("--random-weights", shapes, "--served-model-name", model)[0]
-    named, _ = config_of(model, "--load-format", "dummy", "--served-model-name", "x")
+    named, _ = config_of(model, "--load-format", "dummy", "--served-model-name", "x", "--revision", "main")
     assert named.server.served_model_names == ("x",)
 
 

@@ -255,11 +255,11 @@ def test_models_of_other_programs_are_listed_and_not_removed(machine: Machine, t
     assert machine.said("rm", "gpt-oss-20b-avx2", "--yes") == "removed gpt-oss-20b-avx2: 3.0 MB\n"
 
 
-def test_a_cache_that_cannot_be_read_is_one_line(machine: Machine) -> None:
+def test_a_snapshot_that_leads_nowhere_is_left_out(machine: Machine) -> None:
     snapshots = machine.cache / "models--someone--tuned/snapshots"
     snapshots.mkdir(parents=True)
     (snapshots / "0").symlink_to("nowhere")
-    assert machine.said("list", status=1).startswith("oscine: error: [Errno 2] No such file or directory")
+    assert list(machine.listed()) == ["oscine-nano"]
 
 
 @pytest.mark.parametrize("index", [[], {"weight_map": ["a"]}, {"weight_map": {"a": []}}, {"weight_map": {}}], ids=str)

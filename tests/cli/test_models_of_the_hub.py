@@ -1,15 +1,18 @@
 """Models that are not on this machine yet: the requests to the hub, their order, and the error messages."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
+from oscine.chat.vocabulary import tokenizer_folder
 from oscine.checkpoint import hub
-from oscine.config import ModelOptions
+from oscine.config import EngineOptions, ModelOptions
+from oscine.option import OptionError
 from tests.cli.test_commands import run
 
 COMMIT = "0123456789012345678901234567890123456789"
@@ -116,3 +119,49 @@ def test_a_tokenizer_of_its_own(tmp_path: Path, model_folder: Path) -> None:
     assert hub.check_model(options) == model_folder
     with pytest.raises(ValueError, match="is neither a folder"):
         hub.find_tokenizer(ModelOptions(tokenizer="nowhere"))
+
+
+@pytest.mark.parametrize("given", [{}, {"random_weights": "20b"}])
+def test_the_embedded_model_has_no_revision(given: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=r"^--revision is for a model on the Hugging Face hub, which MODEL names$"):
+        ModelOptions(revision="main", **given)
+
+
+@pytest.mark.parametrize("find", [hub.find_model, hub.check_model, hub.check_local, hub.pull])
+def test_a_model_on_this_machine_has_no_revision(model_folder: Path, find: Callable[[ModelOptions], object]) -> None:
+    options = ModelOptions(str(model_folder), revision="main", tokenizer=str(model_folder))
+    with pytest.raises(OptionError, match=r"^--revision is for a model on the Hugging Face hub, not '/.*'$"):
+        find(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tensor_parallel_size": 3}, "--tensor-parallel-size 3: 3 ranks cannot divide a num_attention_heads of 8"),
+        ({"random_weights": "20b", "tensor_parallel_size": 6}, "6 ranks cannot divide a num_attention_heads of 64"),
+        ({"random_weights": "120b", "tensor_parallel_size": 128}, "128 ranks cannot divide a num_attention_heads of"),
+    ],
+)
+def test_an_impossible_number_of_ranks_is_refused_without_an_engine(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        tokenizer_folder(EngineOptions(ModelOptions(**options)))
+
+
+@pytest.mark.parametrize("has_config", [True, False], ids=["safetensors", "GGUF"])
+def test_ranks_are_checked_with_the_configuration_alone(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, has_config: bool
+) -> None:
+    """That of a GGUF file is in the large file, so it waits for the download."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / COMMIT
+    for folder in (snapshot, snapshot.parents[1] / "refs"):
+        folder.mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "main").write_text(COMMIT)
+    if has_config:
+        (snapshot / "config.json").write_text((model_folder / "config.json").read_text())
+    with pytest.raises(ValueError, match="3 ranks cannot divide") if has_config else nullcontext():
+        hub.check_ranks(ModelOptions("owner/name", tensor_parallel_size=3))
+    hub.check_ranks(ModelOptions("owner/name", tensor_parallel_size=2))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oscine.checkpoint.opened import PUBLISHED
+from oscine.checkpoint.hub import PUBLISHED
 from oscine.config import Config
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 from oscine.executor.start.fit import plan_on_gpus

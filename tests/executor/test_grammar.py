@@ -16,7 +16,9 @@ pytest.importorskip("llguidance", reason="it compiles grammars")
 
 import llguidance.numpy
 
+from oscine.chat.tokenizer import SPECIAL_TOKENS
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.fake import REPEATS, TEXT, Script
 from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.slots import Rows
 from oscine.executor.start.threaded import ThreadedExecutor
@@ -24,6 +26,7 @@ from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
 from oscine.judges.trial import Problem, Trial
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
+from tests.chat.conftest import write_byte_tokenizer
 from tests.hostile_schemas import quartic_schema
 from tests.immediate import Immediate
 from tests.tiny import TINY
@@ -373,3 +376,21 @@ def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
     grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges)
     assert not grammars.ready(grammar(1, 2))
     assert not grammars.matcher(grammar(1, 2)).is_error()
+
+
+def test_a_vocabulary_far_beyond_the_model_is_refused_before_its_table_is_made(tmp_path: Path) -> None:
+    """A table of 2^28 tokens would take 4 GB."""
+    path = tokenizer_file(tmp_path)
+    path.write_text(path.read_text().replace('"aaa": ', f'"far": {1 << 28}, "aaa": '))
+    cache = GrammarCache(path, TINY.vocab_size)
+    with pytest.raises(ValueError, match=f"has ids up to {1 << 28}, and the model has {TINY.vocab_size} tokens"):
+        cache.matcher(grammar(1, 2))
+
+
+def test_truncation_that_a_tokenizer_stores_cuts_neither_forced_tokens_nor_the_fake_reply(tmp_path: Path) -> None:
+    path = write_byte_tokenizer(tmp_path, sorted(SPECIAL_TOKENS.values())) / "tokenizer.json"
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": truncation}))
+    matcher = GrammarCache(path, 264).matcher('start: "to be or not to be" /[ab]/')
+    assert bytes(matcher.compute_ff_tokens()) == b"to be or not to be"
+    assert bytes(Script.from_folder(tmp_path).text).decode() == TEXT * REPEATS

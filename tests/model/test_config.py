@@ -169,7 +169,6 @@ def test_what_is_written_is_read(config: ModelConfig) -> None:
     ("path", "value", "named"),
     [
         ("model_type", "llama", "model_type"),
-        ("hidden_size", ..., "hidden_size is missing"),
         ("hidden_size", "2880", "hidden_size"),
         ("hidden_size", 2890, "hidden_size"),
         ("head_dim", 63, "head_dim"),
@@ -182,7 +181,7 @@ def test_what_is_written_is_read(config: ModelConfig) -> None:
         ("layer_types", ["linear_attention"] * 24, "layer_types"),
         ("layer_types", "full_attention", "layer_types"),
         ("layer_types", ["sliding_attention"] * 24, "layer_types"),
-        ("sliding_window", None, "sliding_window is missing"),
+        ("sliding_window", None, "sliding_window must be a positive integer in a sliding layer, not None"),
         ("sliding_window", [128] * 23, "sliding_window must be 24 values, one per layer"),
         ("sliding_window", [None] * 24, "sliding_window must be a positive integer in a sliding layer"),
         ("sliding_window", [0] * 24, "sliding_window"),
@@ -198,21 +197,54 @@ def test_what_is_written_is_read(config: ModelConfig) -> None:
         ("eos_token_id", [300000], "eos_token_id"),
         ("quantization_config", "mxfp4", "quantization_config"),
         ("quantization_config.quant_method", "fp8", "quantization_config.quant_method"),
-        ("rope_scaling", None, "rope_scaling"),
+        ("rope_scaling", [], "rope_scaling must be an object, not "),
         ("rope_scaling.rope_type", "linear", "rope_scaling.rope_type"),
         ("rope_scaling.truncate", True, "rope_scaling.truncate"),
-        ("rope_scaling.factor", ..., "factor is missing"),
+        ("rope_scaling.factor", ..., r"rope_scaling\.factor is missing"),
+        ("rope_scaling.factor", float("inf"), r"rope_scaling\.factor must be finite, not inf"),
+        ("rope_theta", float("nan"), "rope_theta must be finite, not nan"),
+        ("rms_norm_eps", 10**400, "rms_norm_eps must be finite, not 1000"),
         ("rope_scaling.factor", "32", "rope_scaling.factor"),
         ("rope_scaling.beta_fast", 0.5, "rope_scaling.beta_fast"),
+        ("rope_scaling.beta_fast", "32", r"rope_scaling\.beta_fast must be a number, not '32'"),
+        ("layer_types", "x" * 1_000_000, r"layer_types must be a list, not 'x{199}\.\.\.$"),
         ("rope_scaling.attention_factor", 2.0, "rope_scaling.attention_factor"),
         ("rope_scaling.original_max_position_embeddings", 0, "original_max_position_embeddings"),
-        ("rope_theta", ..., "rope_theta is missing"),
         ("rope_theta", 1, "rope_theta"),
     ],
 )
 def test_a_wrong_field_is_named(path: str, value: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         ModelConfig.from_dict(changed(path, value))
+
+
+@pytest.mark.long
+def test_what_a_file_does_not_say_is_transformers_default() -> None:
+    from transformers import GptOssConfig
+
+    defaults = GptOssConfig().to_dict()
+    config = ModelConfig.from_dict(defaults)
+    assert config == replace(gpt_oss_120b(), eos_token_ids=())
+    assert ModelConfig.from_dict({}) == config
+    assert ModelConfig.from_dict(dict.fromkeys(defaults.keys() - {"sliding_window", "model_type"})) == config
+    rope = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+    theirs = GptOssConfig(rope_parameters=dict(rope)).to_dict()
+    assert ModelConfig.from_dict({"rope_parameters": rope}) == ModelConfig.from_dict(theirs)
+    assert ModelConfig.from_dict({"rope_parameters": rope}).yarn.original_max_position_embeddings == 131072
+
+
+@pytest.mark.parametrize("value", [..., None])
+def test_a_file_may_be_silent_about_the_end(value: Any) -> None:
+    config = ModelConfig.from_dict(changed("eos_token_id", value))
+    assert config == replace(gpt_oss_20b(), eos_token_ids=())
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_model_without_windows() -> None:
+    values = changed("sliding_window", None) | {"layer_types": ["full_attention"] * 24}
+    config = ModelConfig.from_dict(values)
+    assert config.windows == (None,) * 24
+    assert ModelConfig.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"model_type": "bert"}'])

@@ -1,7 +1,9 @@
 """Models as transformers and PEFT save them after training: read, quantised, converted, merged."""
 
 import json
+import os
 import resource
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -288,6 +290,46 @@ def test_a_target_with_files_is_refused(floats: Path, tmp_path: Path) -> None:
         convert(options_of(floats), tmp_path, quiet=True)
 
 
+def test_a_converted_model_has_the_mode_of_any_other_file(floats: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        convert(options_of(floats), tmp_path / "out", quiet=True)
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {"0o640"}
+
+
+def in_the_cache_of_the_hub(model: Path, cache: Path) -> Path:
+    snapshot, blobs = cache / "models--a--b/snapshots/0", cache / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in model.iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    return snapshot
+
+
+def test_links_are_copied_within_a_folder_and_within_a_repository_of_the_cache(floats: Path, tmp_path: Path) -> None:
+    (floats / "real.jinja").write_text("{{ messages }}")
+    (floats / "chat_template.jinja").symlink_to("real.jinja")
+    snapshot = in_the_cache_of_the_hub(floats, tmp_path / "cache")
+    convert(options_of(snapshot), tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out/chat_template.jinja").is_symlink()
+    assert (tmp_path / "out/chat_template.jinja").read_text() == "{{ messages }}"
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "/dev/zero", "../secret", "/proc/self/environ"])
+def test_links_that_leave_the_folder_are_not_copied(floats: Path, tmp_path: Path, target: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (floats / "generation_config.json").symlink_to(target)
+    for given in (lambda: floats, lambda: in_the_cache_of_the_hub(floats, tmp_path / "cache")):
+        with pytest.raises(
+            ValueError, match=r"generation_config\.json: is a link that leaves the folder, so it is not "
+        ):
+            convert(options_of(given()), tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
 # ---- LoRA ----
 
 
@@ -351,7 +393,33 @@ def test_an_adapter_of_experts_is_merged(floats: Path, tmp_path: Path, in_floats
         (QUERY, ((2, 96), (512, 2)), {"use_dora": True}, "use_dora must be False, not True"),
         (QUERY, ((2, 96), (512, 2)), {"modules_to_save": ["lm_head"]}, "cannot be merged"),
         (QUERY, ((2, 96), (512, 2)), {"init_lora_weights": "pissa_niter_16"}, "changes the base model"),
-        (QUERY, ((2, 96), (512, 2)), {"r": "many"}, "not the configuration"),
+        (
+            QUERY,
+            ((2, 96), (512, 2)),
+            {"r": "many"},
+            "not the configuration of .* r must be a positive integer, not 'ma",
+        ),
+        (QUERY, ((2, 96), (512, 2)), {"r": True}, "r must be a positive integer, not True"),
+        (QUERY, ((2, 96), (512, 2)), {"lora_alpha": "6"}, "lora_alpha must be a number, not '6'"),
+        (QUERY, ((2, 96), (512, 2)), {"lora_alpha": float("nan")}, r"adapter_config\.json: lora_alpha must be finite"),
+        (QUERY, ((64, 96), (512, 64)), {}, r"q_proj has factors of rank 64, and adapter_config\.json says 2"),
+        (
+            QUERY,
+            ((600, 96), (512, 600)),
+            {"r": 600},
+            "has factors of rank 600, more than its matrix has rows or columns",
+        ),
+        (QUERY, ((4, 96), (512, 4)), {"rank_pattern": {"q_proj": 8}}, r"rank 4, and adapter_config\.json says 8"),
+        (
+            QUERY,
+            ((2, 96), (512, 2)),
+            {"rank_pattern": {"q_proj": 0}},
+            r"rank_pattern\.q_proj must be a positive integer",
+        ),
+        (QUERY, ((2, 96), (512, 2)), {"alpha_pattern": {"q_proj": "6"}}, r"alpha_pattern\.q_proj must be a number"),
+        (QUERY, ((2, 96), (512, 2)), {"rank_pattern": {"(q|k)_proj": 2}}, "must be an object with names of modules"),
+        (EXPERTS, ((20, 96), (320, 20)), {}, r"experts has factors of rank 4, and adapter_config\.json says 2"),
+        ("model.layers.9.mlp.experts", ((10, 96), (320, 10)), {}, "there is no matrix"),
     ],
 )
 def test_adapters_that_cannot_be_merged_are_refused(
@@ -361,6 +429,46 @@ def test_adapters_that_cannot_be_merged_are_refused(
     adapter = write_adapter(tmp_path / "adapter", {module: (a, b)}, **more)
     with pytest.raises(ValueError, match=message):
         convert(options_of(floats), tmp_path / "out", lora=adapter, quiet=True)
+
+
+def test_ranks_and_scales_of_modules_are_respected(floats: Path, tmp_path: Path) -> None:
+    a, b = torch.randn(4, 96), torch.randn(512, 4)
+    more = {"rank_pattern": {"layers.2.self_attn.q_proj": 4}, "alpha_pattern": {"q_proj": 10}}
+    adapter = write_adapter(tmp_path / "adapter", {QUERY: (a, b)}, **more)
+    convert(options_of(floats), tmp_path / "out", lora=adapter, quiet=True)
+    before, after = (values_of(*opened(folder)) for folder in (floats, tmp_path / "out"))
+    merged = before.pop(f"{QUERY}.weight") + 2.5 * (b @ a)
+    assert torch.equal(after.pop(f"{QUERY}.weight"), merged.bfloat16().float())
+
+
+@pytest.mark.parametrize("module", [QUERY, EXPERTS])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_what_is_not_finite_is_not_merged(floats: Path, tmp_path: Path, module: str, value: float) -> None:
+    """The last one is finite itself, and its product with another is not."""
+    shapes = ((2, 96), (512, 2)) if module == QUERY else ((10, 96), (320, 10))
+    factors = torch.full(shapes[0], value), torch.full(shapes[1], 3e38)
+    adapter = write_adapter(tmp_path / "adapter", {module: factors})
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: .*not finite"):
+        convert(options_of(floats), tmp_path / "out", lora=adapter, quiet=True)
+
+
+def test_factors_are_not_read_before_their_shapes_are_checked(floats: Path, tmp_path: Path) -> None:
+    """The file has a hole of 6 GB."""
+    shape, header = [1_500_000, 1_000], dict[str, Any]()
+    for number, part in enumerate("AB"):
+        start = number * 3_000_000_000
+        offsets = [start, start + 3_000_000_000]
+        header[f"base_model.model.{QUERY}.lora_{part}.weight"] = {"dtype": "BF16", "shape": shape} | {
+            "data_offsets": offsets
+        }
+    adapter, text = write_adapter(tmp_path / "adapter", {}), json.dumps(header).encode()
+    with (adapter / "adapter_model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + 6_000_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="there is no matrix for factors of"):
+        convert(options_of(floats), tmp_path / "out", lora=adapter, quiet=True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:

@@ -111,6 +111,9 @@ def test_a_blob_that_is_gone_and_a_manifest_that_is_broken(store: Path) -> None:
         open_model(ModelOptions("gpt-oss:20b"))
     manifest = store / "manifests/registry.ollama.ai/library/gpt-oss/20b"
     manifest.write_text("{")
+    with pytest.raises(ValueError, match="20b: not JSON: "):
+        hub.find_model(ModelOptions("gpt-oss:20b"))
+    manifest.write_text('{"layers": 1}')
     with pytest.raises(ValueError, match="20b: not a manifest of Ollama's"):
         hub.find_model(ModelOptions("gpt-oss:20b"))
     manifest.write_text(json.dumps({"layers": [{"mediaType": MODEL_LAYER, "digest": "sha256:../../etc/passwd"}]}))

@@ -12,6 +12,7 @@ from oscine.api.http.rate_limits import KeyUse
 from oscine.api.http.record import current
 from oscine.api.serving.admission import Admission
 from oscine.api.serving.prompt import Prompts
+from oscine.api.serving.tokenizer import ServedTokenizer
 from oscine.api.telemetry.metrics import Metrics
 from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.vocabulary import tokenizer_folder
@@ -77,7 +78,7 @@ class ServedModel:
     async def _start(self) -> EngineInfo:
         folder = await asyncio.to_thread(tokenizer_folder, self.options)  # errors here need no engine
         await self.engine.start()
-        load = asyncio.to_thread(Tokenizer, folder)
+        load = asyncio.to_thread(ServedTokenizer, folder)
         info, tokenizer = await asyncio.gather(self.engine.wait_ready(), load, return_exceptions=True)
         if isinstance(info, BaseException):
             raise info  # what the engine says is wrong with the model is the better message

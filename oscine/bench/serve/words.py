@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from oscine.system.model_files import MOST_TOKENIZER_BYTES, read_file
+
 _SPACE = "Ġ"  # a space, in the characters of byte-level vocabularies
 _WORD = re.compile("[a-z]{3,}")
 _LEAST = 16  # with fewer words, random texts would resemble each other
@@ -27,10 +29,10 @@ class Words:
         """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError."""
         path = folder / "tokenizer.json" if folder.is_dir() else folder
         try:
-            vocabulary = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
-            return cls(dict(vocabulary), seed)
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            vocabulary = dict(json.loads(read_file(path, MOST_TOKENIZER_BYTES))["model"]["vocab"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"--tokenizer {folder} has no vocabulary: {type(error).__name__}: {error}") from None
+        return cls(vocabulary, seed)
 
     def text(self, num_tokens: int) -> str:
         return " ".join(self._random.choice(self._words, num_tokens))

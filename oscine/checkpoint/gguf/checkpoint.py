@@ -14,6 +14,7 @@ from oscine.checkpoint.gguf.blocks import DENSE, EXPERTS, floats, mxfp4_blocks, 
 from oscine.checkpoint.gguf.file import Gguf, Stored
 from oscine.model.config import ModelConfig
 from oscine.model.weights import tensor_specs
+from oscine.system.model_files import shown
 
 _EMBEDDING = "model.embed_tokens.weight"
 # The end of a published name -> that of the stored one, by llama.cpp and where it differs by Ollama.
@@ -44,7 +45,7 @@ class GgufCheckpoint:
             wanted |= self._stored_shapes(published, spec.shape)
         for name in file.tensors:
             if name not in wanted:
-                raise ValueError(f"{file.path}: {name} is not a tensor of this configuration")
+                raise ValueError(f"{file.path}: {shown(name)} is not a tensor of this configuration")
         for name, shape in wanted.items():
             self._check(name, shape)
 

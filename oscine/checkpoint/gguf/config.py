@@ -11,6 +11,7 @@ from typing import Any
 from oscine.checkpoint.gguf.file import Gguf, Texts
 from oscine.model.config import MOST_LAYERS, ModelConfig, gpt_oss_20b
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS, o200k_folder
+from oscine.system.model_files import shown
 
 ARCHITECTURES = ("gpt-oss", "gptoss")  # the latter in the first files of Ollama
 TOKENS = "tokenizer.ggml.tokens"
@@ -55,7 +56,7 @@ def _as_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The same configuration as config.json has it."""
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"general.architecture must be gpt-oss, not {architecture!r}")
+        raise ValueError(f"general.architecture must be gpt-oss, not {shown(repr(architecture))}")
     own = _Section(metadata, f"{architecture}.")
     values: dict[str, Any] = {field: own.integer(key) for field, key in _INTEGERS.items()}
     vocabulary = metadata.get(TOKENS)
@@ -128,12 +129,12 @@ class _Section:
         """Checks the value of a key that may be missing."""
         value = self.values.get(self.prefix + key, expected)
         if value != expected:
-            raise ValueError(f"{self.prefix}{key} must be {expected!r}, not {value!r}")
+            raise ValueError(f"{self.prefix}{key} must be {expected!r}, not {shown(repr(value))}")
 
     def _typed(self, key: str, kind: Any, what: str) -> Any:
         if not self.has(key):
             raise ValueError(f"{self.prefix}{key} is missing")
         value = self.values[self.prefix + key]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{self.prefix}{key} must be {what}, not {value!r}")
+            raise ValueError(f"{self.prefix}{key} must be {what}, not {shown(repr(value))}")
         return value

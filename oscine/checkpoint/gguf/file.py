@@ -5,6 +5,7 @@ is used.
 """
 
 import mmap
+import os
 import re
 import struct
 import sys
@@ -17,12 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oscine.system.model_files import is_file_name, open_file, shown
+
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = "BbHhIif?"  # struct's codes of value types 0 to 7
 _TEXT, _ARRAY = 8, 9
 _WIDE = {10: "Q", 11: "q", 12: "d"}
 _FLOAT = 6  # value type of a 32-bit float
+# gpt-oss has some 40 values, 700 tensors, and arrays of 450,000 texts. More is refused before it takes memory.
+_MOST_VALUES, _MOST_TENSORS, _MOST_TEXTS = 1 << 14, 1 << 17, 1 << 20
+_MOST_HEADER = 64 << 20  # bytes before the tensors; gpt-oss has 13 MB
+_MOST_LISTED = 1 << 16  # numbers of an array; more are some for each token, which are not needed
+_MOST_DIMENSIONS = 4
+_MOST_PARTS = 1024
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 # A private mapping of a file larger than the memory is refused by some systems, unless nothing is reserved for it.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -112,12 +121,12 @@ class Gguf:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata: dict[str, Any] = {}  # numbers, booleans, strings, Texts and lists of numbers
+        self.metadata: dict[str, Any] = {}  # numbers, booleans, strings, Texts, lists of numbers; None for a long list
         self.tensors: dict[str, Stored] = {}
         for part in parts_of(path):
             try:
                 self._read(part)
-            except OSError as error:
+            except OSError as error:  # it cannot be mapped
                 raise ValueError(f"{part}: cannot be read: {error.strerror}") from None
             except (struct.error, OverflowError, _MalformedError) as error:
                 raise ValueError(f"{part}: truncated or malformed: {error}") from None
@@ -130,20 +139,22 @@ class Gguf:
         version, num_tensors, num_values = cursor.take("IQQ")
         if version not in _VERSIONS:
             raise _MalformedError(f"version {version} is not supported; it must be 2 or 3, little-endian")
+        _check_count("values", num_values, _MOST_VALUES)
+        _check_count("tensors", num_tensors, _MOST_TENSORS)
         metadata = {cursor.text(): cursor.value(*cursor.take("I")) for _ in range(num_values)}
         self.metadata = metadata | self.metadata  # the first part has all of it; others number themselves
         records = [(cursor.text(), cursor.dimensions(), *cursor.take("IQ")) for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
-            raise _MalformedError(f"general.alignment must be a multiple of 8, not {alignment!r}")
+            raise _MalformedError(f"general.alignment must be a multiple of 8, not {shown(repr(alignment))}")
         start = -(-cursor.at // alignment) * alignment
         for name, shape, number, offset in records:
             if name in self.tensors:
-                raise ValueError(f"{part}: {name} is there twice")
+                raise ValueError(f"{part}: {shown(name)} is there twice")
             kind = TYPES.get(number, BlockType(f"type {number}", 1, 0))
             stored = Stored(name, shape, kind, cursor.data, start + offset)
             if (end := stored.start + stored.num_bytes) > len(cursor.data):
-                raise _MalformedError(f"{name} ends at byte {end} of {len(cursor.data)}")
+                raise _MalformedError(f"{shown(name)} ends at byte {end} of {len(cursor.data)}")
             self.tensors[name] = stored
 
 
@@ -159,7 +170,7 @@ def is_gguf(path: Path) -> bool:
 def parts_of(path: Path) -> list[Path]:
     """All files of the model that `path` belongs to: only `path`, unless its name is that of a part."""
     found = _SPLIT.fullmatch(path.name)
-    if found is None or not int(found[3]):
+    if found is None or not 0 < int(found[3]) <= _MOST_PARTS:
         return [path]
     stem, _, count = found.groups()
     return [path.with_name(f"{stem}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]
@@ -167,20 +178,27 @@ def parts_of(path: Path) -> list[Path]:
 
 def gguf_in(folder: Path) -> Path | None:
     """The first file of the one model in GGUF that a folder holds; None if it holds none. Raises ValueError."""
-    firsts = sorted({parts_of(path)[0] for path in folder.glob("*.gguf") if not path.name.startswith("mmproj")})
+    found = (path for path in folder.glob("*.gguf") if is_file_name(path.name) and not path.name.startswith("mmproj"))
+    firsts = sorted({parts_of(path)[0] for path in found})
     if len(firsts) > 1:
-        raise ValueError(f"{folder} holds several GGUF files; name one: {', '.join(path.name for path in firsts)}")
+        names = shown(", ".join(path.name for path in firsts))
+        raise ValueError(f"{folder} holds several GGUF files; name one: {names}")
     return firsts[0] if firsts else None
 
 
 class _MalformedError(Exception): ...
 
 
+def _check_count(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise _MalformedError(f"it has {count} {what}, and at most {most} are read")
+
+
 class _Cursor:
-    """Reads little-endian values one after the other."""
+    """Reads little-endian values one after the other, up to the largest end of a header."""
 
     def __init__(self, data: mmap.mmap, at: int = 0) -> None:
-        self.data, self.at = data, at
+        self.data, self.at, self._end = data, at, min(len(data), _MOST_HEADER)
 
     def take(self, codes: str) -> tuple[Any, ...]:
         codes = f"<{codes}"
@@ -190,17 +208,19 @@ class _Cursor:
 
     def text(self) -> str:
         (length,) = self.take("Q")
-        return self._bytes(length).decode(errors="replace")
+        return bytes(self.data[slice(*self._skip(length))]).decode(errors="replace")
 
-    def _bytes(self, length: int) -> bytes:
-        end = self.at + length
-        if end > len(self.data):
-            raise _MalformedError(f"a string of {length} bytes begins at byte {self.at} of {len(self.data)}")
-        found, self.at = self.data[self.at : end], end
-        return found
+    def _skip(self, num_bytes: int) -> tuple[int, int]:
+        """The first byte of the next ones, and the end."""
+        start, end = self.at, self.at + num_bytes
+        if end > self._end:
+            raise _MalformedError(f"a value of {num_bytes} bytes begins at byte {start} of {self._end}")
+        self.at = end
+        return start, end
 
     def dimensions(self) -> tuple[int, ...]:
         (count,) = self.take("I")
+        _check_count("dimensions", count, _MOST_DIMENSIONS)
         return tuple(reversed(self.take(f"{count}Q")))
 
     def value(self, kind: int) -> Any:
@@ -214,7 +234,10 @@ class _Cursor:
 
     def _array(self, kind: int, count: int) -> Any:
         if kind != _TEXT:
-            return list(self.take(f"{count}{_code(kind)}"))
+            numbers = np.dtype(f"<{_code(kind)}")
+            start, _ = self._skip(count * numbers.itemsize)
+            return np.frombuffer(self.data, numbers, count, start).tolist() if count <= _MOST_LISTED else None
+        _check_count("texts in an array", count, _MOST_TEXTS)
         texts = Texts(self.data, self.at, count)
         self._skip_texts(count)
         return texts
@@ -224,7 +247,7 @@ class _Cursor:
         data, at = self.data, self.at
         for _ in range(count):
             at += 8 + length_at(data, at)[0]
-        self.at = at
+        self._skip(at - self.at)
 
 
 def _code(kind: int) -> str:
@@ -236,7 +259,7 @@ def _code(kind: int) -> str:
 
 def _mapped(path: Path) -> mmap.mmap:
     """The file in memory, writable because torch needs that; the file itself never changes."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
+    with open_file(path) as file:
+        if not os.fstat(file.fileno()).st_size:
             raise _MalformedError("it is empty")
         return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE)

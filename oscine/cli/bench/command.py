@@ -195,7 +195,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _model_options(args: argparse.Namespace) -> ModelOptions:
-    from oscine.checkpoint.opened import PUBLISHED
+    from oscine.checkpoint.hub import PUBLISHED
 
     name = "random-weights" if args.model in PUBLISHED else "model"
     return ModelOptions.of({**vars(args), "model": NANO, name: args.model})

@@ -49,8 +49,7 @@ def fit(model: str, where: str, facts: Facts, num_ranks: int) -> Fit:
 
 
 def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> MemoryPlan:
-    from oscine.checkpoint.hub import NANO_FOLDER, config_at
-    from oscine.checkpoint.opened import PUBLISHED
+    from oscine.checkpoint.hub import NANO_FOLDER, PUBLISHED, config_at
     from oscine.executor.start.fit import plan_on_cpu, plan_on_gpus
 
     config = config_at(NANO_FOLDER) if model == NANO else PUBLISHED[model.rpartition("-")[2]]()

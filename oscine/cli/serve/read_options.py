@@ -109,7 +109,8 @@ def _dummy(values: Values) -> Values:
     published = {f"{owner}gpt-oss-{size}": size for size in ("20b", "120b") for owner in ("", "openai/")}
     shapes = str(NANO_FOLDER) if model == NANO else published.get(model, model)
     names = values.get("served-model-name") or (model,)
-    return values | {"model": NANO, "random-weights": shapes, "served-model-name": names}
+    kept = {name: value for name, value in values.items() if name != "revision"}  # nothing is fetched
+    return kept | {"model": NANO, "random-weights": shapes, "served-model-name": names}
 
 
 def check_exclusions(layer: Values) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oscine.checkpoint.hub import config_at, find_model, find_tokenizer
+from oscine.checkpoint.hub import check_ranks, config_at, find_model, find_tokenizer
 from oscine.config import EngineOptions, SchedulerOptions
 from oscine.devices import devices_of
 from oscine.environment import Environment
@@ -67,6 +67,7 @@ def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExe
 
 def _build_torch(options: EngineOptions, seat: Seat | None) -> BuiltExecutor:
     watch = Stopwatch()
+    check_ranks(options.model)
     devices = _devices(options)
     ranks = None if len(devices) == 1 else _start(len(devices))
     try:

@@ -114,10 +114,7 @@ class Start:
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
             self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
-        try:
-            self.config = self.shard.config(self.opened.config)
-        except ValueError as error:
-            raise ValueError(f"--tensor-parallel-size {self.target.communicator.num_ranks}: {error}") from None
+        self.config = self.shard.config(self.opened.config)
         alone = self.lockstep is None and self.target.communicator.num_ranks == 1
         self.head = find_draft_head(options, self.opened, alone=alone)
         self.choice = choose(backend)  # op -> backend

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscine.model.config import ModelConfig, YarnConfig, read_config
+from oscine.model.config import ModelConfig, YarnConfig, read_config, require
 
 _IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 _PLAIN = ("default", "linear")  # rope without any scaling, if the factor is 1
@@ -62,9 +62,9 @@ class HeadConfig:
         kv_heads = _size(layer, "num_key_value_heads", heads)
         vocabulary = _size(layer, "vocab_size", target.vocab_size)
         _check_fits(flags, hidden, vocabulary, target)
-        _require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
+        require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
         draft_vocabulary = _size(values, "draft_vocab_size", _size(values, "truncated_vocab_size", vocabulary))
-        _require(draft_vocabulary <= vocabulary, "draft_vocab_size", f"at most {vocabulary}", draft_vocabulary)
+        require(draft_vocabulary <= vocabulary, "draft_vocab_size", f"at most {vocabulary}", draft_vocabulary)
         taps, normed = _taps(flags, target.num_hidden_layers, of_speculators)
         yarn, rounded = _rope(layer)
         return cls(
@@ -88,11 +88,6 @@ class HeadConfig:
         )
 
 
-def _require(condition: bool, name: str, rule: str, value: object) -> None:
-    if not condition:
-        raise ValueError(f"{name} must be {rule}, not {value!r}")
-
-
 def _check_supported(flags: Mapping[str, Any], layer: Mapping[str, Any], of_speculators: bool) -> None:
     only: dict[str, tuple[object, ...]] = {
         "num_hidden_layers": (1,),
@@ -102,7 +97,7 @@ def _check_supported(flags: Mapping[str, Any], layer: Mapping[str, Any], of_spec
     }
     for name, allowed in only.items():
         value = layer.get(name, allowed[0])
-        _require(value in allowed, name, repr(allowed[0]), value)
+        require(value in allowed, name, repr(allowed[0]), value)
     only = {
         "speculators_model_type": ("eagle3",),
         "use_input_layernorm_in_first_layer": (True,),
@@ -113,22 +108,22 @@ def _check_supported(flags: Mapping[str, Any], layer: Mapping[str, Any], of_spec
     }
     for name, allowed in only.items():
         value = flags.get(name, allowed[0])
-        _require(value in allowed, name, repr(allowed[0]), value)
+        require(value in allowed, name, repr(allowed[0]), value)
     # In SpecForge the name means the norm before the output matrix, which every head here has.
     drops_norm = not of_speculators and flags.get("norm_output") is False
-    _require(not drops_norm, "norm_output", "true", False)
+    require(not drops_norm, "norm_output", "true", False)
     both = flags.get("norm_before_fc") is True and flags.get("fc_norm") is True
-    _require(not both, "fc_norm", "false beside norm_before_fc", True)
+    require(not both, "fc_norm", "false beside norm_before_fc", True)
 
 
 def _check_fits(flags: Mapping[str, Any], hidden: int, vocabulary: int, target: ModelConfig) -> None:
     layers = target.num_hidden_layers
     expected = f"the target's ({target.hidden_size})"
-    _require(hidden == target.hidden_size, "hidden_size", expected, hidden)
-    _require(vocabulary == target.vocab_size, "vocab_size", f"the target's ({target.vocab_size})", vocabulary)
+    require(hidden == target.hidden_size, "hidden_size", expected, hidden)
+    require(vocabulary == target.vocab_size, "vocab_size", f"the target's ({target.vocab_size})", vocabulary)
     width, count = flags.get("target_hidden_size"), flags.get("target_layer_count")
-    _require(width in (None, target.hidden_size), "target_hidden_size", expected, width)
-    _require(count in (None, layers), "target_layer_count", f"the target's number of layers ({layers})", count)
+    require(width in (None, target.hidden_size), "target_hidden_size", expected, width)
+    require(count in (None, layers), "target_layer_count", f"the target's number of layers ({layers})", count)
 
 
 def _taps(flags: Mapping[str, Any], num_layers: int, of_speculators: bool) -> tuple[tuple[int, ...], bool]:
@@ -140,12 +135,12 @@ def _taps(flags: Mapping[str, Any], num_layers: int, of_speculators: bool) -> tu
             return (num_layers,), True
         return (2, num_layers // 2, num_layers - 3), False
     whole = isinstance(ids, Sequence) and bool(ids) and all(type(i) is int for i in ids)
-    _require(whole, name, "a list of layers", ids)
+    require(whole, name, "a list of layers", ids)
     if [*ids] == [-1]:
         return (num_layers,), True
     boundaries = of_speculators or max(ids) == num_layers
     taps = tuple(ids) if boundaries else tuple(i + 1 for i in ids)
-    _require(all(0 <= tap <= num_layers for tap in taps), name, f"layers of a target with {num_layers}", ids)
+    require(all(0 <= tap <= num_layers for tap in taps), name, f"layers of a target with {num_layers}", ids)
     return taps, False
 
 
@@ -154,7 +149,7 @@ def _window(layer: Mapping[str, Any]) -> int | None:
     if kinds is None:
         slides = layer.get("use_sliding_window") is True
     else:
-        _require(kinds in (["full_attention"], ["sliding_attention"]), "layer_types", "of one layer", kinds)
+        require(kinds in (["full_attention"], ["sliding_attention"]), "layer_types", "of one layer", kinds)
         slides = kinds == ["sliding_attention"]
     return _size(layer, "sliding_window") if slides else None
 
@@ -164,19 +159,20 @@ def _rope(layer: Mapping[str, Any]) -> tuple[YarnConfig, bool]:
     section = "rope_parameters" if layer.get("rope_parameters") is not None else "rope_scaling"
     rope = _object(layer, section, {})
     kind = rope.get("rope_type", rope.get("type", "default"))
-    theta = _number(rope, "rope_theta", _number(layer, "rope_theta", 10000.0))
-    _require(theta > 1, "rope_theta", "above 1", theta)
-    factor = _number(rope, "factor", 1.0)
+    where = f"{section}."
+    theta = _number(rope, "rope_theta", _number(layer, "rope_theta", 10000.0), where)
+    require(theta > 1, "rope_theta", "above 1", theta)
+    factor = _number(rope, "factor", 1.0, where)
     if kind in _PLAIN:
-        _require(factor == 1, f"{section}.factor", "1 without YaRN", factor)
+        require(factor == 1, f"{section}.factor", "1 without YaRN", factor)
         return YarnConfig(rope_theta=theta, factor=1.0), False
-    _require(kind == "yarn", f"{section}.rope_type", "'yarn' or 'default'", kind)
+    require(kind == "yarn", f"{section}.rope_type", "'yarn' or 'default'", kind)
     for name in ("attention_factor", "mscale", "mscale_all_dim"):
-        _require(rope.get(name) is None, f"{section}.{name}", "absent", rope.get(name))
-    ramp = {name: _number(rope, name, default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))}
-    original = _size(rope, "original_max_position_embeddings")
-    _require(factor >= 1, f"{section}.factor", "at least 1", factor)
-    _require(ramp["beta_fast"] > ramp["beta_slow"] > 0, f"{section}.beta_fast", "above beta_slow", ramp["beta_fast"])
+        require(rope.get(name) is None, f"{section}.{name}", "absent", rope.get(name))
+    ramp = {name: _number(rope, name, default, where) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))}
+    original = _size(rope, "original_max_position_embeddings", where=where)
+    require(factor >= 1, f"{section}.factor", "at least 1", factor)
+    require(ramp["beta_fast"] > ramp["beta_slow"] > 0, f"{section}.beta_fast", "above beta_slow", ramp["beta_fast"])
     return YarnConfig(theta, factor, **ramp, original_max_position_embeddings=original), rope.get(
         "truncate"
     ) is not False
@@ -186,23 +182,24 @@ def _object(values: Mapping[str, Any], name: str, default: Mapping[str, Any]) ->
     value = values.get(name)
     if value is None:
         return default
-    _require(isinstance(value, dict), name, "an object", value)
+    require(isinstance(value, dict), name, "an object", value)
     found: Mapping[str, Any] = value
     return found
 
 
-def _size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _size(values: Mapping[str, Any], name: str, default: int | None = None, where: str = "") -> int:
+    """`where`: the way to `values`, as messages name it; as of _number."""
     value = values.get(name)
     if value is None and default is not None:
         return default
-    _require(type(value) is int and value > 0, name, "a positive integer", value)
+    require(type(value) is int and value > 0, where + name, "a positive integer", value)
     assert isinstance(value, int)
     return value
 
 
-def _number(values: Mapping[str, Any], name: str, default: float) -> float:
+def _number(values: Mapping[str, Any], name: str, default: float, where: str = "") -> float:
     value = values.get(name)
     if value is None:
         return default
-    _require(type(value) in (int, float) and value > 0, name, "a positive number", value)
+    require(type(value) in (int, float) and value > 0, where + name, "a positive number", value)
     return float(value)

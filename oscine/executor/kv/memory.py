@@ -251,7 +251,8 @@ def leave_on_host(
     stream = max(layers) + _STREAM_BUFFERS
     if asked == "auto":
         held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, gpu)
-        missing = held + _wanted_cache(config, groups, options) - gpu.allowed(options)
+        wanted = _wanted_cache(config, groups, options) + shared(groups).slot_bytes  # for padding
+        missing = held + wanted - gpu.allowed(options)
         fitting = (count for count in range(1, len(layers)) if sum(layers[-count:]) >= missing + stream)
         count = next(fitting, len(layers)) if missing > 0 else 0
     else:

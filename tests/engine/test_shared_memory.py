@@ -127,3 +127,29 @@ def test_of_memory_that_is_not_shared_the_fullest_counts() -> None:
     run.step()
     assert (run.loop.stats().kv_slots_used, run.loop.stats().kv_slots_total) == (3, 4)
     assert run.loop.stats().kv_usage == 0.75
+
+
+@pytest.mark.parametrize("length", [33, 40, 49])
+def test_an_urgent_request_takes_pages_that_fill_half_of_a_slot(length: int) -> None:
+    """Two pages of full attention in a slot. The first request holds 3 or 4 of them in two slots, and a window beside."""
+    run = Run(Setting(num_slots=6, per_slot=(2, 1)))
+    run.add("late", [1, *range(length - 1)], 12)
+    run.step()
+    run.add("urgent", [2, *range(39)], 5, priority=-1)
+    run.step()
+    assert run.outputs["urgent"]
+    assert run.loop.stats().preemptions == 1
+    run.finish()
+
+
+def test_an_urgent_request_does_not_take_what_others_keep_from_it() -> None:
+    """Slots that "late" shares with an equally urgent request do not open when it is preempted."""
+    run = Run(Setting(num_slots=8, per_slot=(2, 1)))
+    run.add("first", [1], 14, priority=-1)
+    run.add("late", [2], 14)
+    run.step()
+    assert (run.loop.stats().full_pages_used, run.loop.stats().kv_slots_used) == (2, 3)
+    run.add("urgent", [3, *range(88)], 5, priority=-1)  # 6 pages in 3 slots and a window in 3; one for each that grows
+    run.step()
+    assert run.loop.stats().preemptions == 0
+    run.finish()

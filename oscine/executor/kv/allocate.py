@@ -52,7 +52,7 @@ def pages_of(groups: Sequence[KVGroup], memory: Sequence[Slots], parts: Sequence
 def pages_in(data: Tensor, group: KVGroup, stride: int) -> Tensor:
     """All pages of a group in these bytes [N]: [pages, *page_shape]. `stride`: bytes from a page to the next."""
     pages = data.view(-1, stride)[:, : group.page_bytes].view(stored_dtype(group))
-    return pages.unflatten(1, group.page_shape)
+    return pages.view(len(pages), *group.page_shape)
 
 
 def allocate_group(group: KVGroup, num_pages: int, device: torch.device) -> Tensor:

@@ -131,7 +131,7 @@ def test_of_memory_that_is_not_shared_the_fullest_counts() -> None:
 
 @pytest.mark.parametrize("length", [33, 40, 49])
 def test_an_urgent_request_takes_pages_that_fill_half_of_a_slot(length: int) -> None:
-    """Two pages of full attention in a slot. The first request holds 3 or 4 of them in two slots, and a window beside."""
+    """Two pages of full attention in a slot. The first request has 3 or 4 in two slots, beside its window."""
     run = Run(Setting(num_slots=6, per_slot=(2, 1)))
     run.add("late", [1, *range(length - 1)], 12)
     run.step()

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,9 +8,10 @@ from oscine.checkpoint.opened import OpenedModel
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.executor.kv import memory
 from oscine.executor.kv.allocate import allocate_kv
+from oscine.executor.kv.late_cache import filled
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host
 from oscine.executor.start import load
-from oscine.executor.start.device_memory import capped, with_cache
+from oscine.executor.start.device_memory import Budget, capped, with_cache
 from oscine.executor.start.fit import plan_on_gpus
 from oscine.executor.start.load import weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
@@ -379,6 +381,54 @@ def test_cached_files_count_as_free_on_unified_memory() -> None:
 
 def test_without_a_gpu_the_cache_has_a_gibibyte() -> None:
     assert plan_memory(GPT_20B, options(None), 1, 2) == plan_memory(GPT_20B, options(1 << 30), 1, 2)
+
+
+def test_the_cache_that_is_left_decides_the_context() -> None:
+    """The plan is for more or less than there is in the end."""
+    plan = plan_memory(GPT_20B, options(None), 1 << 30, 2, card(16 << 30))
+    for count, tokens in ((682, 678 * 64), (5, 128), (40_000, 131072)):
+        found = filled(plan, GPT_20B, None, count)
+        assert (found.kv_bytes, found.max_model_len) == (count * PAGE_20B, tokens)
+        assert found.max_num_seqs == plan.max_num_seqs
+    assert filled(plan, GPT_20B, 678 * 64, 682).max_model_len == 678 * 64
+    with pytest.raises(
+        ValueError, match=r"the GPU has 1\.00 GiB for the KV cache, too little .* 43393 tokens; .*num-seqs"
+    ):
+        filled(plan, GPT_20B, 678 * 64 + 1, 682)
+    for count in (-3, 0, 1):
+        with pytest.raises(
+            ValueError, match=r"the GPU has 0\.00 GiB for the KV cache, too little for a sequence of 1 to"
+        ):
+            filled(plan, GPT_20B, None, count)
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "allowed"),
+    [
+        ({}, 0, 80 - 0.5 - 1.25),  # alone: a 64th stays free
+        ({}, 2, 80 * 0.938 - 1),  # 5 GiB for others, and a GiB of what is in use
+        ({}, 30, 49.5 - 1.25),  # all that is free, but for the margin
+        ({"gpu_memory_utilization": 0.5}, 0, 40 - 0.5),
+        ({"gpu_memory_utilization": 1.0}, 0, 79.5 - 1.25),
+        ({"gpu_memory_bytes": 40 * GIB}, 0, 40 * 63 / 64 - 0.5),
+        ({"gpu_memory_bytes": 40 * GIB}, 60, 19.5 - 40 / 64),
+        ({"kv_cache_free_gpu_memory_fraction": 0.5}, 30, 49.5 - 1.25),
+    ],
+)
+def test_what_an_engine_may_take_leaves_the_margin(
+    asked: dict[str, float], others: int, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of 80 GiB with a context of half a GiB. The cache gets what is left of it, or the share of that."""
+    free = 80 * GIB - GIB // 2 - others * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=False))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    budget = Budget(torch.device("cuda", 0), EngineOptions(cache=CacheOptions(**asked)))  # type: ignore[arg-type]
+    share = asked.get("kv_cache_free_gpu_memory_fraction", 1)
+    assert budget.cache_bytes(0) == pytest.approx(share * allowed * GIB, abs=2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - 10 * GIB, 80 * GIB))
+    assert budget.taken == 10 * GIB
+    assert budget.cache_bytes(GIB) == pytest.approx(share * (allowed - 9) * GIB, abs=2)
 
 
 def test_planned_bytes_are_allocated_bytes() -> None:

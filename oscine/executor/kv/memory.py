@@ -10,7 +10,7 @@ On a GPU the cache is what weights and workspace leave of --gpu-memory-utilizati
 an engine that is alone on its GPU leaves a margin, and else _LEFT_FREE, or less on a small GPU: what other processes
 need does not grow with the GPU. Memory that GPU and CPU share has the least share, as it holds everything else too.
 The workspace is an estimate. By it the number of sequences is chosen, and it is checked that everything fits. The cache
-itself gets what is really left once the largest step has run (oscine/executor/start/cache.py).
+itself gets what is really left once the largest step has run (oscine/executor/kv/late_cache.py).
 
 The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
 the GPU, which counts as workspace.

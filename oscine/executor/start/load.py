@@ -24,6 +24,7 @@ from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
+from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import (
     SECOND_FORM_SHARE,
@@ -39,9 +40,8 @@ from oscine.executor.masks import TOKENIZER
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start.cache import Budget, LateCache, filled
 from oscine.executor.start.communicator import MakeCommunicator, least_of
-from oscine.executor.start.device_memory import device_memory, keep_to, smallest_gpu
+from oscine.executor.start.device_memory import Budget, device_memory, keep_to, smallest_gpu
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
@@ -387,8 +387,10 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
         return
     rehearse(executor, start.options.scheduler.max_num_batched_tokens)
     executor.forget_page_zero()
-    workspace = start.budget.taken - start.cache.num_bytes - executor.memory.weights
-    count = least_of(start.cache.room(start.budget), start.target.communicator, shares_experts=False)
+    held = start.cache.num_bytes
+    workspace = start.budget.taken - held - executor.memory.weights
+    room = start.cache.room(start.budget.cache_bytes(held))
+    count = least_of(room, start.target.communicator, shares_experts=False)
     executor.memory = filled(executor.memory, start.config, start.options.model.max_model_len, count)
     start.cache.fill(count)
     sizes = executor.memory.kv_bytes, workspace, torch.cuda.mem_get_info(start.opened.device)[0]

@@ -4,34 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from oscine.config import EngineOptions
 from oscine.executor.kv.allocate import pages_of
 from oscine.executor.kv.memory import MemoryPlan, longest
 from oscine.executor.kv.reserved import ReservedMemory
-from oscine.executor.start.device_memory import engine_bytes
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import KVCache
 
 _GIB = 1 << 30
-
-
-class Budget:
-    """What the engine may take of its GPU from now on, before anything of the model is there."""
-
-    def __init__(self, device: torch.device, options: EngineOptions) -> None:
-        self._device = device
-        self._allowed, self._free = engine_bytes(device, options), torch.cuda.mem_get_info(device)[0]
-        self._share = options.cache.kv_cache_free_gpu_memory_fraction or 1.0
-
-    @property
-    def taken(self) -> int:
-        """Bytes that have gone since then."""
-        torch.cuda.synchronize(self._device)
-        return self._free - torch.cuda.mem_get_info(self._device)[0]
-
-    def cache_bytes(self, held: int) -> int:
-        """What the cache may have if all else is there. `held`: bytes that it has already."""
-        return int(self._share * (self._allowed - self.taken + held))
 
 
 class LateCache:
@@ -52,10 +31,10 @@ class LateCache:
         """That have memory."""
         return self._reserved.num_mapped
 
-    def room(self, budget: Budget) -> int:
-        """Slots that fit."""
+    def room(self, num_bytes: int) -> int:
+        """Slots that so many bytes hold."""
         unit = self._reserved.granularity
-        return budget.cache_bytes(self.num_bytes) // unit * unit // self._slot_bytes - 1  # for padding
+        return num_bytes // unit * unit // self._slot_bytes - 1  # for padding
 
     def fill(self, count: int) -> None:
         """Gives memory to so many slots. Raises MemoryError if there is too little."""

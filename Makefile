@@ -144,7 +144,7 @@ eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the A
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
 
-attack: $(TEST)  ## hostile clients of every kind, and their effect on other streams, memory and the engine; three minutes
+attack: $(TEST)  ## hostile clients, files and MCP servers, each judged by other streams, memory, quotas and files; four minutes
 	$(BIN)/python -m benchmarks.serving.siege
 
 chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything

@@ -153,7 +153,7 @@ class CacheOptions(Options, group="KV cache"):
     )
     kv_offload_dir: str | None = option(
         None,
-        "folder for files of these pages, from which a restarted server continues; needs --kv-offload-bytes",
+        "folder for offloaded KV pages, reused after a restart; needs --kv-offload-bytes",
         "FOLDER",
         shown="no files",
     )

@@ -6,6 +6,7 @@ The command line, YAML files, the deployment file of a cluster and the documents
 import dataclasses
 import datetime
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_o
 
 T = TypeVar("T")
 BYTES, TOKENS = "BYTES", "TOKENS"  # metavars of numbers that may have a unit, such as 1GiB and 128K
+_PATHS = ("MODEL", "FOLDER", "DIR", "FILE")  # metavars of what may be a path, also below ~
 _DECLARED = "option"  # key of a field's metadata
 _NOUNS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _READ_FROM: dict[type, Any] = {
@@ -141,9 +143,11 @@ class Option:
         sized = self.metavar in _SIZES
         if isinstance(value, _READ_FROM[self.type]) and isinstance(value, bool) == self.is_flag:
             try:
-                return read_size(value, self.metavar) if sized and isinstance(value, str) else self.type(value)
+                read: Any = read_size(value, self.metavar) if sized and isinstance(value, str) else self.type(value)
             except ValueError:
                 pass
+            else:
+                return os.path.expanduser(read) if self.metavar in _PATHS else read
         raise self._error(_SIZES[self.metavar] if sized else _NOUNS[self.type], value)
 
     def check(self, value: Any) -> None:

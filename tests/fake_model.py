@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from oscine.chat.tokenizer import SPECIAL_TOKENS
-from tests.chat.conftest import write_byte_tokenizer
+from tests.byte_tokenizer import write_byte_tokenizer
 from tests.tiny import SCRIPTED
 
 

@@ -22,6 +22,8 @@ class Example(Options, group="example"):
     off: bool = option(True, "do less", name="no-more")
     words: tuple[str, ...] = option((), "words", "WORD", shown="none", split=lambda text: text.split(","))
     level_s: float = option(2.5, "seconds", "SECONDS", name="level")
+    folder: str | None = option(None, "a folder", "DIR")
+    files: tuple[str, ...] = option((), "files", "FILE", shown="none")
     hidden: int = 0
 
 
@@ -46,9 +48,17 @@ EXAMPLE = {declared.field: declared for declared in options_of(Example)}
         ("words", "a,b", ("a", "b")),
         ("words", ["a", "b,c", 7], ("a", "b", "c", "7")),
         ("level_s", 3, 3.0),
+        ("folder", "~/a", "/home/own/a"),
+        ("folder", "a/~", "a/~"),
+        ("folder", ":temporary:", ":temporary:"),
+        ("files", ["~/a", "~"], ("/home/own/a", "/home/own")),
+        ("name", "~/a", "~/a"),
     ],
 )
-def test_text_and_yaml_are_read_by_the_type_of_the_field(field: str, given: object, read: object) -> None:
+def test_text_and_yaml_are_read_by_the_type_of_the_field(
+    field: str, given: object, read: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/own")
     found = EXAMPLE[field].read(given)
     assert (found, type(found)) == (read, type(read))
 

@@ -86,7 +86,7 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.api.app", ("torch", "triton", "transformers")),
         ("oscine", ("torch", "zmq", "msgspec", "asyncio")),
         ("oscine.llm", ("torch", "starlette", "uvicorn", "httpx", "triton", "transformers")),
-        ("oscine.tools.builtin", ("torch", "mcp", "starlette", "yaml")),
+        ("oscine.tools.builtin", ("torch", "httpx2", "mcp", "starlette", "yaml")),
         ("oscine.engine.process.client", ("torch", "triton", "starlette")),
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),

@@ -19,7 +19,6 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.serving.attacks import post
 from benchmarks.serving.promises import (
     QUESTION,
     Broken,
@@ -33,6 +32,7 @@ from benchmarks.serving.promises import (
     with_server,
 )
 from benchmarks.serving.server import Server
+from benchmarks.serving.siege.requests import post
 
 ERROR_S = 2.0  # from the death of an engine to the end of each of its streams
 READY_S = 60.0

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,23 +40,24 @@ class Holdings:
     tasks: int
     connections: int
     processes: int
-    shared: frozenset[str]  # mapped segments of shared memory, and files in the folder for sockets
+    shared: frozenset[str]  # mapped segments of shared memory, and files in the server's own temporary folder
 
     @classmethod
     def of(cls, server: Server) -> "Holdings":
         process = psutil.Process(server.pid)
         children = process.children(recursive=True)
-        mapped = {
-            part.path for p in (process, *children) for part in p.memory_maps() if part.path.startswith("/dev/shm")
-        }
-        folder = Path(server.environment.get("TMPDIR", tempfile.gettempdir()))
+        mapped: set[str] = set()
+        for each in (process, *children):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                mapped |= {part.path for part in each.memory_maps() if part.path.startswith("/dev/shm")}
+        mapped |= _files_below(server.folder) if server.folder is not None else set()
         return cls(
             files=process.num_fds(),
             threads=process.num_threads(),
             tasks=int(server.metric("oscine:asyncio_tasks")),
             connections=int(server.metric("oscine:http_connections")),
             processes=len(children),
-            shared=frozenset(mapped | {str(path) for path in folder.rglob("*")}),
+            shared=frozenset(mapped),
         )
 
     def beyond(self, before: "Holdings") -> dict[str, Any]:
@@ -68,6 +70,11 @@ class Holdings:
         return more | (
             {"shared": len(self.shared) - len(before.shared)} if len(self.shared) > len(before.shared) else {}
         )
+
+
+def _files_below(folder: Path) -> set[str]:
+    """Files may vanish meanwhile."""
+    return {os.path.join(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)}
 
 
 def settle(server: Server, before: Holdings) -> None:

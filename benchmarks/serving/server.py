@@ -3,12 +3,14 @@
 import json
 import os
 import select
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NoReturn
 
@@ -42,9 +44,12 @@ class Server:
     ) -> None:
         """`environment` is added to this process's own; `log` is a file that takes the server's stderr."""
         self._ready_timeout_s = ready_timeout_s
-        self.environment = os.environ | (environment or {})
+        self._environment = os.environ | (environment or {})
+        own = (environment or {}).get("TMPDIR")
+        self.folder = Path(own) if own is not None else None  # for temporary files, if it has one of its own
         self._log = log
-        self._scheme = "https" if "--ssl-certfile" in options else "http"
+        self.certificate = options[options.index("--ssl-certfile") + 1] if "--ssl-certfile" in options else None
+        self._tls = None if self.certificate is None else ssl.create_default_context(cafile=self.certificate)
         self._command = [sys.executable, "-m", "oscine", "serve", "--port", "0", *options]
 
     def __enter__(self) -> "Server":
@@ -52,7 +57,7 @@ class Server:
         if not (line := self._start()):
             self._give_up()
         self.host, self.port = "127.0.0.1", int(line)
-        self.url = f"{self._scheme}://{self.host}:{self.port}"
+        self.url = f"{'http' if self._tls is None else 'https'}://{self.host}:{self.port}"
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._give_up()
@@ -63,7 +68,7 @@ class Server:
         """Starts the process. Returns the line with its port, from a pipe; empty if the process ends or is too slow."""
         told, tell = os.pipe()
         command = [*self._command, "--port-file", f"/dev/fd/{tell}"]
-        self._process = subprocess.Popen(command, env=self.environment, stderr=self._log, pass_fds=(tell,))
+        self._process = subprocess.Popen(command, env=self._environment, stderr=self._log, pass_fds=(tell,))
         os.close(tell)
         with open(told, "rb") as pipe:
             waiting = select.poll()
@@ -94,13 +99,13 @@ class Server:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/v1/health/ready", timeout=5) as response:
+            with urllib.request.urlopen(self.url + "/v1/health/ready", timeout=5, context=self._tls) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+        with urllib.request.urlopen(self.url + path, timeout=30, context=self._tls) as response:
             return str(response.read().decode())
 
     def model(self) -> str:

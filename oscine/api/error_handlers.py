@@ -16,6 +16,8 @@ async def _respond(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):  # an unknown path, or a wrong method, as reported by the router
         error = _no_websocket(request) if _asks_for_websocket(request) else _unknown(request, error)
+    elif isinstance(error, RecursionError):  # decoding left it few levels for what is made of it
+        error = APIError("The JSON of the body is nested too deeply.", code="invalid_json")
     elif not isinstance(error, APIError):
         error = internal()
     record = current.get()
@@ -41,4 +43,4 @@ def _no_websocket(request: Request) -> APIError:
     return APIError(message, status=426, code="upgrade_required", headers=headers)
 
 
-HANDLERS = dict.fromkeys((APIError, HTTPException, ClientLeftError, Exception), _respond)
+HANDLERS = dict.fromkeys((APIError, HTTPException, ClientLeftError, RecursionError, Exception), _respond)

@@ -27,6 +27,7 @@ from oscine.api.port_file import PortFile
 from oscine.api.responses.service import ResponseService
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
+from oscine.collector import collect_when_quiet
 from oscine.config import Config
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
@@ -38,6 +39,7 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
 _HAND_OVER_S = 1.0  # for requests on connections that came just before the port was left to others
 _MAX_DIGITS = 640  # of an integer in JSON: reading a longer one takes quadratic time
+_SWITCH_S = 0.001  # after which a thread with a large request lets the event loop run
 _CLOSE_S = 2  # for connections that are still busy after the drain
 _END_S = 15.0  # from the end of the drain to the end of the process, even if threads are still busy
 
@@ -98,6 +100,7 @@ class Server(uvicorn.Server):
         except ValueError as error:
             raise ServerError(str(error)) from None
         sys.set_int_max_str_digits(_MAX_DIGITS)
+        sys.setswitchinterval(_SWITCH_S)
         self._shares_port = reuse_port
         self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start
@@ -158,12 +161,14 @@ class Server(uvicorn.Server):
         self._warn_if_open()
         starting = asyncio.create_task(self._start_service(on_ready))
         measuring = asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe))
+        collecting = asyncio.create_task(collect_when_quiet(lambda: self.service.is_quiet))
         try:
             await self.serve(sockets=[self.listener])
         finally:
             starting.cancel()
             measuring.cancel()
-            await asyncio.wait((starting, measuring))
+            collecting.cancel()
+            await asyncio.wait((starting, measuring, collecting))
             await self.service.stop()
             if self._port_file is not None:
                 self._port_file.close()

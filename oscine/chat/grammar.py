@@ -245,9 +245,9 @@ class _Envelope:
 
 
 def arguments_format(tool: FunctionTool) -> JsonFormat:
-    """The form of constrained arguments of a call."""
+    """The form of constrained arguments of a call: an object, whatever type the schema names."""
     schema = {"additionalProperties": False} if tool.parameters is None else tool.parameters
-    return JsonFormat({"type": "object", **schema}, lenient=not tool.strict)
+    return JsonFormat({**schema, "type": "object"}, lenient=not tool.strict)
 
 
 def _call(name: str, to: str, channels: Sequence[str], rest: str) -> str:

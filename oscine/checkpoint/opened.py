@@ -129,7 +129,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"--device {name!r} is not a device") from None
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {name!r}") from None
     try:
         device = torch.empty(0, device=device).device  # "cuda" by its number
     # torch raises AssertionError for a device that it was not compiled for

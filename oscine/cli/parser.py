@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from oscine.cli.error import USAGE, CommandError
@@ -14,6 +14,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False} | settings)
+        self.register("type", int, _reader(int, "a whole number"))
+        self.register("type", float, _reader(float, "a number"))
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
@@ -25,9 +27,14 @@ class Parser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else args
         parsed, unknown = super().parse_known_args(list(_with_hyphens(given)), namespace)
         if unknown:
-            hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            name = unknown[0].partition("=")[0]
+            hint = did_you_mean(name, self._option_string_actions) if name.startswith("--") else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed, unknown
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Without -pp for -p, which argparse takes also where it allows no abbreviations."""
+        return [found for found in super()._get_option_tuples(option_string) if option_string.startswith(found[1])]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -39,6 +46,16 @@ class Parser(argparse.ArgumentParser):
 def subcommand(commands: "argparse._SubParsersAction[Parser]", name: str, what: str, **settings: Any) -> Parser:
     """The parser of a command. `what` it does is also its description, unless `settings` have another."""
     return commands.add_parser(name, **{"help": what, "description": f"{what[0].upper()}{what[1:]}."} | settings)
+
+
+def _reader(kind: Callable[[str], Any], noun: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"it must be {noun}, not {text!r}") from None
+
+    return read
 
 
 def _with_hyphens(arguments: Sequence[str]) -> Iterator[str]:

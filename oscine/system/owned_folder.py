@@ -51,7 +51,8 @@ def say(text: str) -> None:
 def open_folder(path: Path, *, make: bool = True) -> int:
     """A descriptor of a folder of this user or of root that not everyone may change. It is made if it is missing.
 
-    Links in the path count as what they lead to, unless another user made the last one. Raises OSError.
+    A volume may be open to everyone: a container's is (emptyDir of Kubernetes), and no other user is there. Links in
+    the path count as what they lead to, unless another user made the last one. Raises OSError.
     """
     owners = os.geteuid(), 0
     with suppress(FileNotFoundError):
@@ -63,7 +64,7 @@ def open_folder(path: Path, *, make: bool = True) -> int:
         os.makedirs(os.path.dirname(real), exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(real, 0o700)
-    return _opened(real, None, real, owners)
+    return _opened(real, None, real, owners, is_volume=os.path.ismount(real))
 
 
 @contextmanager
@@ -84,10 +85,10 @@ def open_below(parent: int, name: str, path: Path, *, make: bool = True) -> int:
     return _opened(name, parent, str(path), (os.geteuid(),))
 
 
-def _opened(name: str, parent: int | None, shown: str, owners: tuple[int, ...]) -> int:
+def _opened(name: str, parent: int | None, shown: str, owners: tuple[int, ...], *, is_volume: bool = False) -> int:
     folder = os.open(name, _FOLDER, dir_fd=parent)
     found = os.fstat(folder)
-    if found.st_uid in owners and (found.st_mode & stat.S_ISVTX or not found.st_mode & stat.S_IWOTH):
+    if found.st_uid in owners and (is_volume or found.st_mode & stat.S_ISVTX or not found.st_mode & stat.S_IWOTH):
         return folder
     os.close(folder)
     if found.st_uid not in owners:
@@ -238,7 +239,7 @@ class OwnedFolder:
                     os.unlink(MARK, dir_fd=self.descriptor)
                 with suppress(FileNotFoundError):
                     os.rmdir(self.path.name, dir_fd=self._parent)
-        except OSError as error:
+        except (OSError, RecursionError) as error:  # of folders whose modes forbid it, or that are nested too deeply
             report(f"{self.path} is kept: {error}")
         finally:
             self.close()

@@ -1,7 +1,11 @@
 """YAML as people write it. An error is one line that names the line at fault."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from yaml import MappingNode, SafeLoader
 
 
 class YamlError(ValueError):
@@ -13,11 +17,14 @@ class YamlError(ValueError):
 
 
 def parse_yaml(text: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """What the text says, by a function of PyYAML (default: safe_load). Raises ValueError, mostly a YamlError."""
+    """What the text says, by a function of PyYAML (default: load, which refuses a key that is there twice).
+
+    Raises ValueError, mostly a YamlError.
+    """
     import yaml
 
     try:
-        return (parse or yaml.safe_load)(text)
+        return parse(text) if parse else yaml.load(text, _loader())
     except yaml.MarkedYAMLError as error:
         problem = " ".join(filter(None, (error.problem, error.context)))
         raise YamlError(problem, error.problem_mark.line + 1 if error.problem_mark else 1) from None
@@ -25,3 +32,22 @@ def parse_yaml(text: str, parse: Callable[[str], Any] | None = None) -> Any:
         raise YamlError(str(error).splitlines()[0], text.count("\n", 0, error.position) + 1) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+@cache
+def _loader() -> "type[SafeLoader]":
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is there twice, as YAML does. PyYAML takes its last value."""
+
+        def compose_mapping_node(self, anchor: Any) -> "MappingNode":
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in seen:
+                    raise yaml.composer.ComposerError(None, None, f"{key.value} is there twice", key.start_mark)
+                seen.add((key.tag, key.value))
+            return node
+
+    return Loader

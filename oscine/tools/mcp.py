@@ -1,85 +1,30 @@
 """MCP tool servers: commands that the operator runs, and addresses that the operator or a request names.
 
-Only this module imports the `mcp` package. The failure of a server is reported to the model as a text.
+Both kinds are read with the same bounds. The failure of a server is reported to the model as a text.
 """
 
 import asyncio
+import itertools
 import json
-import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import anyio
-import httpx2
 import msgspec
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import (
-    CONNECTION_CLOSED,
-    CallToolResult,
-    EmbeddedResource,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
-from mcp_types import Tool as ListedTool
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.tools import NAME, NAMESPACE, TRAINED
 from oscine.system.yaml_text import parse_yaml
+from oscine.tools.mcp_session import Block, CallResult, Connection, ListedTool, OfferedTool, ServerEntry
+from oscine.tools.mcp_wire import ServerError
 from oscine.tools.toolbox import McpCall, McpListing, Tool, ToolResult, bounded
 
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs whole addresses, whose queries may hold secrets
-
 _LONGEST = 32_768  # characters of a result, for the model
-_MOST_PAGES = 20  # of a list of tools
-_FAREWELL_S = 5.0  # for a server to end
-_HTTP_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
+_LONGEST_NAME = 64
+_WHOLE = 1 << 18  # bytes of structured content that are decoded, of which the model gets at most _LONGEST
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-zA-Z-]+")
-_HEADER_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
 _TAKEN = {NAMESPACE, *TRAINED, "assistant", "user", "system", "developer", "tool", "all"}
-
-
-class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a server is reached: a command, or an address."""
-
-    command: str | None = None
-    args: list[str] = []
-    env: dict[str, str] = {}
-    cwd: str | None = None
-    url: str | None = None
-    headers: dict[str, str] = {}
-
-    def __post_init__(self) -> None:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("needs either command or url")
-        if self.url is not None and not _host(self.url):
-            raise ValueError(f"url must begin with http:// or https:// and a host, not {self.url!r}")
-        for name, value in self.headers.items():
-            if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-                # Checked here, because the HTTP client would show the value, also to clients of a shared server.
-                raise ValueError(f"the header {name!r} cannot be sent: its value must be ASCII, with nothing around it")
-
-    @property
-    def place(self) -> str:
-        """For the log: without arguments, paths and queries, which may hold secrets."""
-        return self.command or _host(self.url or "")
-
-
-def _host(url: str) -> str:
-    """Empty if the text is not an HTTP address."""
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        return ""
-    return parsed.host if parsed.scheme in ("http", "https") else ""
 
 
 def read_servers(path: str) -> dict[str, ServerEntry]:
@@ -119,117 +64,9 @@ class AllowedTools(msgspec.Struct, frozen=True):
     read_only: bool | None = None  # whether only tools that declare themselves read-only
 
     def permits(self, tool: ListedTool) -> bool:
-        harmless = tool.annotations is not None and tool.annotations.read_only_hint is True
-        return (self.tool_names is None or tool.name in self.tool_names) and (harmless or not self.read_only)
-
-
-class ServerError(Exception):
-    """The failure of a server, in a sentence."""
-
-
-class _Held:
-    """A connection that a task of its own holds open, so that its failure does not cancel other tasks."""
-
-    def __init__(self, entry: ServerEntry) -> None:
-        self._entry = entry
-        self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._closing = asyncio.Event()
-        # around all of it: the package cleans up if this scope cancels it, but not if asyncio does
-        self._scope = anyio.CancelScope()
-        self.task = asyncio.ensure_future(self._hold())
-
-    async def close(self) -> None:
-        self._closing.set()
-        if not self.client.done():
-            self._scope.cancel()
-        if not (await asyncio.wait({self.task}, timeout=_FAREWELL_S))[0]:
-            self._scope.cancel()
-
-    async def _hold(self) -> None:
-        failure: Exception = ServerError("it did not answer")
-        try:
-            with self._scope:
-                async with AsyncExitStack() as stack:
-                    self.client.set_result(await stack.enter_async_context(await self._open(stack)))
-                    await self._closing.wait()
-        except Exception as error:
-            failure = error
-            logger.info("the connection to an MCP server failed: %s: %s", self._entry.place, _reason(error))
-        if not self.client.done():
-            self.client.set_exception(failure)
-            self.client.exception()  # perhaps no task waits for it any more
-
-    async def _open(self, stack: AsyncExitStack) -> Client:
-        entry = self._entry
-        if entry.url is None:
-            assert entry.command is not None
-            return Client(StdioServerParameters(command=entry.command, args=entry.args, env=entry.env, cwd=entry.cwd))
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=entry.headers, timeout=_HTTP_TIMEOUT))
-        return Client(streamable_http_client(entry.url, http_client=http))
-
-
-class Connection:
-    """A connection to one server, opened when it is needed, and again when it is broken."""
-
-    def __init__(self, entry: ServerEntry, timeout_s: float) -> None:
-        self._entry = entry
-        self.timeout_s = timeout_s  # for an answer; the first one waits for the connection too
-        self._held: _Held | None = None
-
-    async def list_tools(self) -> list[ListedTool]:
-        """Raises ServerError."""
-        held = self._held
-        try:
-            return await self._use(_all_tools)
-        except ServerError:
-            if held is None or held is self._held:
-                raise
-        return await self._use(_all_tools)  # it had broken since it was last used
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Raises ServerError."""
-        return await self._use(lambda client: client.call_tool(name, arguments))
-
-    async def close(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            await held.close()
-
-    async def _use(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        held = self._held = self._held or _Held(self._entry)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                client = await asyncio.shield(held.client)
-                return await request(client)
-        except TimeoutError:
-            if not held.client.done():
-                await self._drop(held)
-            raise ServerError(f"no answer within {self.timeout_s:g} seconds") from None
-        except Exception as error:
-            if not isinstance(error, MCPError) or error.code == CONNECTION_CLOSED or held.task.done():
-                await self._drop(held)
-            raise ServerError(_reason(error)) from None
-
-    async def _drop(self, held: _Held) -> None:
-        if self._held is held:
-            await self.close()
-
-
-async def _all_tools(client: Client) -> list[ListedTool]:
-    tools: list[ListedTool] = []
-    cursor = None
-    for _ in range(_MOST_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        tools += page.tools
-        if (cursor := page.next_cursor) is None:
-            break
-    return tools
-
-
-def _reason(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__
+        if self.tool_names is not None and tool.name not in self.tool_names:
+            return False
+        return not self.read_only or (tool.annotations is not None and tool.annotations.read_only_hint is True)
 
 
 class McpTool(Tool):
@@ -241,7 +78,7 @@ class McpTool(Tool):
         self._connection = connection
         self._allowed = allowed
         self._owned = owned
-        self._names: dict[str, str] = {}  # as the model knows it -> as the server does
+        self._tools: dict[str, OfferedTool] = {}  # by the name that the model knows
         self.namespace = ToolNamespace(label)
         self.listing = McpListing(label, ())
 
@@ -255,16 +92,15 @@ class McpTool(Tool):
 
     async def _list(self) -> None:
         try:
-            listed = [tool for tool in await self._connection.list_tools() if self._allowed.permits(tool)]
+            listed = await self._connection.list_tools(self._allowed.permits, self.room)
         except ServerError as error:
             self.listing = McpListing(self._label, (), f"The MCP server failed: {error}.")
             return
-        functions = []
-        for tool in listed:
-            name = _NOT_IN_NAMES.sub("_", tool.name)[:64]
-            if name not in self._names:
-                self._names[name] = tool.name
-                functions.append(FunctionTool(name, tool.description or "", tool.input_schema))
+        self.size = sum(tool.size for tool in listed)
+        self._tools = named(listed)
+        functions = (
+            FunctionTool(name, tool.description or "", tool.input_schema) for name, tool in self._tools.items()
+        )
         self.namespace = ToolNamespace(self._label, "", tuple(functions))
         self.listing = McpListing(self._label, tuple(map(_described, listed)))
 
@@ -274,47 +110,71 @@ class McpTool(Tool):
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         called = recipient.partition(".")[2]
-        name = self._names.get(called)
+        tool = self._tools.get(called)
         missing = f"Error: there is no tool {recipient}"
-        text, is_error = (missing, True) if name is None else await self._answer(name, content)
+        text, is_error = (missing, True) if tool is None else await self._answer(tool, content)
         output, error = (None, text) if is_error else (text, None)
-        details = McpCall(self._label, name or called, content, output, error)
+        details = McpCall(self._label, called if tool is None else tool.name, content, output, error)
         return ToolResult(text or "[no output]", details, is_error)
 
-    async def _answer(self, name: str, content: str) -> tuple[str, bool]:
+    async def _answer(self, tool: OfferedTool, content: str) -> tuple[str, bool]:
         """What the tool says, and whether it is an error."""
         try:
             arguments = msgspec.json.decode(content.strip() or "{}", type=dict[str, Any])
         except (ValueError, RecursionError) as error:
             return f"Error: the arguments are no JSON object: {error}", True
         try:
-            result = await self._connection.call(name, arguments)
+            result = await self._connection.call(tool, arguments)
         except ServerError as error:
             return f"Error: the MCP server failed: {error}", True
         return bounded(_text(result), _LONGEST), result.is_error
 
 
-def _described(tool: ListedTool) -> dict[str, Any]:
-    hints = tool.annotations and tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)
+def named(tools: Iterable[OfferedTool]) -> dict[str, OfferedTool]:
+    """By names that the model can say, which differ. A tool that a server lists again is left out."""
+    found: dict[str, OfferedTool] = {}
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.name in seen:
+            continue
+        seen.add(tool.name)
+        clean = _NOT_IN_NAMES.sub("_", tool.name) or "_"
+        ends = ("" if i == 1 else f"_{i}" for i in itertools.count(1))
+        names = (clean[: _LONGEST_NAME - len(end)] + end for end in ends)
+        found[next(name for name in names if name not in found)] = tool
+    return found
+
+
+def _described(tool: OfferedTool) -> dict[str, Any]:
+    hints = tool.annotations and msgspec.to_builtins(tool.annotations)
     about = {"name": tool.name, "description": tool.description}
     return about | {"input_schema": tool.input_schema, "annotations": hints}
 
 
-def _text(result: CallToolResult) -> str:
-    parts: list[str] = []
-    for block in result.content:
-        match block:
-            case TextContent():
-                parts.append(block.text)
-            case ResourceLink():
-                parts.append(f"[{block.name}: {block.uri}]")
-            case EmbeddedResource() if isinstance(block.resource, TextResourceContents):
-                parts.append(block.resource.text)
-            case _:
-                parts.append(f"[{block.type} that cannot be shown as text]")
-    if not parts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(parts)
+def _text(result: CallResult) -> str:
+    if not result.content and result.structured_content:
+        return _json_text(bytes(result.structured_content))
+    return "\n".join(map(_said, result.content))
+
+
+def _said(block: Block) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type == "resource_link":
+        return f"[{block.name}: {block.uri}]"
+    if block.type == "resource" and block.resource is not None and block.resource.text is not None:
+        return block.resource.text
+    return f"[{block.type} that cannot be shown as text]"
+
+
+def _json_text(raw: bytes) -> str:
+    """With plain characters instead of escapes. What is cut anyway stays as the server wrote it."""
+    if len(raw) > _WHOLE:
+        return raw.decode(errors="replace")
+    try:
+        return json.dumps(msgspec.json.decode(raw), ensure_ascii=False)
+    except (ValueError, RecursionError) as error:
+        return f"[structured content that cannot be read: {error}]"
 
 
 class Servers:
@@ -322,7 +182,8 @@ class Servers:
 
     def __init__(self, path: str | None, allow_urls: bool, timeout_s: float) -> None:
         entries = read_servers(path) if path is not None else {}
-        self._shared = {label: Connection(entry, timeout_s) for label, entry in entries.items()}
+        self._turn = asyncio.Lock()
+        self._shared = {label: Connection(entry, timeout_s, self._turn) for label, entry in entries.items()}
         self._allow_urls = allow_urls
         self._timeout_s = timeout_s
 
@@ -351,7 +212,7 @@ class Servers:
         if wanted.authorization is not None:
             headers["Authorization"] = f"Bearer {wanted.authorization}"
         entry = ServerEntry(url=wanted.server_url, headers=headers)
-        return McpTool(label, Connection(entry, self._timeout_s), allowed, owned=True)
+        return McpTool(label, Connection(entry, self._timeout_s, self._turn), allowed, owned=True)
 
 
 class _Wanted(msgspec.Struct):

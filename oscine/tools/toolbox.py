@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 CITATION_END = "】"  # last character of every citation
 CITATION_LENGTH = 256  # characters of the longest citation
+MAX_DECLARED_BYTES = 256 << 10  # of the tools of all servers in one conversation: about half of a context
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class Tool:
 
     namespace: ToolNamespace
     listing: McpListing | None = None
+    room = MAX_DECLARED_BYTES  # of declarations, which this tool must not exceed; set before it is entered
+    size = 0  # bytes of its declarations, about; known once it is entered
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         """Runs one call of the model. A failure is a text for the model, not an exception."""
@@ -118,12 +121,18 @@ class Toolbox:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             for tool in self._tools.values():
+                tool.room = MAX_DECLARED_BYTES - self.size
                 await stack.enter_async_context(tool)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def size(self) -> int:
+        """Bytes, about, of what the tools declare; known once the toolbox is entered."""
+        return sum(tool.size for tool in self._tools.values())
 
     @property
     def names(self) -> frozenset[str]:

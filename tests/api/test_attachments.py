@@ -1,10 +1,12 @@
 """Pictures and files: in the result of a tool a text stands in their place; a user's own are refused."""
 
 import base64
+import sys
 from typing import Any
 
 import pytest
 
+from oscine.api.turns.attachments import result_text
 from tests.api.scripted_server import ScriptedServer
 
 USER = {"role": "user", "content": "hi"}
@@ -105,6 +107,8 @@ def test_what_a_tool_shows_to_anthropics_clients(scripted: ScriptedServer, block
         ),
         (responses, {"type": "input_file", "file_data": f"data:text/plain;base64,{NOTES}"}, "caf\u00e9"),
         (responses, {"type": "input_file", "file_data": "data:text/plain,a%20b"}, "a b"),
+        (responses, {"type": "input_file", "file_data": "data:text/plain,100% of a%20b"}, "100% of a%20b"),
+        (responses, {"type": "input_file", "file_data": "data:text/plain,%C3%A9=%3D%0a=41_ %25"}, "\u00e9==\n=41_ %"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:60]),
 )
@@ -187,9 +191,84 @@ def test_a_users_document_of_text_is_read(scripted: ScriptedServer) -> None:
     assert "<|start|>user<|message|>n\nRead me.\n<|end|>" in prompt
 
 
+FOUND = [
+    {
+        "type": "web_search_result",
+        "title": "Ponds",
+        "url": "https://x.org",
+        "encrypted_content": "Zz",
+        "page_age": None,
+    },
+    {"type": "web_search_result", "title": "Lakes", "url": "https://y.org", "encrypted_content": "Zz"},
+]
+PAGE = {"type": "document", "title": "Ponds", "source": source("text", media_type="text/plain", data="Wet.")}
+
+
+@pytest.mark.parametrize(
+    ("block", "seen"),
+    [
+        (
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "caf\u00e9"}},
+            '[server_tool_use: web_search {"query": "caf\u00e9"}]',
+        ),
+        ({"type": "mcp_tool_use", "id": "s", "name": "ask", "server_name": "m"}, "[mcp_tool_use: ask {}]"),
+        (
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": FOUND},
+            "[web_search_tool_result]\nPonds\nhttps://x.org\nLakes\nhttps://y.org",
+        ),
+        (
+            {
+                "type": "web_search_tool_result",
+                "tool_use_id": "s",
+                "content": {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"},
+            },
+            "[web_search_tool_result]\nmax_uses_exceeded",
+        ),
+        (
+            {
+                "type": "web_fetch_tool_result",
+                "tool_use_id": "s",
+                "content": {"type": "web_fetch_result", "url": "https://x.org", "content": PAGE},
+            },
+            "[web_fetch_tool_result]\nhttps://x.org\nPonds\nWet.",
+        ),
+        (
+            {
+                "type": "bash_code_execution_tool_result",
+                "tool_use_id": "s",
+                "content": {"type": "result", "stdout": "42", "stderr": "", "return_code": 0, "content": []},
+            },
+            "[bash_code_execution_tool_result]\n42",
+        ),
+        ({"type": "mcp_tool_result", "tool_use_id": "s", "content": "Yes."}, "[mcp_tool_result]\nYes."),
+        ({"type": "mcp_tool_result", "tool_use_id": "s", "content": 5}, "[mcp_tool_result]"),
+    ],
+    ids=lambda value: value.get("type") if isinstance(value, dict) else "",
+)
+def test_what_a_vendors_own_tools_left_in_a_history_is_text(scripted: ScriptedServer, block: Any, seen: str) -> None:
+    said = [{"type": "text", "text": "Let me see. "}, block, {"type": "text", "text": "So."}]
+    body = {"max_tokens": 9, "messages": [USER, {"role": "assistant", "content": said}, USER]}
+    answer = scripted.post("/v1/messages", {"model": scripted.service.names[0], **body})
+    assert answer.status_code == 200, answer.text
+    prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+    assert f"<|channel|>final<|message|>Let me see. {seen}\nSo.<|end|>" in prompt
+
+
 def test_parts_within_parts_do_not_end(scripted: ScriptedServer) -> None:
     block: dict[str, Any] = {"type": "text", "text": "deep"}
     for _ in range(300):
         block = {"type": "document", "source": {"type": "content", "content": [block]}}
     path, body = anthropic([block])
     assert scripted.post(path, {"model": scripted.service.names[0], **body}).status_code in (200, 400)
+
+
+def test_a_long_address_with_escapes_is_decoded_outside_of_python() -> None:
+    """Each escape took microseconds in which no other request went on."""
+    calls: list[str] = []
+    part = {"type": "input_file", "file_data": "data:text/plain," + "%3C" * 10_000}
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        text = result_text([part], "here")
+    finally:
+        sys.setprofile(None)
+    assert (text, len(calls) < 1000) == ("<" * 10_000 + "\n", True)

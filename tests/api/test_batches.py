@@ -159,6 +159,32 @@ def test_files_whose_time_is_over_are_deleted_but_for_inputs(tmp_path: Path) -> 
     assert {path.stem for path in tmp_path.glob("*.jsonl")} == {"file-input", "file-new", "file-plain"}
 
 
+def test_uploads_of_a_server_that_was_killed_are_removed_after_a_day(tmp_path: Path) -> None:
+    cut, new, known, output = (f"file-{digit * 32}" for digit in "abcd")
+    others = ["file-notes.jsonl", f"{output}output.jsonl"]  # an output has no record before its batch has ended
+
+    async def go() -> None:
+        store = FileStore(str(tmp_path))
+        await store.open()
+        for file_id in (cut, new, known):
+            store.new(file_id)
+        for name in others:
+            (tmp_path / name).touch()
+        content = FileObject(id=known, bytes=0, created_at=1, filename="a", purpose="batch")
+        await store.put_file(content, "me")
+        await store.close()
+        long_ago = time.time() - 25 * 3600
+        for name in (f"{cut}.jsonl", f"{known}.jsonl", *others):
+            os.utime(tmp_path / name, (long_ago, long_ago))
+        store = FileStore(str(tmp_path))
+        await store.open()
+        await store.close()
+
+    asyncio.run(go())
+    names = {path.name for path in tmp_path.glob("file-*")}
+    assert names == {f"{new}.jsonl", f"{known}.jsonl", *others}
+
+
 def test_a_temporary_folder_of_a_server_that_was_killed_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

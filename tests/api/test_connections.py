@@ -1,5 +1,6 @@
 """Clients that disconnect, stall, or send malformed requests: real sockets, a real server."""
 
+import http.client
 import socket
 
 import psutil
@@ -26,12 +27,26 @@ def test_a_client_that_goes_away_in_mid_stream(fake_server: ServerProcess) -> No
     fake_server.wait_idle()
 
 
-def test_a_half_closed_connection_frees_its_pages(fake_server: ServerProcess) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_ends_its_sending_side_gets_its_answer(fake_server: ServerProcess, stream: bool) -> None:
     with RawClient(fake_server) as client:
-        client.post(LONG_ANSWER | {"stream": True})
-        client.read_until(b'"content":"O"')
+        client.post(chat_body(stream=stream, max_tokens=100, ignore_eos=True))
         client.socket.shutdown(socket.SHUT_WR)
-        client.read_to_end()
+        answer = http.client.HTTPResponse(client.socket)
+        answer.begin()
+        assert answer.status == 200
+        assert answer.read().endswith(b"data: [DONE]\n\n" if stream else b"}")
+    fake_server.wait_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_ends_its_sending_side_and_then_leaves_frees_its_pages(
+    fake_server: ServerProcess, stream: bool
+) -> None:
+    with RawClient(fake_server) as client:
+        client.post(LONG_ANSWER | {"stream": stream})
+        fake_server.wait_running(1)
+        client.socket.shutdown(socket.SHUT_WR)
     fake_server.wait_idle()
 
 

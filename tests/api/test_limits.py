@@ -17,8 +17,10 @@ from starlette.types import Message
 from oscine.api.http import memory as limits
 from oscine.api.http.body import read_body
 from oscine.api.http.errors import APIError
-from oscine.api.http.memory import check_values
+from oscine.api.http.memory import Bodies, Held, memory_of
 from oscine.api.http.work import Trimmer
+from oscine.api.serving import schemas
+from oscine.api.serving.schemas import ChatCompletionRequest, decode
 from oscine.api.turns import conversation
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
@@ -180,11 +182,26 @@ def test_a_body_that_never_ends_is_a_408() -> None:
 
 
 def test_bodies_have_a_bound_together(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 1000)
-    small, large = b'{"tokens": []}', b'{"tokens": []}' + b" " * 1000
+    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 2000)
+    small, large = b'{"tokens": []}', b'{"tokens": []}' + b" " * 2000
     assert scripted.post("/detokenize", large).status_code == 503
     assert scripted.post("/detokenize", small + b" " * 600).status_code == 200
     assert scripted.post("/detokenize", small + b" " * 600).status_code == 200, "the first was not given back"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses", "/api/chat"]
+)
+def test_a_byte_order_mark_before_a_body_is_skipped(scripted: ScriptedServer, path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "max_tokens": 1}
+    wanted = {"/v1/responses": {"model", "input"}, "/v1/completions": {"prompt"}}.get(
+        path, {"model", "messages", "max_tokens"}
+    )
+    body = {"model": scripted.model.names[0], **asked}
+    mark = b"\xef\xbb\xbf"
+    text = json.dumps({name: value for name, value in body.items() if name in wanted}).encode()
+    assert scripted.post(path, mark + text).status_code == 200
+    assert scripted.post(path, mark + mark + text).status_code == 400, "only one is a mark"
 
 
 def test_a_text_full_of_marks_takes_no_more_room_than_can_be_decoded(
@@ -217,6 +234,39 @@ MANY = {
     "prompt": ("/v1/completions", {"prompt": [65] * 300_000}),
     "tokens": ("/detokenize", {"tokens": [65] * 300_000}),
     "input": ("/v1/responses", {"input": [{"role": "user", "content": ""}] * 60_000}),
+    "tool_choice.allowed_tools.tools": (
+        "/v1/chat/completions",
+        chat_with(
+            tool_choice={
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}] * 1025},
+            }
+        ),
+    ),
+    "input of references": ("/v1/responses", {"input": [{"id": str(i)} for i in range(8193)]}),
+    "tools[0].tools of a namespace": (
+        "/v1/responses",
+        {"input": "hi", "tools": [{"type": "namespace", "name": "n", "tools": [{}] * 1025}]},
+    ),
+    "tools of namespaces": (
+        "/v1/responses",
+        {
+            "input": "hi",
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": name,
+                    "tools": [{"type": "function", "name": f"f{i}"} for i in range(600)],
+                }
+                for name in "ab"
+            ],
+        },
+    ),
+    "tool_choice.tools of a response": (
+        "/v1/responses",
+        {"input": "hi", "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}] * 1025}},
+    ),
+    "guided_json as text": ("/v1/chat/completions", chat_with(guided_json="{" + " " * (1 << 20) + "}")),
     "tools of a response": ("/v1/responses", {"input": "hi", "tools": [{"type": "x"}] * 1025}),
 }
 
@@ -232,18 +282,53 @@ def test_a_request_of_too_many_things_is_refused_by_its_parameter(scripted: Scri
 
 @pytest.mark.parametrize("text", ["[{,:" * 100_000, '\\"' * 200_000, '\\",' * 200_000 + "\\\\"])
 def test_marks_within_a_text_are_no_values(text: str) -> None:
-    check_values(json.dumps({"prompt": text}).encode())
-    check_values(b'{"prompt": "%s"}' % text.encode())
+    memory_of(json.dumps({"prompt": text}).encode())
+    memory_of(b'{"prompt": "%s"}' % text.encode())
 
 
 @pytest.mark.parametrize("text", [b"[" + b'"\\\\",' * 262_144, b'{"":{}}' * 200_000, b'"' * 600_000 + b"," * 300_000])
 def test_values_are_counted_behind_texts(text: bytes) -> None:
     with pytest.raises(ValueError, match="more than 262144 JSON values"):
-        check_values(text)
+        memory_of(text)
+
+
+def test_values_of_many_parameters_are_refused_without_looking_at_each() -> None:
+    """Only parameters that are long in usual requests are looked for: of unknown ones there may be any number."""
+    body = b"{" + b",".join(b'"%d":0' % i for i in range(200_000)) + b"}"
+    scope: dict[str, Any] = {"type": "http"}
+    with Held(Bodies(), scope), pytest.raises(APIError) as caught:
+        asyncio.run(decode(body, ChatCompletionRequest, scope))
+    assert (caught.value.status, caught.value.param) == (400, None)
+
+
+@pytest.mark.long
+def test_no_depth_of_nesting_is_a_failure_of_the_server(scripted: ScriptedServer) -> None:
+    """Just below the depth that is refused at once, what is made of the body may be deeper still."""
+    for opening, closing in (('{"type":"namespace","name":"n","tools":[', "]}"), ('{"a":[', "]}")):
+        tools = [
+            f'{{"type":"function","name":"f","parameters":{opening * n}{closing * n}}}' for n in range(470, 500, 5)
+        ]
+        tools += [opening * n + closing * n for n in range(470, 500, 5)]
+        statuses = {
+            scripted.post("/v1/responses", f'{{"input":"hi","tools":[{tool}]}}'.encode()).status_code for tool in tools
+        }
+        assert statuses <= {200, 400}
+
+
+@pytest.mark.long
+def test_the_long_conversation_of_an_agent_is_no_flood(scripted: ScriptedServer) -> None:
+    text = '{"rows": [1, 2], "code": "if a[0] == {}: return b[1:2, 3]"}\\n' * 12
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]} for i in range(2000)
+    ]
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "array"}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(500)]
+    answer = scripted.post("/v1/chat/completions", {"messages": messages, "tools": tools, "max_tokens": 1})
+    assert answer.json()["error"]["code"] == "context_length_exceeded", "it is read, and only then found too long"
 
 
 def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
-    check_values(json.dumps({"prompt": list(range(131_072))}).encode())
+    memory_of(json.dumps({"prompt": list(range(131_072))}).encode())
 
 
 @pytest.mark.long
@@ -265,8 +350,26 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
             "max_tokens": 1,
             "model": scripted.model.names[0],
         }
-        assert scripted.post(path, body).status_code == 400, "more than its context"
+        counts = path.endswith("count_tokens")  # of any length; the others do not fit the context
+        assert scripted.post(path, body).status_code == (200 if counts else 400)
     assert seen == {False}
+
+
+def test_large_bodies_are_decoded_one_at_a_time_beside_the_event_loop(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call into C holds the interpreter. Of two at once the loop could wait for both."""
+    seen = set()
+    whole = schemas.memory_of
+
+    def noted(body: bytes) -> int:
+        seen.add(threading.current_thread().name)
+        return whole(body)
+
+    monkeypatch.setattr(schemas, "memory_of", noted)
+    for path in ("/v1/chat/completions", "/tokenize", "/detokenize", "/v1/responses", "/v1/messages", "/api/chat"):
+        scripted.post(path, b"{" + b" " * 20_000 + b"}")
+    assert seen == {"bodies_0"}
 
 
 @pytest.mark.long

@@ -371,6 +371,15 @@ def test_a_body_need_not_be_declared_as_json(server: ScriptedServer, path: str, 
     assert server.request("POST", "/v1/chat/completions", body, {"Content-Type": kind}).status_code == 415
 
 
+@pytest.mark.parametrize("origin", ["https://behind.proxy.example", "app://notes", "chrome-extension://abc", "null"])
+def test_a_body_declared_as_json_may_come_from_any_origin(server: ScriptedServer, origin: str) -> None:
+    """A proxy may rename the host, and programs have origins of their own. A browser asks before it sends JSON."""
+    headers = {"Content-Type": "application/json", "Origin": origin}
+    for path in ("/api/chat", "/api/show", "/v1/chat/completions"):
+        body = {"model": "fake", "messages": QUESTION, "stream": False}
+        assert server.request("POST", path, body, headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("keep_alive", "reason"),
     [

@@ -98,3 +98,28 @@ def test_no_limits_no_headers() -> None:
     for _ in range(1000):
         use.take_request()
     assert headers(use) == {}
+
+
+def test_lines_of_a_batch_leave_half_of_a_limit_to_other_requests(clock: Clock) -> None:
+    use = KeyUse("a", KeyLimits(requests_per_minute=60, tokens_per_minute=1000, max_parallel=4), clock=clock)
+    for _ in range(30):
+        use.take_request(in_batch=True)
+    with pytest.raises(APIError) as caught:
+        use.take_request(in_batch=True)
+    assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "1")
+    use.give_back_request()
+    use.take_request(in_batch=True)
+    use.take_request()
+    with use.hold(1, 500, in_batch=True), use.hold(1, 0, in_batch=True):
+        for sequences, tokens in ((1, 0), (0, 1)):
+            with pytest.raises(APIError), use.hold(sequences, tokens, in_batch=True):
+                pass
+        with use.hold(2, 500):
+            pass
+
+
+def test_a_limit_that_has_no_half_is_a_batchs_too(clock: Clock) -> None:
+    use = KeyUse("a", KeyLimits(requests_per_minute=1, tokens_per_minute=100, max_parallel=1), clock=clock)
+    use.take_request(in_batch=True)
+    with use.hold(1, 100, in_batch=True):
+        pass

@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import get_ident
 from typing import Any
 
 import msgspec
 import pytest
 
 from oscine.api.anthropic.request import answer_form as messages_form
+from oscine.api.anthropic.request import chat_request
 from oscine.api.anthropic.schemas import MessagesRequest
 from oscine.api.http.errors import APIError
+from oscine.api.http.work import INLINE_SIZE
 from oscine.api.ollama.request import answer_form as ollama_form
 from oscine.api.ollama.schemas import OllamaChatRequest
 from oscine.api.responses.plan import _text_format
@@ -18,6 +21,7 @@ from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.serving import formats
 from oscine.api.serving.formats import Calls, Form, asked_form, constraint, text_constraint
 from oscine.api.serving.schemas import ChatCompletionRequest
+from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import FunctionTool
 from oscine.judges.trial import Problem, Trial, first_problem
 
@@ -65,9 +69,9 @@ def by_responses(schema: dict[str, Any], **more: Any) -> Form | None:
 
 def by_messages(schema: dict[str, Any]) -> Form | None:
     config = {"format": {"type": "json_schema", "schema": schema}}
-    return messages_form(
-        msgspec.convert({"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}, MessagesRequest)
-    )
+    asked = {"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}
+    body = msgspec.convert(asked, MessagesRequest)
+    return messages_form(body, chat_request(body))
 
 
 def by_ollama(schema: dict[str, Any]) -> Form | None:
@@ -129,6 +133,22 @@ def test_a_refusal_names_the_function(judges: Judges) -> None:
     assert about + "it is nested too deeply" in str(refusal(None, tools(nested, strict=True)))
     assert refusal(None, tools(RESULTS, strict=False)) is None
     assert refusal(None, tools(NEGLIGIBLE, strict=True)) is None
+
+
+def test_the_part_that_is_refused_is_sought_beside_the_event_loop(
+    judges: Judges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+
+    def refuse(self: JsonFormat) -> dict[str, Any]:
+        threads.add(get_ident())
+        raise ValueError("never")
+
+    monkeypatch.setattr(JsonFormat, "part", refuse)
+    with pytest.raises(APIError, match=r"'format'.*never"):
+        asyncio.run(text_constraint(Form(JsonFormat({}), "format"), size=INLINE_SIZE + 1))
+    assert threads
+    assert get_ident() not in threads
 
 
 def test_a_text_that_cannot_be_is_said_in_words(judges: Judges) -> None:

@@ -41,8 +41,15 @@ def test_a_tool_that_is_lacking_is_refused_by_name_where_there_is_no_other(
     assert scripted.post(path, {**body, "tools": [lacked], "tool_choice": none}).status_code == 200
     assert scripted.post(path, {**body, "tools": []}).status_code == 200
     if path in OWN:
-        assert scripted.post(path, {**body, "tools": [lacked, OWN[path]]}).status_code == 200
+        nameless = {"type": "toolset"}
+        assert scripted.post(path, {**body, "tools": [lacked, nameless, OWN[path]]}).status_code == 200
         assert kind not in scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+
+
+def test_a_function_without_a_name_is_refused(scripted: ScriptedServer) -> None:
+    body = {"model": scripted.service.names[0], **BODIES["/v1/messages"], "tools": [{"input_schema": {}}]}
+    refused = scripted.post("/v1/messages", body)
+    assert (refused.status_code, "function name ''" in refused.text) == (400, True)
 
 
 def test_a_search_of_the_web_in_a_chat_completion_is_refused(scripted: ScriptedServer) -> None:

@@ -51,7 +51,10 @@ def serve(
     """`test(connect, state)` against the protocol with at most two connections."""
 
     async def main() -> None:
-        config, state = uvicorn.Config(app, log_config=None, lifespan="off", timeout_keep_alive=3600), ServerState()
+        config, state = (
+            uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_keep_alive=3600),
+            ServerState(),
+        )
         kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
@@ -103,6 +106,64 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
         assert b"did not arrive within" in data
 
     serve(test)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAEAAEAA\r\n"
+BODY = b"x" * 3000 + b"GET / HTTP/1.1\r\n\r\n"  # of which no part is a request
+FRAMED = {
+    "length": b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nTrailer: t\r\n\r\n" % (len(BODY), BODY),
+}
+
+
+@pytest.mark.parametrize("framed", FRAMED.values(), ids=FRAMED)
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_a_request_that_offers_another_protocol_keeps_its_body(protocol: bytes, framed: bytes) -> None:
+    """Java's HttpClient offers h2c with the first request of each connection."""
+    sent = FIRST_LINE + OFFER % protocol + framed
+    plain = FIRST_LINE + b"Content-Length: 2\r\n\r\nhi"
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        for request in (sent, plain, sent[: len(sent) - 2000], sent[len(sent) - 2000 :]):
+            writer.write(request)
+            if request is sent or request is plain:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 ")
+                wanted = BODY if request is sent else b"hi"
+                assert await reader.readexactly(len(wanted)) == wanted
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(BODY)) == BODY
+
+    serve(test, echo)
+
+
+def test_what_follows_a_body_after_such_an_offer_is_refused() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + OFFER % b"h2c" + b"Content-Length: 2\r\n\r\nhiGET / HTTP/1.1\r\n\r\n")
+        assert b"HTTP/1.1 400 " in await answer(reader)
+
+    serve(test, echo)
+
+
+def test_requests_without_a_body_may_offer_another_protocol() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(3 * (b"GET / HTTP/1.1\r\nHost: x\r\n" + OFFER % b"h2c" + b"\r\n"))
+        for _ in range(3):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+    serve(test, echo)
 
 
 def test_a_head_that_trickles_is_given_up_all_the_same() -> None:
@@ -359,3 +420,79 @@ def test_a_request_that_is_answered_hears_that_the_client_left_also_with_others_
         assert ends == ["/0"]
 
     serve(test, waits)
+
+
+async def waits_to_be_left(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_client_that_ends_its_sending_side_is_answered(version: bytes) -> None:
+    """Interim responses before the answer show whether it is still there. HTTP/1.0 has none."""
+    go = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE.replace(b"1.1", version) + b"Content-Length: 2\r\n\r\nhi")
+        writer.write_eof()
+        connection = await connection_of(state)
+        for _ in range(3):
+            before = connection._probe_timer
+            pass_time(LONG_S)
+            await until(lambda: connection._probe_timer not in (None, before), "a probe")  # noqa: B023
+        go.set()
+        data = await answer(reader)
+        probes = data.count(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert (probes > 2) if version == b"1.1" else (probes == 0)
+        assert data[25 * probes :].startswith(b"HTTP/1.1 200 ")
+        assert data.endswith(b"ok")
+
+    serve(test, app)
+
+
+def test_all_requests_before_the_end_of_the_sending_side_are_answered() -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write((FIRST_LINE + b"Content-Length: 0\r\n\r\n") * 100)
+        writer.write_eof()
+        assert (await answer(reader)).count(b"HTTP/1.1 200 ") == 100
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", FIRST_LINE, FIRST_LINE + b"X: " + b"y" * 50_000, FIRST_LINE + b"Content-Length: 9\r\n\r\n{"]
+)
+def test_a_request_that_cannot_become_whole_ends_the_connection(sent: bytes) -> None:
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        writer.write_eof()
+        assert await answer(reader) == b""
+
+    serve(test, waits_to_be_left)
+
+
+def test_a_client_that_has_left_altogether_is_noticed() -> None:
+    ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await waits_to_be_left(scope, receive, send)
+        ended.set()
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        _, writer = await connect()
+        writer.write(GET % b"/")
+        connection = await connection_of(state)
+        await until(lambda: connection._running is not None, "the request")
+        writer.close()
+        while not ended.is_set():
+            await asyncio.sleep(0)
+            pass_time(uvicorn_protocol.LAST_PROBE_S)
+
+    serve(test, app)

@@ -1,14 +1,10 @@
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
-
 import openai_harmony
 import pytest
 
 from oscine.chat.harmony import HarmonyRenderer
-from oscine.chat.tokenizer import BYTE_CHARACTERS, SPECIAL_TOKENS, Tokenizer
+from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.model.o200k import o200k_folder
+from tests.byte_tokenizer import write_byte_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -24,28 +20,6 @@ def o200k() -> Tokenizer:
 @pytest.fixture(scope="session")
 def renderer(o200k: Tokenizer) -> HarmonyRenderer:
     return HarmonyRenderer(o200k)
-
-
-def write_byte_tokenizer(folder: Path, specials: list[str], more: Mapping[str, int] = MappingProxyType({})) -> Path:
-    """A vocabulary without merges: id b is byte b, special tokens follow."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    (folder / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": [{"id": 256 + i, "content": name, **flags} for i, name in enumerate(specials)],
-                "pre_tokenizer": byte_level,
-                "decoder": byte_level,
-                "model": {
-                    "type": "BPE",
-                    "vocab": {c: byte for byte, c in enumerate(BYTE_CHARACTERS)} | dict(more),
-                    "merges": [],
-                },
-            }
-        )
-    )
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -320,6 +320,15 @@ def test_what_the_renderer_writes_is_accepted(accepts: Accepts, nano: Tokenizer)
     assert accepts(turn_grammar(JsonFormat(CITY)), answer)
 
 
+@pytest.mark.parametrize("kind", ["object", ["object", "null"], "dict", None])
+def test_arguments_are_an_object_whatever_type_the_schema_names(accepts: Accepts, kind: Any) -> None:
+    grammar = turn_grammar(
+        tools=[FunctionTool("f", "", {"type": kind, "properties": {"a": {}}})], tool_choice="required"
+    )
+    assert accepts(grammar, call("f", '{"a": 1}'))
+    assert not accepts(grammar, call("f", "null"))
+
+
 def test_a_tool_without_parameters_is_called_without_arguments(accepts: Accepts) -> None:
     grammar = turn_grammar(tools=[FunctionTool("now")], tool_choice="required")
     assert accepts(grammar, call("now", "{}"))

@@ -13,10 +13,12 @@ from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLTokenizer
 
 from oscine.chat.grammar import JsonFormat
-from oscine.chat.schemas.reduction import MOST_BYTES, reduced
+from oscine.chat.schemas.reduction import MOST_BYTES, _Reduction, reduced
+from oscine.chat.schemas.rules import Reference, Schema
 
 BYTES = LLTokenizer("byte")
 NINETEENTH = "https://json-schema.org/draft/2019-09/schema"
+FOURTH = "http://json-schema.org/draft-04/schema#"
 SEVENTH = "http://json-schema.org/draft-07/schema#"
 
 SCALARS: list[Any] = [None, True, 0, 1, 1.5, -3, "", "a", "ab", "abc", "A-1"]
@@ -63,6 +65,7 @@ NEGLIGIBLE: list[dict[str, Any]] = [  # keywords that admit everything
     {"$defs": {"unused": {"not": {"const": 1}}}, "definitions": {"bad": {"$ref": "#/nowhere"}}},
     {"$vocabulary": {}, "$anchor": "top", "$dynamicAnchor": "top", "nullable": True, "discriminator": {}},
     {"type": "integer", "format": "int64", "minLength": 3, "propertyNames": False, "dependentRequired": {"a": ["b"]}},
+    {"propertyNames": {"$ref": "#/$defs/Key"}, "$defs": {"Key": {"type": "string"}}},
     {"$schema": SEVENTH, "unevaluatedProperties": False, "dependentRequired": {"a": ["b"]}},
     {"$schema": "http://json-schema.org/draft-04/schema#", "contains": False, "propertyNames": False, "if": True},
 ]
@@ -77,6 +80,7 @@ EQUIVALENT: list[dict[str, Any]] = [  # keywords that can be rewritten
     {"propertyNames": {"pattern": "^a"}, "properties": {"b": {}, "abc": {"const": 1}}},
     {"propertyNames": {"minLength": 1, "maxLength": 2}},
     {"propertyNames": {"minLength": 2}},
+    {"propertyNames": {"$ref": "#/$defs/Key"}, "$defs": {"Key": {"$ref": "#/$defs/a"}, "a": {"enum": ["a", "b"]}}},
     {"type": "object", "properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False},
     {"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": {"type": "string"}},
     {"prefixItems": [{"type": "integer"}], "unevaluatedItems": False},
@@ -123,6 +127,8 @@ REFERRING: list[dict[str, Any]] = [
     {"allOf": [{}, {"type": "string"}, {"$ref": "#/allOf/1"}]},
     {"$ref": "#/$defs/x%20y~1z", "$defs": {"x y/z": {"$anchor": "here", "maxLength": 1}}},
     {"$ref": "#here", "$defs": {"x": {"$anchor": "here", "maxLength": 1}}},
+    {"$ref": "#here", "definitions": {"x": {"id": "#here", "maxLength": 1}}, "$schema": FOURTH},
+    {"$id": "User", "$ref": "#/$defs/x", "$defs": {"x": {"id": "Name", "maxLength": 1}}},
     {"$id": "https://example.com/a", "$ref": "b", "$defs": {"b": {"$id": "b", "$ref": "#/x", "x": {"type": "string"}}}},
     {"$id": "urn:example:a", "$ref": "#/$defs/b", "$defs": {"b": {"type": "string"}}},
 ]
@@ -245,6 +251,43 @@ def test_an_unknown_format_is_an_annotation_unless_all_is_to_be_enforced(name: s
     assert reduced({"type": "integer", "format": name}) == {"type": "integer"}
 
 
+def test_the_format_of_a_name_is_an_annotation_unless_all_is_to_be_enforced() -> None:
+    """pydantic writes it for a dictionary with keys of that type."""
+    by_id = {"type": "object", "propertyNames": {"format": "uuid"}}
+    assert admitted(by_id, [{}, {"a": 1}, []], any_format=True) == [{}, {"a": 1}]
+    with pytest.raises(ValueError, match=r"^no grammar can express propertyNames$"):
+        reduced(by_id)
+
+
+def test_null_is_no_value_of_a_keyword() -> None:
+    """Serializers write it for what is not set."""
+    keywords = ("type", "enum", "$ref", "pattern", "format", "minLength", "minimum", "required", "properties", "items")
+    assert reduced(dict.fromkeys((*keywords, "additionalProperties", "anyOf", "not"))) == {}
+    assert admitted({"const": None}, SCALARS) == [None]
+
+
+def test_a_type_of_another_language_admits_everything_unless_it_is_enforced() -> None:
+    for name in ("any", "STRING", "dict", "float"):
+        schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": name, "maxLength": 1}}}
+        values = [{"a": 1}, {"a": "x"}, {"a": "xy"}, {"a": None}, 1]
+        assert admitted(schema, values, lenient=True) == [{"a": 1}, {"a": "x"}, {"a": None}]
+        assert reduced(schema) == {"type": "object", "properties": {"a": {"type": name}}}  # which llguidance refuses
+
+
+def test_look_around_is_refused_unless_it_can_be_left_out() -> None:
+    text = {"type": "string", "pattern": "^(?!x)[a-c]+$", "minLength": 2}
+    assert admitted(text, SCALARS, lenient=True) == ["ab", "abc", "A-1"]
+    assert reduced(text) == text  # llguidance says what it does not support
+
+
+def test_an_email_address_of_zod_needs_no_look_around() -> None:
+    pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    locals_ = ("a", "a.b", ".a", "a.", "a..b", "o'b", "a'", "-", "a.-", "'.a", "a+b_c", "")
+    texts = [f"{local}@{domain}" for local in locals_ for domain in ("a.bc", "a-1.b.cd", "-a.bc", "a..bc", "a.b")]
+    schema = {"type": "string", "format": "email", "pattern": pattern}
+    assert admitted(schema, texts) == [text for text in texts if re.search(pattern, text)]
+
+
 def test_known_formats_stay() -> None:
     assert admitted({"format": "date"}, ["2024-02-29", "2023-02-29", "x", 1], any_format=True) == ["2024-02-29", 1]
 
@@ -254,6 +297,7 @@ def test_known_formats_stay() -> None:
     [
         {"oneOf": BY_REFERENCE},
         {"oneOf": [CAT, DOG]},
+        {"oneOf": [{"$ref": "#/$defs/Alias"}, {"$ref": "#/$defs/Dog"}]},
         {"oneOf": [*BY_REFERENCE, {"type": "null"}]},
         {"oneOf": BY_REFERENCE, "anyOf": [{"required": ["a"]}, {"required": ["kind"]}]},
         {"type": "array", "items": {"oneOf": BY_REFERENCE, "discriminator": {"propertyName": "kind"}}},
@@ -261,7 +305,7 @@ def test_known_formats_stay() -> None:
     ],
 )
 def test_variants_that_a_tag_tells_apart_are_one_of_them(union: dict[str, Any]) -> None:
-    schema = {**union, "$defs": {"Cat": CAT, "Dog": DOG}}
+    schema = {**union, "$defs": {"Cat": CAT, "Dog": DOG, "Alias": BY_REFERENCE[0]}}
     assert admitted(schema, PETS) == valid(schema, PETS)
 
 
@@ -359,3 +403,20 @@ def test_the_work_of_a_schema_is_bounded() -> None:
     ]
     with pytest.raises(ValueError, match=f"more than {MOST_BYTES} bytes"):
         reduced({"anyOf": unions * 90, "$defs": {"x": tags}})
+    names = {"$ref": "#/$defs/x"}
+    with pytest.raises(ValueError, match=f"more than {MOST_BYTES} bytes"):
+        reduced({"anyOf": [{"propertyNames": names}] * 3000, "$defs": {"x": {"enum": [*map(str, range(100))]}}})
+
+
+def test_a_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[Reference] = []
+    target = _Reduction._target
+
+    def counted(self: _Reduction, reference: Reference) -> Schema:
+        followed.append(reference)
+        return target(self, reference)
+
+    monkeypatch.setattr(_Reduction, "_target", counted)
+    chain = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(100)} | {"100": {"type": "string"}}
+    assert reduced({"anyOf": [{"propertyNames": {"$ref": "#/$defs/0"}}] * 100, "$defs": chain}) == {}
+    assert len(followed) == 101

@@ -10,8 +10,7 @@ from openai_harmony import HarmonyEncoding
 from oscine.chat import tokenizer
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.model.o200k import NUM_RANKS, SPECIAL_IDS, o200k_folder
-
-from .conftest import write_byte_tokenizer
+from tests.byte_tokenizer import write_byte_tokenizer
 
 # Plain text, and text that looks like a marker.
 texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(sorted(SPECIAL_IDS)))).map("".join)

@@ -10,8 +10,7 @@ import pytest
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.model import o200k
 from oscine.model.tokenizer_file import read_tokenizer
-
-from .conftest import write_byte_tokenizer
+from tests.byte_tokenizer import write_byte_tokenizer
 
 
 def stored(folder: Path, **more: Any) -> Path:

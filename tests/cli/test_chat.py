@@ -138,6 +138,19 @@ def test_commands_and_messages() -> None:
         obey("/bye", talk)
 
 
+@pytest.mark.parametrize("leave", ["/bye", "/exit", "/quit"])
+def test_the_commands_of_ollama_are_known(leave: str) -> None:
+    asked: list[dict[str, object]] = []
+    talk = conversation(asked)
+    assert obey("/?", talk) == obey("/help", talk)
+    obey("first", talk)
+    obey("/clear", talk)
+    obey("second", talk)
+    assert asked[1]["messages"] == [{"role": "user", "content": "second"}]
+    with pytest.raises(Bye):
+        obey(leave, talk)
+
+
 def test_help_and_errors_list_all() -> None:
     talk = conversation([])
     text = obey("/help", talk) or ""

@@ -117,6 +117,13 @@ def test_a_conversation(fake_server: ServerProcess) -> None:
     assert "/effort takes one of none, minimal, low, medium, high, xhigh, max" in done.stderr
 
 
+def test_a_pipe_whose_messages_fail_is_a_failure() -> None:
+    done = run("chat", "--url", "http://127.0.0.1:1", given="first\n\n/effort huge\nsecond\n/bye\nthird")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("Connection refused") == 2
+    assert done.stderr.endswith("oscine: error: messages without an answer: 2\n")
+
+
 class Small(BaseHTTPRequestHandler):
     """A server with a context of 100 tokens that records the requests."""
 

@@ -127,4 +127,4 @@ def test_a_healthy_machine_has_no_fatal_problem() -> None:
         "gpt-oss-20b on one NVIDIA H200 fits, with a context of 131,072 tokens, 512 sequences, 8,192 tokens per step"
         in text
     )
-    assert "oscine-nano (Oscine, safetensors" in text
+    assert "oscine-nano (Oscine, safetensors, 0.01 GB)" in text

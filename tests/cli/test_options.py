@@ -86,6 +86,7 @@ def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.Captur
         (["--max-num-seq", "3"], "--max-num-seq; did you mean --max-num-seqs?"),
         (["--prot=80"], "--prot=80; did you mean --port?"),
         (["--no-such-thing"], "--no-such-thing (see"),
+        (["-p", "80"], "unrecognized arguments: -p (see"),
         (
             ["--dtype", "bfloat"],
             "--dtype: it must be auto, float32 or bfloat16, not 'bfloat'; did you mean bfloat16?",
@@ -98,6 +99,16 @@ def test_names_of_other_servers_are_in_the_whole_help_only(capsys: pytest.Captur
 def test_what_was_probably_meant_is_said(arguments: list[str], said: str) -> None:
     with pytest.raises(CommandError, match=re.escape(said)):
         config_of(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"), [(int, "1.5", "a whole number, not '1.5'"), (float, "x", "a number, not 'x'")]
+)
+def test_numbers_of_every_command_are_refused_in_the_same_words(kind: type, given: str, said: str) -> None:
+    parser = Parser(prog="oscine sing")
+    parser.add_argument("--pitch", type=kind)
+    with pytest.raises(CommandError, match=rf"^argument --pitch: it must be {said} \(see oscine sing --help\)$"):
+        parser.parse_args(["--pitch", given])
 
 
 def test_what_a_key_of_a_file_probably_means_is_said(tmp_path: Path) -> None:
@@ -252,6 +263,9 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
             "is not YAML: line 2: expected the node content, but found '<stream end>' while parsing a flow",
         ),
         ("port: 1\na: \x00", "is not YAML: line 2: unacceptable character #x0000: special"),
+        ("port: 1\nhost: a\nport: 1", "is not YAML: line 3: port is there twice"),
+        ("speculative_config: {method: ngram, method: eagle3}", "is not YAML: line 1: method is there twice"),
+        ("max-num-seqs: 3\nmax_num_seqs: 4", "max_num_seqs is there twice, with hyphens and with underscores"),
         ("a: 2024-99-99", "is not YAML: month must be"),
         ("[" * 3000, "is not YAML: it is nested too deeply"),
     ],

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from oscine.executor.parallel.liveness import HUNG_S
-from tests.children import children
+from tests.children import children, shared_files
 from tests.server import ServerProcess
 from tests.waiting import wait_until
 
@@ -24,13 +24,11 @@ SHORT: dict[str, Any] = {"model": "oscine-nano", "prompt": "abc", "max_tokens": 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    shared = set(os.listdir("/dev/shm"))
     with ServerProcess(*OPTIONS) as server:
         yield server
         processes = server.processes()
     psutil.wait_procs(processes, timeout=10)
     assert not [one for one in processes if is_alive(one)]
-    assert set(os.listdir("/dev/shm")) == shared
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -58,6 +56,7 @@ def answers(server: ServerProcess) -> bool:
 def test_requests_fail_and_the_server_comes_back(server: ServerProcess, rank: int, number: signal.Signals) -> None:
     wait_until(lambda: answers(server), "an answer")
     before = ranks(server)
+    assert not shared_files(before)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(server.post, "/v1/completions", ENDLESS)
         server.wait_running(1)

@@ -1,6 +1,5 @@
 """A rank that cannot start, or that fails in a step, fails the engine with its reason. Nothing is left."""
 
-import os
 from collections.abc import Iterator
 
 import psutil
@@ -11,7 +10,7 @@ from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.types import GenerationRequest, RankLostError, SamplingParams
-from tests.children import children
+from tests.children import children, shared_files
 from tests.waiting import wait_until
 
 OPTIONS = EngineOptions(
@@ -22,11 +21,11 @@ REQUEST = GenerationRequest("a", [1, 2, 3], SamplingParams(max_tokens=100))
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    shared, threads = set(os.listdir("/dev/shm")), torch.get_num_threads()
+    shared, threads = shared_files([psutil.Process()]), torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
     wait_until(lambda: not ranks(), "no ranks")
-    assert set(os.listdir("/dev/shm")) == shared
+    assert shared_files([psutil.Process()]) == shared
 
 
 def ranks() -> list[psutil.Process]:

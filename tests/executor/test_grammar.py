@@ -26,7 +26,7 @@ from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
 from oscine.judges.trial import Problem, Trial
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
-from tests.chat.conftest import write_byte_tokenizer
+from tests.byte_tokenizer import write_byte_tokenizer
 from tests.hostile_schemas import quartic_schema
 from tests.immediate import Immediate
 from tests.tiny import TINY

@@ -22,7 +22,7 @@ from oscine.checkpoint.hub import ADAPTER, CONFIG, INDEX, NANO_FOLDER, SINGLE, T
 from oscine.checkpoint.opened import open_model
 from oscine.config import EngineOptions, ModelOptions
 from oscine.executor.masks import GrammarCache
-from tests.chat.conftest import write_byte_tokenizer
+from tests.byte_tokenizer import write_byte_tokenizer
 from tests.model.tiny import tensors
 from tests.tiny import BYTES
 

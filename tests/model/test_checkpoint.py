@@ -206,9 +206,15 @@ def test_a_torch_for_cpus_says_which_one_is_needed() -> None:
         open_model(ModelOptions(device="cuda"))
 
 
-@pytest.mark.parametrize("device", ["abacus", "cuda:63"])
-def test_a_device_that_is_not_there(device: str) -> None:
-    with pytest.raises(ValueError, match=f"--device '{device}'"):
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("gpu", "--device must be cpu, cuda or cuda:N, not 'gpu'"),
+        ("cuda:63", "--device 'cuda:63' cannot be used: "),
+    ],
+)
+def test_a_device_that_is_not_there(device: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
         open_model(ModelOptions(device=device, random_weights="20b"))
 
 

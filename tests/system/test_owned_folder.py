@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -196,6 +197,20 @@ def test_a_folder_that_every_user_may_change_is_refused(tmp_path: Path, mode: in
         os.close(open_folder(path / "below"))
 
 
+def test_a_volume_may_be_open_to_every_user_but_no_folder_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes makes an emptyDir with mode 0777."""
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
+    tmp_path.chmod(0o777)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o777)
+    with opened(tmp_path) as folder:
+        for use in (lambda: open_folder(tmp_path / "a"), lambda: open_below(folder, "a", tmp_path / "a")):
+            with pytest.raises(PermissionError, match=f"every user may write to {tmp_path}/a "):
+                use()
+
+
 def test_links_in_a_path_that_was_given_are_followed_and_the_folder_behind_them_is_judged(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "cache").symlink_to("private")
@@ -302,3 +317,21 @@ def test_the_home_in_the_temporary_folder_stays_also_if_another_user_took_the_na
     assert second != first
     assert re.fullmatch(rf"oscine-{os.geteuid()}-[0-9a-f]{{8}}", second.name)
     assert temporary_home() == second
+
+
+def test_a_folder_that_cannot_be_emptied_is_said_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that a model wrote may leave more nested folders than can be removed. The next run goes on."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said: list[str] = []
+    waste = make_temporary(Kind("waste", None), said.append)
+    (waste.path / "nested").mkdir()
+
+    def too_deep(name: str, dir_fd: int) -> None:
+        raise RecursionError("nested too deeply")
+
+    monkeypatch.setattr(shutil, "rmtree", too_deep)
+    waste.remove(said.append)
+    assert said == [f"{waste.path} is kept: nested too deeply"]
+    make_temporary(Kind("waste", None), said.append).remove(said.append)
+    assert said == 2 * said[:1]
+    assert [path.name for path in tmp_path.iterdir()] == [waste.path.name]

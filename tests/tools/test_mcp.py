@@ -14,7 +14,8 @@ import pytest
 
 from oscine.config import ToolOptions
 from oscine.tools.builtin import BuiltinTools
-from oscine.tools.mcp import AllowedTools, Connection, McpTool, ServerEntry
+from oscine.tools.mcp import AllowedTools, McpTool
+from oscine.tools.mcp_session import Connection, ServerEntry
 from oscine.tools.toolbox import McpCall, Toolbox, ToolResult
 from tests.children import children
 from tests.kept_port import kept_port
@@ -161,7 +162,7 @@ def test_commands_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture
         silent={"command": "sleep", "args": ["100"]},
         chatty={"command": "echo", "args": ["hello"]},
     )
-    with caplog.at_level("INFO", "oscine.tools.mcp"):
+    with caplog.at_level("INFO", "oscine.tools.mcp_session"):
         use(ToolOptions(mcp_servers=path, tool_timeout_s=2), run)
     assert "failed: /no/such/command: " in caplog.text
 

@@ -21,7 +21,7 @@ _MESSAGES = Dialect(longest_name=128, separator="", limit="max_tokens")
 class AnthropicMessages(Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, stream = call.body, bool(call.body.stream)
-        request = await beside(lambda: chat_request(body), call.size)
+        request = await beside(lambda: chat_request(body), call.size, call.caller.threads)
         whole = call.with_body(request)
         (turn,) = await chat_turns(self.service, whole, form=answer_form(body, request), dialect=_MESSAGES)
         thinking = body.thinking

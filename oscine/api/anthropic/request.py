@@ -36,7 +36,7 @@ from oscine.api.serving.schemas import (
     ToolCall,
     part_text,
 )
-from oscine.api.turns.attachments import described, readable, result_text
+from oscine.api.turns.attachments import described, is_vendors, readable, result_text, vendors_text
 from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
@@ -205,6 +205,8 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             thoughts.append(_needed(block.thinking, f"{where}[{i}]", "thinking"))
         elif block.type == "tool_use":
             calls.append(_call(block, f"{where}[{i}]"))
+        elif is_vendors(block.type):
+            said.append(vendors_text(asdict(block)))
         elif block.type != "redacted_thinking":
             said.append(part_text(block, _TEXT, f"{where}[{i}]"))
     reasoning = "\n\n".join(filter(None, thoughts))

@@ -30,7 +30,7 @@ SHARED = """
 """
 
 
-class Block(Struct):
+class Block(Struct, gc=False):
     """A part of a message; which fields it has depends on its type."""
 
     type: Annotated[str, about("`text`, `thinking`, `tool_use`, `tool_result` and others.")]
@@ -47,13 +47,13 @@ class Block(Struct):
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
 
 
-class AnthropicMessage(Struct):
+class AnthropicMessage(Struct, gc=False):
     role: Annotated[Literal["user", "assistant", "system"], about("The author of the message.")]
     content: Annotated[str | list[Block], about("A text or blocks.")]
 
 
 class AnthropicTool(Struct):
-    name: Annotated[str, about("Letters, digits, `_` and `-`.")]
+    name: Annotated[str, about("Letters, digits, `_` and `-`. A function needs it; some other types have none.")] = ""
     type: Annotated[str | None, about("Absent or `custom`: a function. Other types are left out.")] = None
     description: Annotated[str | None, about("What it does; the model reads it.")] = None
     input_schema: Annotated[dict[str, Any] | None, about("The JSON schema of its arguments.")] = None

@@ -21,12 +21,12 @@ from oscine.api.batches.schemas import (
 )
 from oscine.api.batches.service import BatchService
 from oscine.api.batches.store import storage_failed
-from oscine.api.batches.upload import Upload, read_upload
+from oscine.api.batches.upload import Upload, UploadRoom, read_upload, storage_full
 from oscine.api.http.asgi import ClientLeftError
 from oscine.api.http.body import json_response, read_body
 from oscine.api.http.errors import APIError, invalid, not_found
 from oscine.api.http.keys import Caller
-from oscine.api.http.record import current
+from oscine.api.http.memory import Held
 from oscine.api.responses.schemas import read_query
 from oscine.api.serving.schemas import decode
 
@@ -39,22 +39,22 @@ T = TypeVar("T", FileObject, BatchObject)
 class Files:
     def __init__(self, service: BatchService) -> None:
         self._service, self._store = service, service.files
+        self._rooms: dict[str, UploadRoom] = {}  # by owner
 
     async def create(self, request: Request) -> Response:
         self._store.check()
         await self._service.remove_expired()
         owner, options = _owner(request), self._service.config.server
         count, _, used = await self._store.use("file", owner)
-        if count >= MOST_FILES or used >= options.files_max_bytes:
-            message = f"The stored files are {count} with {used} bytes, as many as a key may have. Delete some."
-            raise APIError(message, status=413, code="storage_limit_exceeded")
-        limit = min(options.max_file_bytes, options.files_max_bytes - used)
+        room = self._rooms.setdefault(owner, UploadRoom())
         file_id = f"file-{secrets.token_hex(16)}"
         content_type = request.headers.get("content-type", "").encode("latin-1")
         try:
-            upload = await read_upload(content_type, self._pieces(request), self._store.new(file_id), limit)
-            file = _made(file_id, upload)
-            await self._store.put_file(file, owner)
+            with room.reserved(options.max_file_bytes, MOST_FILES - count, options.files_max_bytes - used) as reserve:
+                upload = await read_upload(content_type, self._pieces(request), self._store.new(file_id), reserve)
+                file = _made(file_id, upload)
+                if not await self._store.add_file(file, owner, MOST_FILES, options.files_max_bytes):
+                    raise storage_full()
         except BaseException as error:
             self._store.discard(file_id)
             if isinstance(error, OSError):
@@ -64,13 +64,11 @@ class Files:
 
     async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
         """The body. Its memory is given back at once, because it goes to the disk."""
-        record = current.get()
+        held = Held.of(request.scope)
         try:
             async for piece in request.stream():
                 yield piece
-                if record is not None:
-                    self._service.bodies.give_back(record.held_bytes)
-                    record.held_bytes = 0
+                held.give_back()
         except ClientDisconnect:
             raise ClientLeftError from None
 
@@ -119,7 +117,8 @@ class Batches:
     async def create(self, request: Request) -> Response:
         self._store.check()
         owner = _owner(request)
-        body = decode(await read_body(request, self._service.config.server.max_body_bytes), BatchRequest)
+        received = await read_body(request, self._service.config.server.max_body_bytes)
+        body = await decode(received, BatchRequest, request.scope)
         file = await self._store.file(body.input_file_id, owner)
         if file is None:
             raise _no_file(body.input_file_id, "input_file_id")

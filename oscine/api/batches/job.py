@@ -2,19 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from itertools import islice
+from typing import Literal, TypeVar
 
 from oscine.api.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
 from oscine.api.batches.retries import Retries
 from oscine.api.batches.schemas import TERMINAL, BatchError, BatchErrors, BatchObject, FileObject, RequestCounts
 from oscine.api.batches.store import FileStore
+from oscine.api.http.memory import FEW_BYTES, MAX_BATCHES_BYTES, memory_of
+from oscine.api.http.work import BATCHES, Trimmer
 
 MOST_LINES = 50_000
 _MOST_ERRORS = 100  # that a failed batch lists
 _SAVE_S = 1.0  # between two records of the counts
+_COPIES = 2  # of the bytes of a line: as read, and as its request
 _EXPIRED = "This request could not be executed before the completion window expired."
 
 
@@ -28,34 +33,99 @@ class Answered:
 
 Ask = Callable[[BatchLine], Awaitable[Answered]]
 Check = Callable[[str | None], str | None]  # says what is wrong with the name of a model
+T = TypeVar("T")
+
+
+class Room:
+    """The memory of all lines that are under way, of all batches. Lines wait for it in their order."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._line = asyncio.Lock()
+        self._left = asyncio.Event()
+        self._trimmer = Trimmer()
+
+    @property
+    def has_few(self) -> bool:
+        return self._bytes <= FEW_BYTES
+
+    async def read(self, next_line: Callable[[], BatchLine | None]) -> tuple[BatchLine | None, int]:
+        """The next line, once there is room for it, and the bytes that it holds until they are given back."""
+        async with self._line:  # so that only one line is in memory without having room
+            line, size = await _in_thread(_weighed, next_line)
+            while self._bytes + size > MAX_BATCHES_BYTES:
+                self._left.clear()
+                await self._left.wait()
+            self._bytes += size
+        return line, size
+
+    def give_back(self, size: int) -> None:
+        self._bytes -= size
+        self._trimmer.freed(size)
+        self._left.set()
+
+
+def _weighed(next_line: Callable[[], BatchLine | None]) -> tuple[BatchLine | None, int]:
+    """The next line and the memory that it takes until it is answered, at most all that there is."""
+    line = next_line()
+    if line is None:
+        return None, 0
+    try:
+        values = memory_of(line.body)
+    except ValueError:  # the endpoint will refuse it before it is decoded
+        values = 0
+    return line, min(_COPIES * len(line.body) + values, MAX_BATCHES_BYTES)
+
+
+async def _in_thread(work: Callable[..., T], *args: object) -> T:
+    """Runs work on files in the thread of all batches."""
+    return await asyncio.get_running_loop().run_in_executor(BATCHES, partial(work, *args))
 
 
 class BatchJob:
     """Runs one batch. `run` may be cancelled at any time; a new job of the same batch goes on where it was."""
 
-    def __init__(self, batch: BatchObject, owner: str, store: FileStore, ask: Ask, check_model: Check) -> None:
+    def __init__(
+        self,
+        batch: BatchObject,
+        owner: str,
+        store: FileStore,
+        ask: Ask,
+        check_model: Check,
+        room: Room,
+        longest_line: int,
+    ) -> None:
         self.batch, self.owner = batch, owner
+        self._room, self._longest_line = room, longest_line
         self._store, self._ask, self._check_model = store, ask, check_model
         self._working: asyncio.Task[None] | None = None
         self._saved_s = 0.0
 
     async def run(self, slots: asyncio.Semaphore, at_once: int) -> None:
         """Raises FileInUseError if another server runs the batch."""
-        with ExitStack() as opened:
-            output, errors = [
-                await asyncio.to_thread(opened.enter_context, BatchOutput.open(self._store.new(self._id(kind))))
-                for kind in ("output", "error")
-            ]
+        async with self._outputs() as (output, errors):
             if self.batch.status == "validating":
                 await self._validate()
             if self.batch.status == "in_progress" and not await self._work_in_time(output, errors, slots, at_once):
-                await asyncio.to_thread(self._expire, output, errors)
+                await _in_thread(self._expire, output, errors)
             if self.batch.status != "failed":
                 await self._finish(output, errors)
         if self.batch.output_file_id is None:
             self._store.discard(self._id("output"))
         if self.batch.error_file_id is None:
             self._store.discard(self._id("error"))
+
+    @asynccontextmanager
+    async def _outputs(self) -> AsyncIterator[list[BatchOutput]]:
+        """The files of answers and of errors. Opening reads them, and closing waits for the disk."""
+        opened = ExitStack()
+        try:
+            yield [
+                await _in_thread(opened.enter_context, BatchOutput.open(self._store.new(self._id(kind))))
+                for kind in ("output", "error")
+            ]
+        finally:
+            await _in_thread(opened.close)
 
     def _id(self, kind: str) -> str:
         return f"file-{self.batch.id.removeprefix('batch_')}{kind}"
@@ -84,7 +154,7 @@ class BatchJob:
         """The batch fails unless all its lines are requests of its endpoint."""
         models: dict[str | None, int] = {}
         try:
-            errors, total = await asyncio.to_thread(self._read, models)
+            errors, total = await _in_thread(self._read, models)
         except BatchFileError:
             errors, total = [BatchError("invalid_file", "The input file was deleted.", "input_file_id")], 0
         for model, number in models.items():
@@ -104,7 +174,7 @@ class BatchJob:
         errors: list[BatchError] = []
         total = 0
         with self._input() as lines:
-            for line in lines:
+            for line in islice(lines, MOST_LINES + 1):
                 total += 1
                 models.setdefault(line.model, line.number)
                 if line.problem and len(errors) < _MOST_ERRORS:
@@ -116,7 +186,8 @@ class BatchJob:
         return errors, total
 
     def _input(self) -> AbstractContextManager[BatchInput]:
-        return BatchInput.open(self._store.path(self.batch.input_file_id), (self.batch.endpoint,))
+        path = self._store.path(self.batch.input_file_id)
+        return BatchInput.open(path, (self.batch.endpoint,), self._longest_line)
 
     async def _work_in_time(
         self, output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore, at_once: int
@@ -147,8 +218,14 @@ class BatchJob:
     async def _take_turns(
         self, todo: Iterator[BatchLine], output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore
     ) -> None:
-        for line in todo:
-            answered = await self._answered(line, slots)
+        while True:
+            line, size = await self._room.read(partial(next, todo, None))
+            if line is None:
+                return
+            try:
+                answered = await self._answered(line, slots)
+            finally:
+                self._room.give_back(size)
             kept = output if 200 <= answered.status < 300 else errors
             kept.answer(line, answered.status, answered.request_id, answered.body)
             self._count(output, errors)

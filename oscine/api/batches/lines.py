@@ -10,14 +10,17 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import msgspec
 
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages")
 LONGEST_LINE = 64 << 20  # bytes
+_PIECE = 1 << 16  # bytes that are skipped at once
+_MOST_SHOWN = 200  # characters of a value that a problem repeats
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_START = b'{"id":"batch_req_'
 
 
@@ -29,11 +32,26 @@ class FileInUseError(Exception):
     """Another process writes the file."""
 
 
+class _Asked(msgspec.Struct):
+    """What is read of a body. All else is checked by its endpoint, and takes no memory before."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
 class _Given(msgspec.Struct):
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: _Asked
     method: Literal["POST"] = "POST"
+
+
+class _Body(msgspec.Struct):
+    body: msgspec.Raw
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
 
 
 class _Response(msgspec.Struct):
@@ -87,12 +105,26 @@ class _Ids:
 
 
 @contextmanager
-def _opened(path: Path, mode: Literal["rb", "a+b"]) -> Iterator[BinaryIO]:
-    """What is appended is not buffered: a write that fails leaves nothing to be tried again when the file is closed."""
+def _explained(path: Path) -> Iterator[None]:
     try:
-        file = path.open(mode, buffering=-1 if mode == "rb" else 0)
+        yield
     except OSError as error:
         raise BatchFileError(f"{path}: {error.strerror}") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    with _explained(path):
+        file = path.open("rb")
+    with file:
+        yield file
+
+
+@contextmanager
+def _opened_to_append(path: Path) -> Iterator[FileIO]:
+    """Nothing is buffered: a write that fails leaves nothing to be tried again when the file is closed."""
+    with _explained(path):
+        file = path.open("a+b", buffering=0)
     with file:
         yield file
 
@@ -104,7 +136,7 @@ class BatchOutput:
     file that is not the output of a batch.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file
         self._answered = _Ids()  # custom_ids
         self._refused = _Ids()  # ids of lines with a problem
@@ -116,7 +148,7 @@ class BatchOutput:
     @contextmanager
     def open(cls, path: Path) -> Iterator["BatchOutput"]:
         """The file is locked meanwhile. Raises FileInUseError if another process has locked it."""
-        with _opened(path, "a+b") as file:
+        with _opened_to_append(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -180,68 +212,79 @@ class BatchOutput:
 class BatchInput:
     """An iterator over the lines that are not blank."""
 
-    def __init__(self, file: BinaryIO, urls: Sequence[str]) -> None:
-        self._file, self._urls = file, urls
+    def __init__(self, file: BufferedReader, urls: Sequence[str], longest: int) -> None:
+        """`longest`: bytes of a line."""
+        self._file, self._urls, self._longest = file, urls, longest
+        self._number = 1  # of the next line
         self._size = max(os.fstat(file.fileno()).st_size, 1)
         self._met = _Ids()  # custom_ids
+        if file.peek(3)[:3] == _BYTE_ORDER_MARK:
+            file.seek(3)
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path, urls: Sequence[str] = URLS) -> Iterator["BatchInput"]:
-        """`urls`: that lines may have."""
-        with _opened(path, "rb") as file:
-            yield cls(file, urls)
+    def open(cls, path: Path, urls: Sequence[str] = URLS, longest: int | None = None) -> Iterator["BatchInput"]:
+        """`urls`: that lines may have. `longest`: bytes of a line; None: LONGEST_LINE."""
+        with _opened(path) as file:
+            yield cls(file, urls, longest or LONGEST_LINE)
 
     @property
     def share_read(self) -> float:
         return min(self._file.tell() / self._size, 1.0)
 
     def __iter__(self) -> Iterator[BatchLine]:
-        for number in count(1):
-            line = self._file.readline(LONGEST_LINE + 1)
+        while True:
+            self._skip_blank()
+            line = self._file.readline(self._longest + 1)
             if not line:
                 return
-            if line.strip():
-                yield self._read(line, number)
+            found = self._read(line, self._number)
+            self._number += 1
+            yield found
+
+    def _skip_blank(self) -> None:
+        """Skips blank lines, and spaces before a line. Python does nothing per line: a file may have millions."""
+        while ahead := self._file.peek():
+            blank = len(ahead) - len(ahead.lstrip())
+            self._number += self._file.read(blank).count(b"\n")
+            if blank < len(ahead):
+                return
 
     def _read(self, line: bytes, number: int) -> BatchLine:
         line_id = f"batch_req_{hashlib.blake2b(b'%d:' % number + line, digest_size=12).hexdigest()}"
-        if len(line) > LONGEST_LINE:
-            while (rest := self._file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
-                pass
-            problem = f"Line {number} is longer than {LONGEST_LINE} bytes."
+        if len(line) > self._longest:
+            while line and not line.endswith(b"\n"):
+                line = self._file.readline(_PIECE)
+            problem = f"Line {number} is longer than {self._longest} bytes."
             return BatchLine(line_id, None, number=number, problem=problem, code="line_too_long")
         try:
             given = msgspec.json.decode(line, type=_Given)
+            body = bytes(msgspec.json.decode(line, type=_Body).body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem, code = f"Line {number} is no request of a batch: {error}.", "invalid_json_line"
             if isinstance(error, msgspec.ValidationError):
                 code = "missing_required_parameter" if "required" in str(error) else "invalid_request"
             return BatchLine(line_id, _custom_id(line), number=number, problem=problem, code=code)
-        model = given.body.get("model")
-        known = BatchLine(
-            line_id, given.custom_id, given.url, number=number, model=model if isinstance(model, str) else None
-        )
+        known = BatchLine(line_id, given.custom_id, given.url, number=number, model=given.body.model)
         wrong = self._wrong(given)
         if wrong is not None:
             code, why = wrong
             return replace(known, problem=f"Line {number}: {why}.", code=code)
-        return replace(known, body=msgspec.json.encode(given.body))
+        return replace(known, body=body)
 
     def _wrong(self, given: _Given) -> tuple[str, str] | None:
         if given.url not in self._urls:
-            return "invalid_url", f"'url' must be one of {', '.join(self._urls)}, not {given.url!r}"
-        if given.body.get("stream"):
+            return "invalid_url", f"'url' must be one of {', '.join(self._urls)}, not {given.url[:_MOST_SHOWN]!r}"
+        if given.body.stream:
             return "invalid_request", "'body.stream' is for connections; a batch has whole answers"
         if not self._met.add(given.custom_id):
-            return "duplicate_custom_id", f"'custom_id' {given.custom_id!r} is that of an earlier line"
+            return "duplicate_custom_id", f"'custom_id' {given.custom_id[:_MOST_SHOWN]!r} is that of an earlier line"
         return None
 
 
 def _custom_id(line: bytes) -> str | None:
     """The custom_id of a line that is malformed elsewhere."""
     try:
-        found = msgspec.json.decode(line)["custom_id"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return msgspec.json.decode(line, type=_Named).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return found if isinstance(found, str) else None

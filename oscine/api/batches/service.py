@@ -8,8 +8,9 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 
-from oscine.api.batches.job import Answered, BatchJob
+from oscine.api.batches.job import Answered, BatchJob, Room
 from oscine.api.batches.lines import BatchFileError, BatchLine, FileInUseError
+from oscine.api.batches.retries import is_busy
 from oscine.api.batches.schemas import BatchError, BatchObject, BatchRequest, RequestCounts
 from oscine.api.batches.store import FileStore
 from oscine.api.http.asgi import ASGIApp, Message
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ACTIVE = 16  # batches of one key that have not ended
 _WINDOW_S = 24 * 3600
+_BESIDE_BODY = 65_536  # bytes of a line beside its body
 _PAUSE_S = 60.0  # after a failure of the server itself
 
 
@@ -43,6 +45,7 @@ class BatchService(ResponseService):
         }
         self._jobs: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
         self._stopped = False
+        self._room = Room()
         self._slots: asyncio.Semaphore | None = None  # for all batches together; made by the first
 
     async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
@@ -71,13 +74,13 @@ class BatchService(ResponseService):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def is_quiet(self) -> bool:
+        return super().is_quiet and self._room.has_few
+
     async def create_batch(self, request: BatchRequest, owner: str) -> BatchObject:
         if self._stopped:
             raise unavailable("The server shuts down and takes no batches.", code="draining")
-        _, active, _ = await self.files.use("batch", owner)
-        if active >= MOST_ACTIVE:
-            message = f"There are {active} batches that have not ended, as many as a key may have."
-            raise APIError(message, status=429, type="rate_limit_error", code="too_many_batches")
         now = int(time.time())
         batch = BatchObject(
             id=f"batch_{secrets.token_hex(16)}",
@@ -88,7 +91,9 @@ class BatchService(ResponseService):
             request_counts=RequestCounts(),
             metadata=request.metadata,
         )
-        await self.files.put_batch(batch, owner)
+        if not await self.files.add_batch(batch, owner, MOST_ACTIVE):
+            message = f"There are {MOST_ACTIVE} batches that have not ended, as many as a key may have."
+            raise APIError(message, status=429, type="rate_limit_error", code="too_many_batches")
         self._run(batch, owner)
         return batch
 
@@ -110,7 +115,8 @@ class BatchService(ResponseService):
     def _run(self, batch: BatchObject, owner: str) -> None:
         places = sum(model.max_num_seqs for model in self.models)
         self._slots = self._slots or asyncio.Semaphore(places)
-        job = BatchJob(batch, owner, self.files, partial(self._ask, owner), self._wrong_model)
+        longest = self.config.server.max_body_bytes + _BESIDE_BODY
+        job = BatchJob(batch, owner, self.files, partial(self._ask, owner), self._wrong_model, self._room, longest)
         task = asyncio.create_task(self._run_job(job, self._slots, places))
         self._jobs[batch.id] = (job, task)
         task.add_done_callback(lambda task: self._jobs.pop(batch.id, None))
@@ -138,7 +144,7 @@ class BatchService(ResponseService):
         return None
 
     async def _ask(self, owner: str, line: BatchLine) -> Answered:
-        """Sends a line to its endpoint, without HTTP."""
+        """Sends a line to its endpoint, without HTTP. It counts as a request of its key, unless it is sent again."""
         request_id = uuid.uuid4().hex
         key: KeyUse | None = None
         if self.keys:
@@ -146,15 +152,29 @@ class BatchService(ResponseService):
             if key is None:
                 gone = APIError("The API key of this batch is no longer known.", status=401, code="invalid_api_key")
                 return Answered(401, request_id, gone.body())
+            try:
+                key.take_request(in_batch=True)
+            except APIError as error:
+                return _refused(error, request_id)
+        answered = await self._sent(line, key, request_id)
+        if key is not None and is_busy(answered.status):
+            key.give_back_request()
+        return answered
+
+    async def _sent(self, line: BatchLine, key: KeyUse | None, request_id: str) -> Answered:
         reply = _Reply(line.body)
         try:
             await self._endpoints[line.url](batch_scope(line.url, key), reply.receive, reply.send)
         except APIError as error:
-            return Answered(error.status, request_id, error.body(), error.headers.get("Retry-After"))
+            return _refused(error, request_id)
         except Exception:
             logger.exception("a line of a batch failed")
             return Answered(500, request_id, internal().body())
         return Answered(reply.status, request_id, bytes(reply.body))
+
+
+def _refused(error: APIError, request_id: str) -> Answered:
+    return Answered(error.status, request_id, error.body(), error.headers.get("Retry-After"))
 
 
 class _Reply:

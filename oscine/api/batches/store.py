@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,12 +43,24 @@ _PUT = """
 INSERT INTO records (kind, id, owner, purpose, size, active, expires_s, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET size = excluded.size, active = excluded.active, body = excluded.body
 """
+# Checks and adds in one statement, so that those who add at once, also in other servers, do not pass the limits.
+_ADD = """
+INSERT INTO records (kind, id, owner, purpose, size, active, expires_s, body)
+SELECT :kind, :id, :owner, :purpose, :size, :active, :expires_s, :body
+WHERE (
+    SELECT coalesce(sum(kind = 'file' OR active), 0) < :most AND coalesce(sum(size), 0) + :size <= :most_bytes
+    FROM records WHERE kind = :kind AND owner = :owner
+)
+"""
 _PAGE = """
 SELECT body FROM records
-WHERE kind = ? AND owner = ? AND (? IS NULL OR purpose = ?)
-AND (? IS NULL OR number {sign} (SELECT number FROM records WHERE id = ?)) ORDER BY number {order} LIMIT ?
+WHERE kind = :kind AND owner = :owner AND (:purpose IS NULL OR purpose = :purpose)
+AND (:after IS NULL OR number {sign} (SELECT number FROM records WHERE kind = :kind AND owner = :owner AND id = :after))
+ORDER BY number {order} LIMIT :limit
 """
 _WAIT_S = 10.0  # for another server that writes
+_UPLOAD = re.compile(r"file-[0-9a-f]{32}")
+_ABANDONED_S = 24 * 3600.0  # without a write, after which an upload has ended with its server
 T = TypeVar("T")
 _Kind = Literal["file", "batch"]
 
@@ -91,6 +104,17 @@ class FileStore:
         self._table = sqlite3.connect(index, _WAIT_S, isolation_level=None, check_same_thread=False)
         self._table.execute("PRAGMA journal_mode = WAL")
         self._table.executescript(_SCHEMA)
+        if self._temporary is None:
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Uploads of servers that were killed: they have no record. Another server may write its own meanwhile."""
+        uploads = [path for path in self._folder.glob("file-*.jsonl") if _UPLOAD.fullmatch(path.stem)]
+        known = {row[0] for row in self._table.execute("SELECT id FROM records WHERE kind = 'file'")}
+        for path in uploads:
+            with contextlib.suppress(FileNotFoundError):  # it was discarded meanwhile
+                if path.stem not in known and time.time() - path.lstat().st_mtime > _ABANDONED_S:
+                    path.unlink()
 
     async def close(self) -> None:
         if self.is_offered:
@@ -122,6 +146,22 @@ class FileStore:
         row = ("batch", batch.id, owner, batch.endpoint, 0, int(active), None, msgspec.json.encode(batch))
         await self._do(self._execute, _PUT, row)
 
+    async def add_file(self, file: FileObject, owner: str, most: int, most_bytes: int) -> bool:
+        """False if the owner would then have more files or bytes than that."""
+        row = {"kind": "file", "id": file.id, "owner": owner, "purpose": file.purpose, "size": file.bytes, "active": 0}
+        limits = {"most": most, "most_bytes": most_bytes}
+        body = msgspec.json.encode(file)
+        return await self._do(self._add, {**row, **limits, "expires_s": file.expires_at, "body": body})
+
+    async def add_batch(self, batch: BatchObject, owner: str, most: int) -> bool:
+        """A new one. False if the owner has that many that have not ended."""
+        row = {"kind": "batch", "id": batch.id, "owner": owner, "purpose": batch.endpoint, "size": 0, "active": 1}
+        limits = {"most": most, "most_bytes": 0}
+        return await self._do(self._add, {**row, **limits, "expires_s": None, "body": msgspec.json.encode(batch)})
+
+    def _add(self, row: dict[str, Any]) -> bool:
+        return self._table.execute(_ADD, row).rowcount == 1
+
     async def file(self, file_id: str, owner: str) -> FileObject | None:
         return await self._one("file", file_id, owner, FileObject)
 
@@ -146,7 +186,7 @@ class FileStore:
     ) -> list[T]:
         """The newest first, unless `ascending`."""
         sign, order = (">", "ASC") if ascending else ("<", "DESC")
-        values = (kind, owner, purpose, purpose, after, after, limit)
+        values = {"kind": kind, "owner": owner, "purpose": purpose, "after": after, "limit": limit}
         rows = await self._do(self._execute, _PAGE.format(sign=sign, order=order), values)
         return [msgspec.json.decode(body, type=type) for (body,) in rows]
 
@@ -179,7 +219,7 @@ class FileStore:
         select = "SELECT id, owner FROM records WHERE kind = 'file' AND expires_s < ?"
         return await self._do(self._execute, select, (now_s,))
 
-    def _execute(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+    def _execute(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
         return self._table.execute(query, values).fetchall()
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:

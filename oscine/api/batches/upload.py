@@ -1,7 +1,8 @@
 """An upload: a form whose file is written to the disk as it arrives, so that its size costs no memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -12,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from oscine.api.http.errors import APIError, invalid
 
 _LONGEST_FIELD = 1024  # bytes of a field that is no file
-_MOST_FIELDS = 16
+_MOST_PARTS = 16
 _LONGEST_HEADER = 4096
 _SILENCE_S = 60.0  # after which an upload is given up
 
@@ -24,15 +25,59 @@ class Upload:
     size: int = 0  # bytes of the file
 
 
-async def read_upload(content_type: bytes, body: AsyncIterator[bytes], path: Path, limit: int) -> Upload:
-    """Writes the part `file` to `path`. Raises APIError 400 for what is no form, 413 above `limit` bytes, and 408."""
+class UploadRoom:
+    """What the uploads of one owner that have not ended take together, beside the files that are stored."""
+
+    def __init__(self) -> None:
+        self._files = self._bytes = 0
+
+    @contextmanager
+    def reserved(self, largest: int, files: int, size: int) -> Iterator[Callable[[int], None]]:
+        """A function that takes room for bytes of one more file as they arrive; all is given back in the end.
+
+        `largest`: bytes of a file. `files` and `size`: how many more files and bytes may be stored. It raises
+        APIError 413, as the function does.
+        """
+        mine = 0
+
+        def reserve(more: int) -> None:
+            nonlocal mine
+            if mine + more > largest:
+                raise APIError(f"The file is larger than {largest} bytes.", status=413, code="file_too_large")
+            if self._bytes + more > size:
+                raise storage_full()
+            mine += more
+            self._bytes += more
+
+        if self._files >= files:
+            raise storage_full()
+        self._files += 1
+        try:
+            yield reserve
+        finally:
+            self._files -= 1
+            self._bytes -= mine
+
+
+def storage_full() -> APIError:
+    message = "There are as many files, or bytes of files, as a key may have. Delete some."
+    return APIError(message, status=413, code="storage_limit_exceeded")
+
+
+async def read_upload(
+    content_type: bytes, body: AsyncIterator[bytes], path: Path, reserve: Callable[[int], None]
+) -> Upload:
+    """Writes the part `file` to `path`. `reserve` is called with the bytes of each piece of it, and may raise.
+
+    Raises APIError 400 for what is no form, and 408.
+    """
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
         message = "The body must be a form: multipart/form-data with a boundary."
         raise APIError(message, status=415, code="unsupported_media_type")
     with path.open("wb") as file:
-        form = _Form(boundary, file, limit)
+        form = _Form(boundary, file, reserve)
         try:
             while (piece := await _next(body)) is not None:
                 form.feed(piece)
@@ -56,10 +101,11 @@ async def _next(body: AsyncIterator[bytes]) -> bytes | None:
 class _Form:
     """Takes the parts of a form as the parser finds them."""
 
-    def __init__(self, boundary: bytes, file: BinaryIO, limit: int) -> None:
+    def __init__(self, boundary: bytes, file: BinaryIO, reserve: Callable[[int], None]) -> None:
         self.upload = Upload()
         self.complete = False
-        self._file, self._limit = file, limit
+        self._file, self._reserve = file, reserve
+        self._parts = 0
         self._waiting = bytearray()  # of the file, not written yet
         self._header: list[bytearray] = []  # name and value
         self._name = ""
@@ -89,6 +135,9 @@ class _Form:
 
     def _begin(self) -> None:
         self._header, self._value, self._in_file = [], bytearray(), False
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise APIError(f"The form has more than {_MOST_PARTS} parts.", code="invalid_form")
 
     def _add_header(self, place: int, data: bytes) -> None:
         self._header[place] += data
@@ -111,16 +160,13 @@ class _Form:
             if len(self._value) > _LONGEST_FIELD:
                 raise invalid(self._name, f"it is longer than {_LONGEST_FIELD} bytes")
             return
+        self._reserve(len(data))
         self.upload.size += len(data)
-        if self.upload.size > self._limit:
-            raise APIError(f"The file is larger than {self._limit} bytes.", status=413, code="file_too_large")
         self._waiting += data
 
     def _end(self) -> None:
         if not self._in_file:
             self.upload.fields[self._name] = self._value.decode("utf-8", "replace")
-            if len(self.upload.fields) > _MOST_FIELDS:
-                raise APIError(f"The form has more than {_MOST_FIELDS} fields.", code="invalid_form")
 
     def _finish(self) -> None:
         self.complete = True

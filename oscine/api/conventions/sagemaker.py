@@ -23,7 +23,7 @@ class Invocations:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-        body = decode(data, Invocation)
+        body = await decode(data, Invocation, scope)
         given = [name for name in _INPUTS if getattr(body, name) is not None]
         if len(given) != 1:
             raise APIError(f"Give exactly one of {', '.join(_INPUTS)}: it says what the body is.")

@@ -11,12 +11,14 @@ from oscine.api.http.asgi import ClientLeftError
 from oscine.api.http.errors import ANTHROPIC_PATH, TEXT_PATHS, APIError
 
 BODY_TIMEOUT_S = 60.0
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some clients write before UTF-8
 
 
 async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
-    """The whole body, sent with a length or in chunks. Raises APIError 413 above `limit` bytes, and 408 if it is late.
+    """The whole body without a byte order mark, sent with a length or in chunks.
 
-    Raises ClientLeftError if the client disconnects meanwhile.
+    Raises APIError 413 above `limit` bytes, and 408 if it is late. Raises ClientLeftError if the client disconnects
+    meanwhile.
     """
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > limit:
@@ -35,7 +37,7 @@ async def read_body(request: Request, limit: int, timeout_s: float = BODY_TIMEOU
     except TimeoutError:
         headers = {"Connection": "close"}
         raise APIError(f"The body did not arrive within {timeout_s:g} s.", status=408, headers=headers) from None
-    return b"".join(chunks)
+    return b"".join(chunks).removeprefix(_BYTE_ORDER_MARK)
 
 
 def _too_large(limit: int) -> APIError:

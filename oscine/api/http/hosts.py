@@ -34,6 +34,11 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0].removesuffix(".")
 
 
+def _is_json(scope: Scope) -> bool:
+    """Whether the body is declared as JSON."""
+    return header(scope, b"content-type").partition(b";")[0].strip().lower() == _JSON
+
+
 class HostCheck:
     """Checks the `Host`: middleware of the endpoints that need a key where the server has keys."""
 
@@ -61,7 +66,8 @@ class HostCheck:
 class OriginCheck:
     """Refuses what a page of another origin sends: middleware of an endpoint that takes forms, or JSON as one.
 
-    Browsers send forms to any server without asking it, and name the page's origin.
+    Browsers send forms to any server without asking it, and name the page's origin. For a body that is declared as JSON
+    they have asked. So it may come from any origin, as those of proxies and of desktop programs are not the server's.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -71,7 +77,7 @@ class OriginCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origin = header(scope, b"origin").decode("latin-1")
         own = origin.partition("://")[2] == header(scope, b"host").decode("latin-1")
-        if origin and not (own or origin in self._allowed or "*" in self._allowed):
+        if origin and not (own or _is_json(scope) or origin in self._allowed or "*" in self._allowed):
             message = f"Pages of {origin[:_LONGEST]!r} may not use this server: see --cors-origins."
             raise APIError(message, status=403, type="permission_error", code="origin_not_allowed")
         await self.app(scope, receive, send)
@@ -84,8 +90,8 @@ class JsonCheck:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = header(scope, b"content-type")
-        if given.partition(b";")[0].strip().lower() != _JSON:
+        if not _is_json(scope):
+            given = header(scope, b"content-type")
             what = f"not {given.decode('latin-1')[:_LONGEST]!r}" if given else "but it is missing"
             message = f"The header 'Content-Type' must be application/json, {what}."
             raise APIError(message, status=415, code="unsupported_media_type")

@@ -4,6 +4,7 @@ Keys are held as their SHA-256.
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from oscine.api.http.asgi import ASGIApp, Receive, Scope, Send
 from oscine.api.http.errors import APIError
 from oscine.api.http.rate_limits import KeyLimits, KeyUse
 from oscine.api.http.record import current, header
+from oscine.api.http.work import BATCHES, BODIES, REQUESTS
 from oscine.config import ServerOptions
 from oscine.option import OptionError
 from oscine.system.yaml_text import YamlError, parse_yaml
@@ -135,12 +137,25 @@ class Caller:
         """Name of the key, which owns what is kept for the request; empty without a key."""
         return "" if self.key is None else self.key.name
 
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """For work on the request beside the event loop."""
+        return BATCHES if self.in_batch else REQUESTS
+
+    @property
+    def decoding(self) -> ThreadPoolExecutor:
+        """The same for decoding its body."""
+        return BATCHES if self.in_batch else BODIES
+
 
 NO_CALLER = Caller()
 
 
 def batch_scope(path: str, key: KeyUse | None) -> Scope:
-    """The ASGI scope of a line of a batch, which an endpoint reads as it reads a client's request."""
+    """The ASGI scope of a line of a batch, which an endpoint reads as it reads a client's request.
+
+    The batch itself counts the memory of its lines.
+    """
     facts = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
     return {**facts, _KEY: key, _BATCH: True}
 

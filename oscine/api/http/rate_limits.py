@@ -45,6 +45,10 @@ class Bucket:
     def take(self, amount: int) -> None:
         self._level = self.level - amount
 
+    def kept_from_batches(self, amount: float) -> float:
+        """What lines of a batch that take this amount leave to other requests: half, if they fit the other half."""
+        return min(self.capacity / 2, self.capacity - amount)
+
     def wait_s(self, amount: float) -> float:
         """Seconds until the bucket holds this amount."""
         return max(0.0, amount - self.level) * _MINUTE_S / self.capacity
@@ -78,40 +82,49 @@ class KeyUse:
         """Lower runs sooner. A client's own value can only put a request behind others of its key."""
         return asked if self.priority is None else self.priority + max(asked, 0)
 
-    def take_request(self) -> None:
-        """Raises APIError 429 if none is left, or if tokens are owed."""
+    def take_request(self, *, in_batch: bool = False) -> None:
+        """Raises APIError 429 if none is left, or if tokens are owed. Lines of a batch leave half to other requests."""
         if self._tokens is not None and self._tokens.level < 0:
             raise _exceeded(f"the {self._tokens.capacity} tokens per minute", "tokens", self._tokens.wait_s(0))
         if self._requests is not None:
-            if self._requests.level < 1:
-                raise _exceeded(
-                    f"the {self._requests.capacity} requests per minute", "requests", self._requests.wait_s(1)
-                )
+            needed = 1 + self._requests.kept_from_batches(1) if in_batch else 1
+            if self._requests.level < needed:
+                wait_s = self._requests.wait_s(needed)
+                raise _exceeded(f"the {self._requests.capacity} requests per minute", "requests", wait_s)
             self._requests.take(1)
 
+    def give_back_request(self) -> None:
+        """For a request that will be sent again."""
+        if self._requests is not None:
+            self._requests.take(-1)
+
     @contextmanager
-    def hold(self, sequences: int, prompt_tokens: int) -> Iterator[None]:
+    def hold(self, sequences: int, prompt_tokens: int, *, in_batch: bool = False) -> Iterator[None]:
         """Takes the tokens of a prompt, and holds places for its sequences until the context ends. Raises APIError
-        429."""
+        429. Lines of a batch leave half of both to other requests."""
         most = self.limits.max_parallel
-        if most is not None and self._parallel + sequences > most:
-            never = APIError(f"The request asks for {sequences} sequences; this API key may run {most} at once.")
-            raise never if sequences > most else _exceeded(f"the {most} sequences at once", "parallel", 1.0)
-        self._take_prompt(prompt_tokens)
+        if most is not None:
+            may = max(most // 2, sequences) if in_batch else most
+            if sequences > most:
+                raise APIError(f"The request asks for {sequences} sequences; this API key may run {most} at once.")
+            if self._parallel + sequences > may:
+                raise _exceeded(f"the {most} sequences at once", "parallel", 1.0)
+        self._take_prompt(prompt_tokens, in_batch)
         self._parallel += sequences
         try:
             yield
         finally:
             self._parallel -= sequences
 
-    def _take_prompt(self, tokens: int) -> None:
+    def _take_prompt(self, tokens: int, in_batch: bool) -> None:
         bucket = self._tokens
         if bucket is None:
             return
         if tokens > bucket.capacity:
             raise APIError(f"The prompt has {tokens} tokens; this API key may use {bucket.capacity} per minute.")
-        if tokens > bucket.level:
-            raise _exceeded(f"the {bucket.capacity} tokens per minute", "tokens", bucket.wait_s(tokens))
+        needed = tokens + bucket.kept_from_batches(tokens) if in_batch else tokens
+        if needed > bucket.level:
+            raise _exceeded(f"the {bucket.capacity} tokens per minute", "tokens", bucket.wait_s(needed))
         bucket.take(tokens)
 
     def take_generated(self, tokens: int) -> None:

@@ -44,8 +44,6 @@ class RequestRecord:
     started_ns: int  # since 1970
     client: str | None = None  # address; behind a trusted proxy, the address that uvicorn reads from its header
     route: str = ""  # the path of the endpoint, parameters by name
-    body_values: int = 0  # received, as oscine.api.http.body counts them
-    held_bytes: int = 0  # memory counted for the body
     status: int = 0  # 0: no response yet
     error: str | None = None  # code of the error that was answered, or that ended a stream
     key: KeyUse | None = None

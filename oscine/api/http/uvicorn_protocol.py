@@ -5,8 +5,10 @@ body has the bounds of bodies.
 
 import asyncio
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -22,6 +24,8 @@ _MOST_DIGITS = 20  # of a length; the parser refuses longer ones
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
+FIRST_PROBE_S, LAST_PROBE_S = 0.05, 10.0  # between probes of a client that sends no more
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0  # for a client to read a response that came before it had sent its body
 
 
@@ -33,6 +37,33 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self.full:
             super().resume_reading()
+
+
+class _Parser(HttpRequestParser):
+    """Reads requests that offer to go on in another protocol, such as HTTP/2, like any others.
+
+    llhttp takes what follows their head for that protocol. So a second parser reads their body.
+    """
+
+    def __init__(self, protocol: "BoundedHttp") -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._protocol = protocol
+        self.of_body: HttpRequestParser | None = None
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        if self.of_body is not None:
+            self.of_body.feed_data(data)
+            return
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            if framing := self._protocol.framing:
+                self.of_body = HttpRequestParser(self._protocol.of_body())
+                self.of_body.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n\r\n%b" % (framing, rest))
+            elif rest:
+                self.feed_data(rest)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -48,9 +79,12 @@ class BoundedHttp(HttpToolsProtocol):
     _idle: "dict[BoundedHttp, None]"  # connections without a request, oldest first
 
     flow: _Flow
+    parser: _Parser
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
+    _probe_timer: asyncio.TimerHandle | None = None
+    _at_end = False  # whether the client has ended its sending side
     _head_bytes = 0
     _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
     _in_message = False  # between the first byte of a request and the last of its body
@@ -59,6 +93,7 @@ class BoundedHttp(HttpToolsProtocol):
     _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
     _body_left = 0  # bytes to come of a body with a length
     _unparsed = b""
+    framing = b""  # the header that frames the body of a request that offers another protocol
     _handshake: "asyncio.Task[None] | None" = None
     _above_limit = False  # whether all other connections had requests when it was accepted
     _running: Any = None  # the request that is being answered; others may have been read behind it
@@ -70,7 +105,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow, self.parser = _Flow(transport), _Parser(self)
         if self._handshake is None:
             self._enter()
         self._handshake = None
@@ -106,10 +141,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.leave()
-        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._stall_timer = self._linger_timer = None
+        self._head_timer = self._stall_timer = self._linger_timer = self._probe_timer = None
         if self._running is not None:  # uvicorn notifies only the newest one
             self._running.disconnected = True
             self._running.message_event.set()
@@ -120,6 +155,33 @@ class BoundedHttp(HttpToolsProtocol):
             self._keep(data)
         else:
             self._parse(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client may end its sending side and still read. What it has asked is answered before the connection is
+        closed; TLS cannot be open on one side only. Returns whether the connection stays open."""
+        if self.scheme == "https" or self._is_done:
+            return False
+        if not self._at_end:
+            self._at_end = True
+            self._probe(FIRST_PROBE_S)
+        return True
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether no request is to be answered, after the end of what the client sends."""
+        if self._unparsed or self.pipeline:
+            return False
+        return self._in_message or self._running is None or self._running.response_complete
+
+    def _probe(self, pause_s: float) -> None:
+        """Writes an interim response, which clients skip, so that the system notices one that has left altogether.
+
+        Events of a stream show that too, and no other bytes may be among them. HTTP/1.0 has no interim responses.
+        """
+        running = self._running
+        self._probe_timer = self.loop.call_later(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
+        if running is not None and not running.response_started and running.scope["http_version"] == "1.1":
+            self.transport.write(_PROBE)
 
     def _keep(self, data: bytes) -> None:
         self._unparsed += data
@@ -134,6 +196,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.flow.resume_reading()
         if data:
             self._parse(data)
+        if self._at_end and self._is_done:
+            self.transport.close()
 
     def _parse(self, data: bytes) -> None:
         """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes.
@@ -197,6 +261,9 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if self.parser.should_upgrade():
+            framing = (b"%b: %b" % (n, v) for n, v in self.headers if n in (b"content-length", b"transfer-encoding"))
+            self.framing = next(framing, b"")
         above = self._above_limit and len(self.connections) > self.max_connections
         if above and self.url.partition(b"?")[0] not in self.probes:
             self._refuse(_full())
@@ -205,8 +272,17 @@ class BoundedHttp(HttpToolsProtocol):
         if above:
             self.cycle.keep_alive = False
 
+    def of_body(self) -> SimpleNamespace:
+        """What a parser calls that reads a body only."""
+
+        def end() -> None:
+            self.framing, self.parser.of_body = b"", None
+            self.on_message_complete()
+
+        return SimpleNamespace(on_body=self.on_body, on_chunk_header=self.on_chunk_header, on_message_complete=end)
+
     def on_message_complete(self) -> None:
-        if self.transport.is_closing():
+        if self.framing or self.transport.is_closing():
             return
         self._in_message = False
         self._ended_here = True
@@ -227,7 +303,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._idle[self] = None
             if self._in_message and not self._in_head and self._linger_timer is None:
                 self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
-        if self._unparsed:
+        if self._unparsed or self._at_end:
             self.loop.call_soon(self._parse_on)
 
     def pause_writing(self) -> None:

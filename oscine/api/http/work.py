@@ -14,18 +14,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 INLINE_SIZE = 16_384  # characters, bytes or tokens: some milliseconds of work
-_THREADS = 2  # more would delay the event loop and hold more memory at once
 
 _TRIMMED_BYTES = 64 << 20  # of freed bodies and objects, after which memory is returned to the system
 
-_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="requests")
+REQUESTS = ThreadPoolExecutor(2, "requests")  # more would delay the event loop and hold more memory at once
+BODIES = ThreadPoolExecutor(1, "bodies")  # for calls into C of some 30 ms: two at once could delay the loop by both
+BATCHES = ThreadPoolExecutor(1, "batches")  # for all work of batches, so that no other request waits behind it
 
 
-async def beside(make: Callable[[], T], size: int) -> T:
-    """Calls `make`, in a thread if the size of its input is above INLINE_SIZE. Returns or raises as `make` does."""
+async def beside(make: Callable[[], T], size: int, threads: ThreadPoolExecutor = REQUESTS) -> T:
+    """Calls `make`, in one of `threads` if the size of its input is above INLINE_SIZE. Returns or raises as `make`
+    does."""
     if size <= INLINE_SIZE:
         return make()
-    return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)
+    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, make)
 
 
 class Trimmer:
@@ -39,4 +41,4 @@ class Trimmer:
         self._freed += size
         if self._freed >= _TRIMMED_BYTES and self._trim is not None:
             self._freed = 0
-            _threads.submit(self._trim, 0)
+            REQUESTS.submit(self._trim, 0)

@@ -91,7 +91,8 @@ class OllamaChat(_Answers[OllamaChatRequest]):
         if not body.messages:
             return None
         names = model_names(body)
-        chat = call.with_body(await beside(lambda: chat_request(body, names), call.size))
+        made = await beside(lambda: chat_request(body, names), call.size, call.caller.threads)
+        chat = call.with_body(made)
         (turn,) = await chat_turns(self.service, chat, form=answer_form(body), dialect=_CHAT)
         return Begun(chat, turn, {names.seen(tool.function.name): tool.function.name for tool in body.tools or ()})
 

@@ -67,7 +67,7 @@ class OllamaModelList:
         return json_response(OllamaLoadedModels([_loaded(model, info) for model, info in ready if info is not None]))
 
     async def show(self, request: Request) -> Response:
-        body = decode(await self._body(request), OllamaModelRequest)
+        body = await decode(await self._body(request), OllamaModelRequest, request.scope)
         name, model = find(self.service, body.model or body.name)
         size, longest = _size(model), model.engine.info.max_model_len if model.engine.info else 0
         facts: dict[str, str | int] = {
@@ -89,7 +89,7 @@ class OllamaModelList:
 
     async def pull(self, request: Request) -> Response:
         """Succeeds for a served model, which needs no download. Raises APIError 404 for any other."""
-        body = decode(await self._body(request), OllamaPullRequest)
+        body = await decode(await self._body(request), OllamaPullRequest, request.scope)
         find(self.service, body.model or body.name)
         done = OllamaStatus("success")
         if body.stream is False:

@@ -135,7 +135,9 @@ class WholeChoice:
 
     def __init__(self, answer: ChatAnswer, index: int, turn: Turn, logprobs: ContentLogprobs) -> None:
         self.turn = turn
-        self._answer, self._index, self._logprobs = answer, index, logprobs
+        # Not the answer itself: a cycle would be left to the collector.
+        self._reasoning_fields, self._shows_ids = answer.reasoning_fields, answer.prompt is not None
+        self._index, self._logprobs = index, logprobs
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._content_logprobs: list[TokenLogprob] = []
@@ -159,14 +161,14 @@ class WholeChoice:
         reason = self.turn.finish_reason
         assert reason is not None
         logprobs = None if self._logprobs.top is None else ChatLogprobs(self._content_logprobs, None)
-        token_ids = UNSET if self._answer.prompt is None else self.turn.generated
+        token_ids = self.turn.generated if self._shows_ids else UNSET
         return ChatCompletionChoice(self._index, self._message(), logprobs, reason, token_ids)
 
     def _message(self) -> AnswerMessage:
         """Its content is null when there are only calls."""
         content = "".join(self._content)
         message = AnswerMessage("assistant", content if content or not self._calls else None, None)
-        for field in self._answer.reasoning_fields:
+        for field in self._reasoning_fields:
             setattr(message, field, "".join(self._reasoning) or None)
         if self._calls:
             message.tool_calls = [

@@ -56,10 +56,10 @@ class Endpoint(ABC, Generic[T]):
         arrived_s = time.perf_counter()
         with suppress(ClientLeftError):
             data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
-            body = decode(data, self.request_type)
+            body = await decode(data, self.request_type, scope)
             name, model = self.find(self.wanted(body, scope))
             caller = Caller.of(scope, receive)
-            call = Call(body, name, model.ready(), caller, len(data), arrived_s)
+            call = Call(body, name, model.ready(caller.threads), caller, len(data), arrived_s)
             await self.answer(call, scope, receive, send)
 
     def wanted(self, body: T, scope: Scope) -> str | None:

@@ -42,7 +42,8 @@ class TextChoice:
     def __init__(self, answer: TextAnswer, index: int, turn: Turn) -> None:
         body = answer.request
         self.turn = turn
-        self._answer, self._index, self._tokenizer = answer, index, answer.tokenizer
+        self._index, self._tokenizer = index, answer.tokenizer
+        self._start, self._end = answer.start, answer.end  # not the answer: a cycle would be left to the collector
         self._prompt = turn.request.prompt_token_ids
         self._echo, self._skip_special = bool(body.echo), body.skip_special_tokens is not False
         self._streams, self._with_ids = bool(body.stream), bool(body.return_token_ids)
@@ -63,7 +64,7 @@ class TextChoice:
             self._num_seen = self.turn.num_tokens
         if not self._streams or not (any(self._text) or self.turn.finish_reason is not None or self._with_ids):
             return b""
-        return self._answer.start + b',"choices":[' + msgspec.json.encode(self.answer()) + b"]" + self._answer.end
+        return self._start + b',"choices":[' + msgspec.json.encode(self.answer()) + b"]" + self._end
 
     def answer(self) -> CompletionChoice:
         """The choice with the text that was not sent yet."""

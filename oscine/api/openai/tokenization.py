@@ -21,7 +21,7 @@ class Tokenize:
     async def tokenize(self, request: Request) -> Response:
         """{"tokens", "count", "max_model_len"} and, if asked for, "token_strs"."""
         received = await read_body(request, self.service.config.server.max_body_bytes)
-        body = decode(received, TokenizeRequest)
+        body = await decode(received, TokenizeRequest, request.scope)
         _, model = self.service.find(body.model)
         ready = model.ready()
         if (body.prompt is None) == (body.messages is None):
@@ -29,7 +29,7 @@ class Tokenize:
         if body.prompt is not None:
             (ids,) = await ready.prompts.encode([body.prompt])
         else:
-            chat = decode(received, ChatCompletionRequest)
+            chat = await decode(received, ChatCompletionRequest, request.scope)
             talk = await beside(lambda: conversation(chat, self.service.date), len(received))
             ids = await ready.prompts.render(
                 self.service.reasoning.restore(Caller.of(request.scope).name, talk), len(received)
@@ -43,7 +43,8 @@ class Tokenize:
 
     async def detokenize(self, request: Request) -> Response:
         """{"prompt"}: special tokens by name, invalid UTF-8 as U+FFFD."""
-        body = decode(await read_body(request, self.service.config.server.max_body_bytes), DetokenizeRequest)
+        received = await read_body(request, self.service.config.server.max_body_bytes)
+        body = await decode(received, DetokenizeRequest, request.scope)
         _, model = self.service.find(body.model)
         ready = model.ready()
         check_ids("tokens", body.tokens, ready.info.vocab_size)

@@ -18,6 +18,7 @@ from oscine.api.turns.attachments import result_text
 from oscine.chat import messages as chat
 from oscine.chat.tools import ModelNames
 
+_MOST_SHOWN = 200  # characters of an id that an error repeats
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
@@ -81,8 +82,8 @@ class _McpCall(Struct):
 
 
 def references(given: str | list[Object]) -> list[str]:
-    """The ids of stored items that the input stands for."""
-    return [] if isinstance(given, str) else [str(item.get("id")) for item in given if _is_reference(item)]
+    """The ids of stored items that the input stands for, each once."""
+    return [] if isinstance(given, str) else [*{str(item.get("id")): None for item in given if _is_reference(item)}]
 
 
 def _is_reference(item: Object) -> bool:
@@ -103,7 +104,7 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
     if _is_reference(item):
         found = stored.get(str(item.get("id")))
         if found is None:
-            raise invalid(f"{where}.id", f"there is no stored item {item.get('id')!r}")
+            raise invalid(f"{where}.id", f"there is no stored item {str(item.get('id'))[:_MOST_SHOWN]!r}")
         return found
     head = convert(item, _Item, where)
     kind = head.type

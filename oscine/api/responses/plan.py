@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -27,6 +28,7 @@ from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.tools.toolbox import Toolbox
 
+_MOST_REFERENCES = 8192  # to stored items; each is looked up by itself
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 
 
@@ -82,8 +84,9 @@ class ResponsePlan:
 
     async def turn(self, service: ResponseService) -> Turn:
         """Raises APIError."""
-        body, may = self.body, self._allowed
-        wanted = only_form([*_text_format(body)[0], *extensions(body)])
+        body = self.body
+        call, may = self.call, self._allowed
+        wanted = await beside(partial(_form, call.body), call.size, call.caller.threads)
         if not may.recipients:  # else an answer may follow them
             check_beside_calls(extensions(body), may.choice)
 
@@ -124,14 +127,16 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
     chain = await _chain(service, body.previous_response_id, owner)
-    size = sum(len(stored.input) + len(stored.body) for stored in chain)
+    size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
-    kept = await beside(lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size)
+    kept = await beside(
+        lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size, threads
+    )
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
-    found, calls = await _referenced(service, body, owner)
-    tools = ClientTools(body.tools or ())
+    found, calls = await _referenced(service, call)
+    tools = await beside(lambda: ClientTools(body.tools or ()), call.size, threads)
 
     def said() -> tuple[list[Object], tuple[Message, ...]]:
         history = ItemHistory(tools.names)
@@ -142,7 +147,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
         history.add(items, calls, "input")
         return items, history.messages()
 
-    items, messages = await beside(said, call.size + size)
+    items, messages = await beside(said, call.size + size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
@@ -179,14 +184,20 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
 
 
 async def _referenced(
-    service: ResponseService, body: ResponseRequest, owner: str
+    service: ResponseService, call: Call[ResponseRequest]
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
-    ids = references(body.input)
-    stored = await service.store.items(ids, owner) if ids else {}
+    ids = await beside(lambda: references(call.body.input), call.size, call.caller.threads)
+    if len(ids) > _MOST_REFERENCES:
+        raise invalid("input", f"it refers to more than {_MOST_REFERENCES} stored items")
+    stored = await service.store.items(ids, call.caller.name) if ids else {}
     kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
+
+
+def _form(body: ResponseRequest) -> Form | None:
+    return only_form([*_text_format(body)[0], *extensions(body)])
 
 
 def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | None]:

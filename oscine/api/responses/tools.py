@@ -6,13 +6,15 @@ Custom tools and the functions of namespaces become functions, the only tools of
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from oscine.api.http.errors import invalid, unsupported
 from oscine.api.responses.view import Object
 from oscine.api.serving.formats import Calls
+from oscine.api.serving.parameters import MAX_TOOLS
 from oscine.api.serving.schemas import Function, convert
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import ModelNames
@@ -39,7 +41,7 @@ class _Custom(Struct):
 
 class _Namespace(Struct):
     name: str
-    tools: list[dict[str, Any]]
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
     description: str | None = None
 
 
@@ -49,7 +51,7 @@ class _Choice(Struct):
     namespace: str | None = None
     server_label: str | None = None
     mode: str = "auto"
-    tools: list["_Choice"] = []
+    tools: Annotated[list["_Choice"], Meta(max_length=MAX_TOOLS)] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,10 @@ class ClientTools:
     """The tools that the client answers. Raises APIError that names the parameter."""
 
     def __init__(self, tools: Sequence[Object]) -> None:
-        found = [client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]")]
+        given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
+        found = [*islice(given, MAX_TOOLS + 1)]
+        if len(found) > MAX_TOOLS:
+            raise invalid("tools", f"there are more than {MAX_TOOLS} in all namespaces")
         self.names = ModelNames(tool.words for tool in found)
         self._tools: dict[str, ClientTool] = {}
         for tool in found:
@@ -78,6 +83,7 @@ class ClientTools:
             if name in self._tools:
                 raise invalid("tools", f"function name {'.'.join(tool.words)!r} is used twice")
             self._tools[name] = replace(tool, function=replace(tool.function, name=name))
+        self._by_client = {(tool.name, tool.namespace): tool.function for tool in self._tools.values()}
 
     @property
     def functions(self) -> tuple[FunctionTool, ...]:
@@ -87,8 +93,7 @@ class ClientTools:
         return self._tools[function]
 
     def function(self, name: str, namespace: str | None) -> FunctionTool | None:
-        found = (tool.function for tool in self._tools.values() if (tool.name, tool.namespace) == (name, namespace))
-        return next(found, None)
+        return self._by_client.get((name, namespace))
 
 
 def words_of(name: str, namespace: str | None) -> tuple[str, ...]:
@@ -102,7 +107,8 @@ def builtin_tools(tools: Sequence[Object]) -> list[Object]:
 
 
 def _builtin_type(tool: Object) -> str | None:
-    return next((kind for kind in _BUILTIN_TYPES if str(tool.get("type")).startswith(kind)), None)
+    given = tool.get("type")
+    return next((kind for kind in _BUILTIN_TYPES if isinstance(given, str) and given.startswith(kind)), None)
 
 
 def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Object]:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from oscine.api.http.connection import result_while_connected
 from oscine.api.http.errors import APIError, invalid, unavailable, unsupported
 from oscine.api.http.keys import NO_CALLER, Caller
-from oscine.api.http.memory import check_values
+from oscine.api.http.memory import memory_of
 from oscine.api.http.work import beside
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.sampling import check
@@ -44,6 +44,7 @@ _OBJECT = {"type": "object"}
 _MOST_CHOICES = 8192
 _GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 _LONGEST_GBNF = 4096  # characters; converting them takes some 50 ms
+_LONGEST_SCHEMA = 1 << 20  # characters of one that is given as text, with its spaces
 _LONGEST_REASON = 200  # characters
 
 _LONGEST = 500  # characters of a grammar's problem that a client is told
@@ -159,8 +160,9 @@ def _of_response_format(response: ResponseFormat | None) -> Iterator[Form]:
 
 def _json(schema: dict[str, Any] | str, param: str) -> Form:
     if isinstance(schema, str):
+        check(len(schema) <= _LONGEST_SCHEMA, param, f"at most {_LONGEST_SCHEMA} characters", len(schema))
         try:
-            check_values(schema.encode("utf-8", "surrogatepass"))
+            memory_of(schema.encode("utf-8", "surrogatepass"))  # refuses too many values
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
             raise invalid(param, f"it is no JSON schema: {error}") from None
@@ -176,13 +178,13 @@ def _regex(pattern: str, param: str) -> Form:
 
 def _lark(grammar: str, param: str) -> Form:
     """The form for a grammar in Lark's syntax, or in GBNF, which llama.cpp and XGrammar read."""
+    _check_length(grammar, param)
     if _GBNF.search(grammar):
         check(len(grammar) <= _LONGEST_GBNF, param, f"at most {_LONGEST_GBNF} characters in GBNF", len(grammar))
         try:
             grammar = gbnf_to_lark(grammar)
         except Exception as error:  # the converter raises exactly this class, and RecursionError
             raise invalid(param, f"it is no GBNF: {str(error)[:_LONGEST_REASON]}") from None
-    _check_length(grammar, param)
     return Form(LarkFormat(grammar), param)
 
 
@@ -232,7 +234,7 @@ async def constraint(
             parts.append(Form(grammar.arguments_format(tool), "tools", f"the schema of function {tool.name!r}"))
     text, parallel, recipients = None if form is None else form.format, calls.parallel, calls.recipients
     make = partial(grammar.turn_grammar, text, tools, choice, parallel=parallel, other_recipients=recipients)
-    whole = await _made(make, parts, size)
+    whole = await _made(make, parts, caller, size)
     if whole is not None and parts:  # a grammar of names only can always be enforced
         await _check(whole, parts, caller, size)
     return whole
@@ -243,16 +245,17 @@ async def text_constraint(form: Form, caller: Caller = NO_CALLER, size: int = 0)
 
     `size`: bytes of the request. Raises APIError 400 that names the parameter.
     """
-    whole = await _made(partial(grammar.text_grammar, form.format), [form], size)
+    whole = await _made(partial(grammar.text_grammar, form.format), [form], caller, size)
     await _check(whole, [form], caller, size)
     return whole
 
 
-async def _made(make: Callable[[], T], parts: Sequence[Form], size: int) -> T:
+async def _made(make: Callable[[], T], parts: Sequence[Form], caller: Caller, size: int) -> T:
     try:
-        return await beside(make, size)
+        return await beside(make, size, caller.threads)
     except (ValueError, RecursionError) as error:
-        raise _refusal(next(filter(_is_broken, parts), parts[0]), _reason(error)) from None
+        part = await beside(lambda: next(filter(_is_broken, parts), parts[0]), size)
+        raise _refusal(part, _reason(error)) from None
 
 
 def _is_broken(part: Form) -> bool:
@@ -287,7 +290,7 @@ async def _judged(whole: str, parts: Sequence[Form], caller: Caller, size: int) 
     trials: list[Trial] = []
     for index, part in enumerate(parts):
         try:
-            trials.append(await beside(partial(grammar.trial_of, part.format), size))
+            trials.append(await beside(partial(grammar.trial_of, part.format), size, caller.threads))
         except ValueError as error:
             return index, str(error)
     found = await _tried([*trials, Trial(whole)], parts[0], caller)

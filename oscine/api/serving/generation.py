@@ -39,7 +39,7 @@ class Generation:
 
     def admit(self) -> AbstractContextManager[None]:
         """The places of its sequences. Raises APIError as ServedModel.admit does."""
-        return self._model.admit([choice.turn.request for choice in self._choices], self._call.caller.key)
+        return self._model.admit([choice.turn.request for choice in self._choices], self._call.caller)
 
     async def run(self, write: Write | None) -> None:
         """Until all choices are complete. Raises APIError. The caller holds `admit`."""

@@ -1,13 +1,17 @@
 """Prompts as token ids. Long ones are made beside the event loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from typing import TypeVar
 
 from oscine.api.http.errors import APIError, context_overflow, invalid
-from oscine.api.http.work import beside
+from oscine.api.http.work import REQUESTS, beside
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
+T = TypeVar("T")
 _MOST_TOKENS = 1 << 20  # of one text: more than any context, and as many as become Python's without a pause
 
 
@@ -19,13 +23,23 @@ class Prompts:
         self._renderer = HarmonyRenderer(tokenizer)
         self._max_model_len = max_model_len
         self._max_queued_tokens = max_queued_tokens
+        self._threads = REQUESTS
+
+    def using(self, threads: ThreadPoolExecutor) -> "Prompts":
+        """The same, made in other threads."""
+        other = copy(self)
+        other._threads = threads
+        return other
+
+    async def _beside(self, make: Callable[[], T], size: int) -> T:
+        return await beside(make, size, self._threads)
 
     async def encode(self, texts: Sequence[str], param: str = "prompt") -> list[list[int]]:
         """Special tokens typed in are plain text. `param`: the parameter with the texts.
 
         Raises APIError for more tokens than the server takes at once.
         """
-        return await beside(lambda: self._encode(texts, param), sum(map(len, texts)))
+        return await self._beside(lambda: self._encode(texts, param), sum(map(len, texts)))
 
     def _encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
         if self._tokenizer.exceeds(texts, self._max_queued_tokens):
@@ -37,11 +51,11 @@ class Prompts:
 
     async def decode(self, token_ids: list[int]) -> str:
         """Special tokens by name, invalid UTF-8 as U+FFFD."""
-        return await beside(lambda: self._tokenizer.decode(token_ids), len(token_ids))
+        return await self._beside(lambda: self._tokenizer.decode(token_ids), len(token_ids))
 
     async def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, as `decode` gives it."""
-        return await beside(lambda: [self._tokenizer.decode([i]) for i in token_ids], len(token_ids))
+        return await self._beside(lambda: [self._tokenizer.decode([i]) for i in token_ids], len(token_ids))
 
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
         """`size`: bytes of the request, with tools and schemas. `messages`: name of the parameter with the messages.
@@ -62,13 +76,13 @@ class Prompts:
 
     async def _render(self, conversation: Conversation, size: int, messages: str) -> list[int]:
         try:
-            return await beside(lambda: self._renderer.render(conversation, self._max_model_len), size)
+            return await self._beside(lambda: self._renderer.render(conversation, self._max_model_len), size)
         except ConversationError as error:
             raise invalid(messages if error.param == "messages" else error.param, str(error)) from None
 
     async def after_call(self, token_ids: Sequence[int], call: BuiltinCall, result: str) -> list[int]:
         """The prompt that goes on with the result of a built-in call; see HarmonyRenderer."""
-        return await beside(lambda: self._renderer.after_call(token_ids, call, result), len(result))
+        return await self._beside(lambda: self._renderer.after_call(token_ids, call, result), len(result))
 
     def into_final(self, token_ids: Sequence[int]) -> list[int]:
         """The prompt that makes the model answer at once; see HarmonyRenderer."""

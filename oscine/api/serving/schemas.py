@@ -4,13 +4,17 @@ oscine.api.serving.parameters says what is done with each parameter.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
+from oscine.api.http.asgi import Scope
 from oscine.api.http.errors import APIError, from_validation, invalid
-from oscine.api.http.memory import check_values
+from oscine.api.http.keys import Caller
+from oscine.api.http.memory import Held, memory_of
+from oscine.api.http.work import INLINE_SIZE, beside
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -23,14 +27,14 @@ from oscine.api.serving.parameters import (
     unused,
 )
 from oscine.chat.effort import EFFORTS, Effort
-from oscine.collector import paused
+from oscine.collector import set_apart
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Verbosity = Literal["low", "medium", "high"]
 _EFFORT = "How much the model thinks (default `medium`): of the model's three efforts the nearest is meant."
 
 
-class ContentPart(Struct):
+class ContentPart(Struct, gc=False):
     type: Annotated[str, about("`text` or `refusal`.")]
     text: Annotated[str | None, about("The text of a part of type `text`.")] = None
     refusal: Annotated[str | None, about("The text of a part of type `refusal`.")] = None
@@ -61,7 +65,7 @@ def part_text(part: Any, kinds: Collection[str], where: str) -> str:
     return text
 
 
-class FunctionCall(Struct):
+class FunctionCall(Struct, gc=False):
     name: Annotated[str, about("The function's name.")]
     arguments: Annotated[str, about("The arguments as JSON text.")]
 
@@ -74,13 +78,13 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         return {"invalid_json": arguments}
 
 
-class ToolCall(Struct):
+class ToolCall(Struct, gc=False):
     id: Annotated[str, about("The id that the message with the result refers to.")]
     function: Annotated[FunctionCall, about("The called function.")]
     type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
 
 
-class Message(Struct):
+class Message(Struct, gc=False):
     role: Annotated[Role, about("The author of the message.")]
     content: Annotated[str | list[ContentPart] | None, about("A text, or parts of one.")] = None
     name: Annotated[str | None, about("The function whose result this is, where there is no `tool_call_id`.")] = None
@@ -117,7 +121,7 @@ class AllowedTool(Struct):
 
 class AllowedTools(Struct):
     mode: Annotated[Literal["auto", "required"], about("Whether one of them must be called.")]
-    tools: Annotated[list[AllowedTool], about("The functions that may be called.")]
+    tools: Annotated[list[AllowedTool], Meta(max_length=MAX_TOOLS), about("The functions that may be called.")]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
@@ -229,6 +233,7 @@ class DetokenizeRequest(Struct):
 
 T = TypeVar("T")
 
+_FEW_KEYS = 1 << 14  # of a body whose parameters are all looked at, to name the longest
 _CHOICES = {
     "role": get_args(Role),
     "reasoning_effort": EFFORTS,
@@ -237,20 +242,30 @@ _CHOICES = {
 }
 
 
-def decode(body: bytes, type: type[T]) -> T:
-    """Raises APIError for invalid JSON, and for a parameter that has the wrong type or is refused."""
-    request = _decoded(body, type)
+async def decode(body: bytes, type: type[T], scope: Scope) -> T:
+    """The request, made beside the event loop from a large body. `scope`: of the request, which holds the memory.
+
+    Raises APIError for invalid JSON, for a parameter that has the wrong type or is refused, and where memory is short.
+    """
+    caller = Caller.of(scope)
+    values = await beside(lambda: _memory_of(body), len(body), caller.decoding)
+    if not caller.in_batch:
+        Held.of(scope).take(values)
+    request = await beside(lambda: _decoded(body, type), len(body), caller.decoding)
     refuse(request)
     return request
 
 
-def _decoded(body: bytes, type: type[T]) -> T:
+def _memory_of(body: bytes) -> int:
     try:
-        check_values(body)
+        return memory_of(body)
     except ValueError as error:
         raise _too_many_values(body, str(error)) from None
+
+
+def _decoded(body: bytes, type: type[T]) -> T:
     try:
-        with paused():  # the collector would traverse a large request repeatedly while it is decoded
+        with set_apart() if len(body) > INLINE_SIZE else nullcontext():
             return msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
         raise from_validation(error, choices=_CHOICES) from None
@@ -270,14 +285,28 @@ def of_objects(fields: dict[str, Any], type: type[T]) -> T:
     return request
 
 
+class _Longest(Struct):
+    """The parameters that are long in usual requests."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    tokens: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+
+
 def _too_many_values(body: bytes, why: str) -> APIError:
     """The error for a body with too many values; names the longest parameter."""
+    few = body.count(b":") <= _FEW_KEYS
     try:
-        params = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        found: Any = msgspec.json.decode(body, type=dict[str, msgspec.Raw] if few else _Longest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        params = {}
-    largest = max(params, key=lambda param: len(bytes(params[param])), default=None)
-    return APIError(f"Invalid request: {why}.") if largest is None else invalid(largest, why)
+        return APIError(f"Invalid request: {why}.")
+    params: dict[str, msgspec.Raw] = found if few else msgspec.structs.asdict(found)
+    sizes = {param: len(memoryview(value)) for param, value in params.items()}
+    longest = max(sizes, key=sizes.__getitem__, default="")
+    known = sizes.get(longest, 0) > len(body) // 2
+    return invalid(longest, why) if known else APIError(f"Invalid request: {why}.")
 
 
 def convert(value: Any, type: type[T], where: str) -> T:

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from oscine.api.http.errors import unavailable
-from oscine.api.http.rate_limits import KeyUse
+from oscine.api.http.keys import Caller
 from oscine.api.http.record import current
+from oscine.api.http.work import REQUESTS
 from oscine.api.serving.admission import Admission
 from oscine.api.serving.prompt import Prompts
 from oscine.api.serving.tokenizer import ServedTokenizer
@@ -135,8 +137,8 @@ class ServedModel:
         """Why it could not be started, or why its engine last failed."""
         return self._failure or self.engine.error
 
-    def ready(self) -> ReadyModel:
-        """Raises APIError 503 unless requests can be served now."""
+    def ready(self, threads: ThreadPoolExecutor = REQUESTS) -> ReadyModel:
+        """The model, whose long prompts are made in `threads`. Raises APIError 503 unless requests can be served."""
         state = self.state
         if state != "ready" or self._ready is None:
             reason = f": {self.error}" if self.error else ""
@@ -144,10 +146,10 @@ class ServedModel:
         info = self.engine.info
         if info is not None and info.max_model_len != self._ready.info.max_model_len:  # a cluster was updated
             self._ready = self._made_ready(info, self._ready.tokenizer)
-        return self._ready
+        return replace(self._ready, prompts=self._ready.prompts.using(threads))
 
     @contextmanager
-    def admit(self, requests: Sequence[GenerationRequest], key: KeyUse | None) -> Iterator[None]:
+    def admit(self, requests: Sequence[GenerationRequest], caller: Caller) -> Iterator[None]:
         """A place for each sequence of one HTTP request, until the context ends.
 
         Raises APIError: 503 when there is none, 429 when its API key has used what it may. Choices of one prompt share
@@ -158,8 +160,9 @@ class ServedModel:
         prompts = {id(request.prompt_token_ids): length for request, length in zip(requests, lengths, strict=True)}
         with ExitStack() as held:
             held.enter_context(self.admission.hold(len(requests), sum(lengths)))
-            if key is not None:
-                held.enter_context(key.hold(len(requests), sum(prompts.values())))
+            if caller.key is not None:
+                tokens = sum(prompts.values())
+                held.enter_context(caller.key.hold(len(requests), tokens, in_batch=caller.in_batch))
             self.metrics.admitted(requests)
             yield
 

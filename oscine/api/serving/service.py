@@ -175,6 +175,11 @@ class Service:
         return sum(model.admission.sequences for model in self._all())
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether no large requests are held."""
+        return self.bodies.are_few
+
+    @property
     def state(self) -> ModelState:
         """The state of the worst model; ready if all are."""
         if self.draining:

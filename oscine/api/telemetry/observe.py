@@ -7,7 +7,7 @@ import time
 
 from oscine.api.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from oscine.api.http.errors import ANTHROPIC_PATH
-from oscine.api.http.memory import Bodies, memory_of, values_of
+from oscine.api.http.memory import Bodies, Held
 from oscine.api.http.record import CLIENT_LEFT, RequestRecord, current
 from oscine.api.telemetry.logs import log_request
 from oscine.api.telemetry.metrics import Metrics
@@ -36,14 +36,11 @@ class Observe:
         record = RequestRecord.of(scope)
         span = None if self._tracing is None else self._tracing.begin(record, scope)
 
+        held = Held(self._bodies, scope)
+
         async def count() -> Message:
             message = await receive()
-            body = message.get("body", b"")
-            values = values_of(body, record.body_values)
-            size = memory_of(body, values)
-            self._bodies.take(size)
-            record.body_values += values
-            record.held_bytes += size
+            held.take(len(message.get("body", b"")))
             return message
 
         async def observe(message: Message) -> None:
@@ -54,7 +51,8 @@ class Observe:
         outside = current.set(record)
         self._metrics.in_progress.inc()
         try:
-            await self.app(scope, count, observe)
+            with held:
+                await self.app(scope, count, observe)
         finally:
             self._finish(record, scope)
             if span is not None:
@@ -74,6 +72,5 @@ class Observe:
         record.status = record.status or CLIENT_LEFT
         route = scope.get("route")  # set by the router; absent for unknown paths, which would be unbounded
         record.route = route.path if route else ""
-        self._bodies.give_back(record.held_bytes)
         self._metrics.in_progress.dec()
         note(record, self._metrics)

@@ -1,13 +1,16 @@
-"""Results of tools whose parts are not all text: a text in the place of a picture or a file says what was there.
+"""What is not text in a conversation: a text in the place of a picture or a file says what was there.
 
-A result stays in its conversation, so none is refused for what it shows. Documents that are text are read as text.
+The result of a tool stays in its conversation, so none is refused for what it shows. The same holds for calls of tools
+that a vendor's servers run. Documents that are text are read as text.
 """
 
 import base64
+import json
 import mimetypes
+import re
+from binascii import a2b_qp
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from oscine.api.http.errors import invalid
 
@@ -18,6 +21,8 @@ _INNER = ("source", "file", "image_url", "input_audio", "video_url")  # fields t
 _CONTENTS = ("data", "file_data", "url", "image_url", "file_url", "image")
 _NAMES = ("filename", "title", "name", "file_id", "id")
 _READ_AS_TEXT = ("text/", "application/json", "application/xml")
+_FOUND = ("title", "url", "text", "stdout", "stderr", "error_code")  # fields of what a vendor's tool gives
+_NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _LONGEST_NAME = 200  # characters
 
 
@@ -60,6 +65,33 @@ def readable(part: Part) -> str | None:
     return "\n".join([*(line for line in head if isinstance(line, str)), "".join([*said, "\n"])])
 
 
+def is_vendors(kind: str) -> bool:
+    """Whether a block of this type is a call of a tool that a vendor's servers run, or its result."""
+    return kind.endswith(("_tool_use", "_tool_result"))
+
+
+def vendors_text(part: Part) -> str:
+    """Such a block: what the tool was asked, or what it gave, as far as that is text. Encrypted parts are left out."""
+    kind = _cut(part.get("type"))
+    if kind.endswith("_use"):
+        arguments = json.dumps(part.get("input") or {}, ensure_ascii=False)
+        return f"[{kind}: {_cut(part.get('name'))} {arguments}]\n"
+    lines: list[str] = [f"[{kind}]"]
+    left: list[Any] = [part.get("content")]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            lines.append(one)
+        elif isinstance(one, list):
+            left += reversed(one)
+        elif isinstance(one, dict) and one.get("type") == "document":
+            lines.append((readable(one) or described(one)).removesuffix("\n"))
+        elif isinstance(one, dict):
+            lines += (value for name in _FOUND if isinstance(value := one.get(name), str) and value)
+            left.append(one.get("content"))
+    return "\n".join([*lines, ""])
+
+
 def _decoded(part: Part) -> str | None:
     """The text of a file that comes as text in base64."""
     media_type, data, name = _facts(part)
@@ -94,11 +126,21 @@ def _facts(part: Part) -> tuple[str, str, str]:
     if content.startswith("data:"):
         head, _, content = content.partition(",")
         if not head.endswith(";base64"):
-            content = base64.b64encode(unquote_to_bytes(content)).decode()
+            content = base64.b64encode(_unquoted(content)).decode()
         media_type = head.removeprefix("data:").partition(";")[0] or media_type
     elif "://" in content[:16]:
         content, name = "", name or content
     return _cut(media_type or mimetypes.guess_type(name)[0] or ""), content, _cut(name)
+
+
+def _unquoted(text: str) -> bytes:
+    """Without percent-encoding; text with another use of the sign stays as it is.
+
+    urllib.parse takes seconds for some megabytes. Quoted-printable text differs in its sign only, and C decodes it.
+    """
+    if _NO_ESCAPE.search(text):
+        return text.encode()
+    return a2b_qp(text.replace("=", "%3D").replace("%", "=").encode())
 
 
 def _cut(text: object) -> str:

@@ -44,7 +44,7 @@ async def begin_turns(
     prompt, params, headroom = await prepare()
     final, headroom = None, 0 if calls.choice == "required" else headroom
     if form is not None and (headroom or toolbox is not None):
-        final = await beside(partial(text_grammar, form.format), size)
+        final = await beside(partial(text_grammar, form.format), size, caller.threads)
     params = replace(params, grammar=grammar, headers=header_grammar(calls.tools, calls.recipients))
     parser = partial(
         HarmonyParser,

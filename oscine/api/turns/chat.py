@@ -31,11 +31,12 @@ async def chat_turns(
     tools that may be called.
     """
     body, model = call.body, call.model
-    talk = await beside(lambda: conversation(body, service.date, dialect), call.size)
+    talk = await beside(lambda: conversation(body, service.date, dialect), call.size, call.caller.threads)
     talk = service.reasoning.restore(call.caller.name, talk)
     n = body.n or 1
     model.served.admission.check(n)  # before the prompt is made, which costs more
-    form, calls = form or asked_form(body), allowed_calls(body, talk.tools)
+    form = form or await beside(lambda: asked_form(body), call.size, call.caller.threads)
+    calls = allowed_calls(body, talk.tools)
     if toolbox is not None and calls.choice != "none":
         talk = replace(talk, namespaces=toolbox.namespaces)
         calls = replace(calls, recipients=toolbox.recipients)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from oscine.api.http.errors import invalid
+from oscine.api.http.work import beside
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, text_constraint
@@ -35,7 +36,7 @@ async def text_turns(
     given: list[Any] = [body.prompt] if one else [*body.prompt]
     model.served.admission.check(len(given) * n)
     prompts = await _token_ids(given, model, dialect.prompt)
-    form = form or asked_form(body)
+    form = form or await beside(lambda: asked_form(body), call.size, call.caller.threads)
     grammar = None if form is None else await text_constraint(form, call.caller, call.size)
     params = [replace(_sampling_params(call, len(prompt), usual, dialect), grammar=grammar) for prompt in prompts]
     requests = [

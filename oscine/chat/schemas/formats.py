@@ -21,3 +21,8 @@ MISSING: Mapping[str, dict[str, Any]] = {
     "date-time": {"pattern": f"^{_DATE}[Tt]{_TIME}"},
     "hostname": {"pattern": rf"^(?:{_LABEL}\.)*{_LABEL}$", "maxLength": 253},
 }
+WITHOUT_LOOK_AROUND: Mapping[str, str] = {  # patterns that zod 4 writes, with the same in other words
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
+    ),
+}

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from oscine.chat.schemas.formats import FORMATS, MISSING
+from oscine.chat.schemas.formats import FORMATS, MISSING, WITHOUT_LOOK_AROUND
 from oscine.chat.schemas.rules import (
     OF_TYPE,
     RULES,
+    TYPES,
     OneOf,
     Reference,
     Schema,
@@ -47,6 +48,7 @@ _SCHEMAS = {
 }
 _COUNTS = {f"{limit}{of}" for limit in ("min", "max") for of in ("Length", "Items", "Properties", "Contains")}
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d+)")
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _SINCE = {  # the draft that introduced a keyword; earlier ones ignore it
     **dict.fromkeys(("contains", "propertyNames"), 6),
     **dict.fromkeys(("if", "then", "else"), 7),
@@ -83,6 +85,7 @@ class _Reduction:
         self._places: dict[str, Any] = {"": root}  # resources and anchors by their URI
         self._scan()
         self._targets: dict[int, Schema] = {}  # reduced, by the id() of the schema as it was given
+        self._ends: dict[Reference, Schema] = {}  # of references that lead to others
         self._names: dict[Reference, str] = {}  # of definitions
         self._references: list[Reference] = []  # those with a name, in order of first use
         self._left = MOST_BYTES  # parts that may still be written or compared
@@ -102,7 +105,7 @@ class _Reduction:
             if isinstance(node, list):
                 left += [(part, base) for part in node if isinstance(part, _CONTAINERS)]
                 continue
-            identifier = node.get("$id")
+            identifier = node.get("$id" if self._draft > 4 else "id")
             if isinstance(identifier, str) and not identifier.startswith("#"):
                 base = urldefrag(urljoin(base, identifier)).url
                 self._places[base] = node
@@ -118,15 +121,20 @@ class _Reduction:
             return schema
         if not isinstance(schema, dict):
             raise ValueError(f"{_dotted(path)} is no schema: neither an object nor a boolean")
-        base, only_reference = self._bases.get(id(schema), ""), self._draft < 2019 and "$ref" in schema
+        base, only_reference = self._bases.get(id(schema), ""), self._draft < 2019 and schema.get("$ref") is not None
         keywords = {"$ref"} if only_reference else _KEYWORDS
-        types = {None, *kinds(schema)}
+        if self._lenient and not {*kinds(schema)}.issubset(TYPES):
+            keywords = keywords - {"type"}  # a type of another language, such as `any`
+        types = {None, *(kinds(schema) if "type" in keywords else ())}
         kept: dict[str, Any] = {}
         for keyword, value in schema.items():
             if keyword not in keywords or self._draft < _SINCE.get(keyword, 0):
                 continue
+            if value is None and keyword != "const":  # serializers write what is not set
+                continue
             if len(types) == 1 or OF_TYPE.get(keyword) in types:  # else the values that it is about are refused
                 kept[keyword] = self._part(keyword, value, (*path, keyword), base)
+        self._check_pattern(kept)
         self._check_format(kept, path)
         if not _RULED.isdisjoint(kept):
             self._apply_rules(kept, path)
@@ -159,7 +167,35 @@ class _Reduction:
             }
         if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
+        if keyword == "propertyNames":
+            return self._names_admitted(self._reduced(value, path))
         return self._reduced(value, path) if keyword in _SCHEMAS else value
+
+    def _names_admitted(self, names: Schema) -> Schema:
+        """Without references. No grammar checks the format of a name, so it is an annotation unless all is enforced."""
+        names = self._followed(names)
+        self._spend(len(listed(names) or ()))
+        if isinstance(names, dict) and self._any_format:
+            return {keyword: value for keyword, value in names.items() if keyword != "format"}
+        return names
+
+    def _followed(self, schema: Schema) -> Schema:
+        """What a reference leads to in the end. Raises RecursionError for one that leads to itself."""
+        if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
+            return schema
+        reference = schema["$ref"]
+        if reference not in self._ends:
+            self._ends[reference] = self._followed(self._target(reference))
+        return self._ends[reference]
+
+    def _check_pattern(self, schema: dict[str, Any]) -> None:
+        """Look-around is left to llguidance's refusal, unless an equivalent pattern has none."""
+        pattern = schema.get("pattern")
+        if not isinstance(pattern, str):
+            return
+        schema["pattern"] = WITHOUT_LOOK_AROUND.get(pattern, pattern)
+        if self._lenient and _LOOK_AROUND.search(schema["pattern"]):
+            del schema["pattern"]
 
     def _check_format(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:
         name = schema.get("format")
@@ -233,6 +269,7 @@ class _Reduction:
         objects: list[Any] = []
         for variant in variants:
             schema = self._target(variant["$ref"]) if isinstance(variant, dict) and "$ref" in variant else variant
+            schema = self._followed(schema)
             if (of := listed(schema)) is not None:
                 values += self._keys(of)
                 types += {f"listed {_type_of(value)}" for value in of} - {*types}

@@ -20,8 +20,8 @@ OF_TYPE = {  # keywords that concern values of one type only
     **dict.fromkeys(("minProperties", "maxProperties", "propertyNames", "unevaluatedProperties"), "object"),
     **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), "object"),
 }
-_TYPES = ("null", "boolean", "number", "string", "array", "object")
-_NO_ARRAY = {"type": [name for name in _TYPES if name != "array"]}
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+_NO_ARRAY = {"type": [name for name in TYPES if name != "array"]}
 _INDEPENDENT = {  # keywords that mean the same beside any others
     *("type", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "anyOf"),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oscine.chat.effort import DEFAULT, EFFORTS
 from oscine.cli.chat.messages import read_lines, reader, unquoted
 from oscine.cli.chat.terminal import Terminal
-from oscine.cli.error import USAGE, CommandError
+from oscine.cli.error import FAILED, USAGE, CommandError
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.server_url import client_settings, server_at
 from oscine.config import NANO, Config, EngineOptions, ModelOptions, ServerOptions
@@ -26,7 +26,7 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
     what = "talk to a model in the terminal"
     more = (
         "Talk to a model in the terminal. Without PROMPT a conversation begins. In it a paste is one message, "
-        "and /help lists what else may be typed."
+        "and /help lists what else may be typed. In a pipe, each line is a message."
     )
     parser = subcommand(commands, "chat", what, description=more)
     parser.add_argument(
@@ -100,21 +100,25 @@ def _converse(conversation: "Conversation", notes: Terminal, read: Callable[[], 
     from oscine.cli.chat.slash import BRIEF, Bye, obey
 
     notes.note(BRIEF)
+    failures = 0
     while True:
         try:
             text = unquoted(read().strip())
         except EOFError:
-            return
+            break
         except KeyboardInterrupt:
             notes.note("ctrl-D leaves")
             continue
         try:
             note = obey(text, conversation)
         except Bye:
-            return
+            break
         except KeyboardInterrupt:
             note = "stopped"
         except CommandError as error:
             note = f"error: {error}"
+            failures += error.status == FAILED
         if note is not None:
             notes.note(note)
+    if failures and read is read_lines:  # a program may depend on it; a person has seen it
+        raise CommandError(f"messages without an answer: {failures}")

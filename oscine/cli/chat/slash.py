@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from oscine.chat.effort import EFFORTS
 from oscine.cli.chat.conversation import Conversation
-from oscine.cli.error import CommandError
+from oscine.cli.error import USAGE, CommandError
 from oscine.option import did_you_mean
 
-_COMMAND = re.compile(r"(/\w*)(?:\s+(.*))?", re.DOTALL)  # and not /etc/hosts, which begins a message
+_COMMAND = re.compile(r"(/\w*|/\?)(?:\s+(.*))?", re.DOTALL)  # and not /etc/hosts, which begins a message
 KEYS = '""" begins and ends a message of several lines, ctrl-C stops an answer, ctrl-D leaves'
 
 
@@ -31,9 +31,9 @@ def obey(text: str, conversation: Conversation) -> str | None:
         if text:
             conversation.ask(text)
         return None
-    name, argument = found[1], (found[2] or "").strip()
+    name, argument = _ALIASES.get(found[1], found[1]), (found[2] or "").strip()
     if name not in SLASHES:
-        raise CommandError(f"{name} is no command{did_you_mean(name, SLASHES)} (/help lists them)")
+        raise CommandError(f"{name} is no command{did_you_mean(name, SLASHES)} (/help lists them)", USAGE)
     return SLASHES[name].run(conversation, argument)
 
 
@@ -45,7 +45,7 @@ def _help(conversation: Conversation, argument: str) -> str:
 
 def _effort(conversation: Conversation, argument: str) -> str:
     if argument and argument not in EFFORTS:
-        raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}{did_you_mean(argument, EFFORTS)}")
+        raise CommandError(f"/effort takes one of {', '.join(EFFORTS)}{did_you_mean(argument, EFFORTS)}", USAGE)
     if argument:
         conversation.settings["reasoning_effort"] = argument
     return f"effort: {conversation.settings['reasoning_effort']}"
@@ -75,4 +75,5 @@ SLASHES = {
         Slash("/bye", "leave", _bye),
     )
 }
+_ALIASES = {"/?": "/help", "/clear": "/reset", "/exit": "/bye", "/quit": "/bye"}  # habits from Ollama and others
 BRIEF = f"{', '.join(SLASHES)}; {KEYS}"

@@ -158,7 +158,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     yield "packages   " + ", ".join(f"{name} {version}" for name, version in facts.packages.items())
     yield "models"
     for model in found.models:
-        yield f"  {model['name']} ({model['place']}, {model['format']}, {model['bytes'] / _GB:.1f} GB)"
+        yield f"  {model['name']} ({model['place']}, {model['format']}, {model['bytes'] / _GB:.2f} GB)"
     if found.fits:
         yield "what fits"
         yield from (f"  {fit['model']} on {fit['where']} {fit['says']}" for fit in found.fits)

@@ -138,7 +138,11 @@ def _read_yaml(path: Path, source: str) -> Values:
 def read_mapping(content: Mapping[Any, Any]) -> Values:
     """Keys are names of options, with hyphens or underscores. Raises ValueError that names the key."""
     values: Values = {}
+    names: set[str] = set()
     for key, name, value in _flatten(content):
+        if name in names:
+            raise ValueError(f"{key} is there twice, with hyphens and with underscores")
+        names.add(name)
         merge(values, _read_key(key, name, value))
     check_exclusions(values)
     return values

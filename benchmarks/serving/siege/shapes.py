@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.serving.attacks import Attack, post
+from benchmarks.serving.siege.requests import Attack, post
 
 BODY_BYTES = 4 << 20  # the largest that is taken
 VALUES = 1 << 18  # JSON values that are taken

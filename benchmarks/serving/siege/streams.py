@@ -1,23 +1,30 @@
-"""Streams of honest clients beside an attack, in a process of its own that checks their gaps and texts."""
+"""Streams of honest clients beside an attack, in a process of its own that checks their gaps and texts.
+
+Time in which the main threads of API, engine and of this process waited for a core is left out of a gap: other
+processes of the machine, the attackers among them, take it. Waiting for the interpreter's lock is not left out.
+"""
 
 import asyncio
 import json
 import multiprocessing
+import os
 import re
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.serving.attacks import post
 from benchmarks.serving.promises import require, wait
 from benchmarks.serving.server import Server
-from oscine.api.telemetry.loop_lag import core_wait
+from benchmarks.serving.siege.requests import post
 
 TOKENS = 400  # of a stream; then comes the next
-FIRST_EVENTS = 4  # of a stream, during which it may still be queued
+STAGGER = 30  # tokens by which each stream is longer than the one before, so that not all begin at once
+FIRST_EVENTS = 24  # of a stream: it may be queued at first, and the header of its final message is tokens without text
 SAID = re.compile(rb'"(?:content|reasoning|text)":("(?:[^"\\]|\\.)*")')
 MOVING_S = 20.0  # in which streams must make progress
 BODIES: dict[str, dict[str, Any]] = {
@@ -26,25 +33,36 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+class CoreWaits:
+    """Sums the time for which main threads of processes have waited for a core; 0 if the kernel does not count."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        paths = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids]
+        self._files = [path.open("rb", buffering=0) for path in paths if path.exists()]
+
+    def seconds(self) -> float:
+        return sum(int(os.pread(file.fileno(), 128, 0).split()[1]) for file in self._files) / 1e9
+
+
 class _Stream(asyncio.Protocol):
-    def __init__(self, watch: "_Watch", path: str) -> None:
-        self._watch, self._path = watch, path
+    def __init__(self, watch: "_Watch", name: str) -> None:
+        self._watch, self._name = watch, name
         self._pieces: list[bytes] = []
         self._last_s = self._waited_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.write(self._watch.requests[self._path])
+        transport.write(self._watch.requests[self._name])
 
     def data_received(self, data: bytes) -> None:
-        now_s, waited_s = time.monotonic(), self._watch.core_wait_s()
+        now_s, waited_s = time.monotonic(), self._watch.waits.seconds()
         self._pieces.append(data)
         if len(self._pieces) > FIRST_EVENTS:
             self._watch.note(now_s - self._last_s - (waited_s - self._waited_s))
         self._last_s, self._waited_s = now_s, waited_s
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._watch.ended(self._path, b"".join(self._pieces))
+        self._watch.ended(self._name, b"".join(self._pieces))
 
 
 class _Watch:
@@ -52,72 +70,77 @@ class _Watch:
         self,
         host: str,
         port: int,
+        tls: ssl.SSLContext | None,
         requests: dict[str, bytes],
         gap: "Synchronized[float]",
         events: "Synchronized[int]",
         wrong: "Queue[str]",
-        core_wait_s: Callable[[], float],
+        waits: CoreWaits,
     ) -> None:
-        self.requests, self.core_wait_s = requests, core_wait_s
-        self._address = host, port
+        self.requests, self.waits = requests, waits
+        self._address, self._tls = (host, port), tls
         self._gap, self._events, self._wrong = gap, events, wrong
-        self._texts: dict[str, bytes] = {}  # by path: the expected text of each stream
+        self._texts: dict[str, bytes] = {}  # by name: the expected text of each stream
         self._loop = asyncio.get_running_loop()
         self._starting: set[asyncio.Task[None]] = set()
 
-    def start(self, path: str) -> None:
-        task = self._loop.create_task(self._connect(path))
+    def start(self, name: str) -> None:
+        task = self._loop.create_task(self._connect(name))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _connect(self, path: str) -> None:
+    async def _connect(self, name: str) -> None:
         try:
-            await self._loop.create_connection(lambda: _Stream(self, path), *self._address)
+            await self._loop.create_connection(lambda: _Stream(self, name), *self._address, ssl=self._tls)
         except OSError as error:
-            self._wrong.put(f"{path}: {error}")
+            self._wrong.put(f"{name}: {error}")
 
     def note(self, gap_s: float) -> None:
         self._events.value += 1
         self._gap.value = max(self._gap.value, gap_s)
 
-    def ended(self, path: str, data: bytes) -> None:
+    def ended(self, name: str, data: bytes) -> None:
         text = b"".join(SAID.findall(data))
-        if b"data: [DONE]" not in data or text != self._texts.setdefault(path, text):
-            self._wrong.put(f"{path}: {data[:300]!r} ... {data[-300:]!r}")
-        self.start(path)
+        if b"data: [DONE]" not in data or text != self._texts.setdefault(name, text):
+            self._wrong.put(f"{name}: {data[:300]!r} ... {data[-300:]!r}")
+        self.start(name)
 
 
 def _run(
     host: str,
     port: int,
+    certificate: str | None,
     requests: dict[str, bytes],
-    streams: int,
+    pids: Sequence[int],
     gap: "Synchronized[float]",
     events: "Synchronized[int]",
     wrong: "Queue[str]",
 ) -> None:
     async def run() -> None:
-        with core_wait() as core_wait_s:
-            watch = _Watch(host, port, requests, gap, events, wrong, core_wait_s)
-            for i in range(streams):
-                watch.start([*requests][i % len(requests)])
-            await asyncio.Event().wait()
+        tls = None if certificate is None else ssl.create_default_context(cafile=certificate)
+        watch = _Watch(host, port, tls, requests, gap, events, wrong, CoreWaits([*pids, os.getpid()]))
+        for name in requests:
+            watch.start(name)
+        await asyncio.Event().wait()
 
     asyncio.run(run())
 
 
 class HealthyStreams:
-    """Context manager. All streams of one path must have the same text."""
+    """Context manager. Each stream must have the same text each time."""
 
     def __init__(self, server: Server, streams: int, *headers: bytes) -> None:
         context = multiprocessing.get_context("spawn")
-        parameters: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-        requests = {path: post(path, json.dumps(body | parameters).encode(), *headers) for path, body in BODIES.items()}
+        requests: dict[str, bytes] = {}
+        for i in range(streams):
+            path = [*BODIES][i % len(BODIES)]
+            body = BODIES[path] | {"max_tokens": TOKENS + STAGGER * i, "ignore_eos": True, "stream": True}
+            requests[f"{path} {i}"] = post(path, json.dumps(body).encode(), *headers)
         self._streams = streams
         self._gap, self._events, self._wrong = context.Value("d"), context.Value("q"), context.Queue()
-        shared = (self._gap, self._events, self._wrong)
+        shared, pids = (self._gap, self._events, self._wrong), (server.pid, server.engine_pid)
         self._process = context.Process(
-            target=_run, args=(server.host, server.port, requests, streams, *shared), daemon=True
+            target=_run, args=(server.host, server.port, server.certificate, requests, pids, *shared), daemon=True
         )
 
     def __enter__(self) -> "HealthyStreams":

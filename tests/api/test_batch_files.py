@@ -1,0 +1,296 @@
+"""Files of batches without a server: lines, uploads that come at once, and what lines may take."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oscine.api.app import create_app
+from oscine.api.batches import job as jobs
+from oscine.api.batches.job import Answered, BatchJob, Room
+from oscine.api.batches.lines import BatchInput, BatchLine
+from oscine.api.batches.retries import Retries
+from oscine.api.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
+from oscine.api.batches.service import MOST_ACTIVE, BatchService
+from oscine.api.batches.store import FileStore
+from oscine.api.http.asgi import Receive, Scope, Send
+from oscine.api.http.errors import APIError
+from oscine.config import Config, ServerOptions
+
+CHAT: Any = "/v1/chat/completions"
+
+
+def line(name: str, **body: Any) -> bytes:
+    return json.dumps({"custom_id": name, "url": CHAT, "body": {"messages": [], **body}}).encode()
+
+
+def read(path: Path, data: bytes, longest: int | None = None) -> list[BatchLine]:
+    path.write_bytes(data)
+    with BatchInput.open(path, longest=longest) as lines:
+        return [*lines]
+
+
+def test_blank_lines_are_skipped_without_a_step_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    whole = BatchInput._read
+
+    def counted(self: BatchInput, line: bytes, number: int) -> BatchLine:
+        nonlocal steps
+        steps += 1
+        return whole(self, line, number)
+
+    monkeypatch.setattr(BatchInput, "_read", counted)
+    found = read(tmp_path / "in", b"\n" * 100_000 + line("a") + b"\r\n \t\r\n" * 50_000 + b"  " + line("b") + b"\n")
+    assert [(one.custom_id, one.number, one.problem) for one in found] == [("a", 100_001, ""), ("b", 200_001, "")]
+    assert steps == 2
+
+
+def test_a_byte_order_mark_before_the_first_line_is_skipped(tmp_path: Path) -> None:
+    first, second = read(tmp_path / "in", b"\xef\xbb\xbf" + line("a") + b"\n\xef\xbb\xbf" + line("b"))
+    assert (first.custom_id, first.problem) == ("a", "")
+    assert second.code == "invalid_json_line"
+
+
+def test_a_body_is_passed_on_as_it_came(tmp_path: Path) -> None:
+    (found,) = read(
+        tmp_path / "in", b'{"custom_id": "a", "url": "%s", "body": {"model" : "m", "x": 1.0e5 }}' % CHAT.encode()
+    )
+    assert (found.body, found.model) == (b'{"model" : "m", "x": 1.0e5 }', "m")
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"hi"', b'{"model": [1]}', b'{"stream": 5}', b'{"stream": true}'])
+def test_a_body_that_is_no_request_is_told_before_the_batch_runs(tmp_path: Path, body: bytes) -> None:
+    (found,) = read(tmp_path / "in", b'{"custom_id": "a", "url": "%s", "body": %s}' % (CHAT.encode(), body))
+    assert (found.code, found.custom_id) == ("invalid_request", "a")
+
+
+def test_a_long_line_is_never_whole_in_memory(tmp_path: Path) -> None:
+    long, good = read(tmp_path / "in", b"x" * 300_000 + b"\n" + line("a"), longest=1000)
+    assert (long.code, long.problem) == ("line_too_long", "Line 1 is longer than 1000 bytes.")
+    assert (good.custom_id, good.number) == ("a", 2)
+
+
+def test_what_a_problem_repeats_is_short(tmp_path: Path) -> None:
+    (found,) = read(tmp_path / "in", b'{"custom_id": "a", "url": "%s", "body": {}}' % (b"u" * 100_000))
+    assert found.code == "invalid_url"
+    assert len(found.problem) < 500
+
+
+# ---- a batch ----
+
+
+def batch_of(file_id: str) -> BatchObject:
+    return BatchObject(
+        id="batch_1",
+        endpoint=CHAT,
+        input_file_id=file_id,
+        created_at=1,
+        expires_at=1 << 40,
+        request_counts=RequestCounts(),
+    )
+
+
+def with_files(folder: Path, work: Callable[[FileStore], Coroutine[Any, Any, None]]) -> None:
+    async def go() -> None:
+        store = FileStore(str(folder))
+        await store.open()
+        try:
+            await work(store)
+        finally:
+            await store.close()
+
+    asyncio.run(go())
+
+
+def made(store: FileStore, ask: Any, room: Room) -> BatchJob:
+    return BatchJob(batch_of("file-in"), "me", store, ask, lambda model: None, room, 1 << 20)
+
+
+async def run_lines(store: FileStore, ask: Any, room: Room, *lines: bytes) -> BatchObject:
+    store.new("file-in").write_bytes(b"\n".join(lines))
+    job = made(store, ask, room)
+    await job.run(asyncio.Semaphore(8), 8)
+    return job.batch
+
+
+def test_files_of_a_batch_are_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread of their own: requests of clients do not wait behind them."""
+    seen = set()
+    whole = BatchInput._skip_blank
+
+    def noted(self: BatchInput) -> None:
+        seen.add(threading.current_thread().name)
+        whole(self)
+
+    async def ask(line: BatchLine) -> Answered:
+        return Answered(200, "", b"{}")
+
+    async def work(store: FileStore) -> None:
+        batch = await run_lines(store, ask, Room(), *(line(str(i)) for i in range(20)))
+        assert (batch.status, batch.request_counts.completed) == ("completed", 20)
+
+    monkeypatch.setattr(BatchInput, "_skip_blank", noted)
+    with_files(tmp_path, work)
+    assert seen == {"batches_0"}
+
+
+def test_lines_wait_until_there_is_room_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MAX_BATCHES_BYTES", 10_000)
+    held, most = 0, 0
+
+    async def ask(line: BatchLine) -> Answered:
+        nonlocal held, most
+        held += len(line.body)
+        most = max(most, held)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        held -= len(line.body)
+        return Answered(200, "", b"{}")
+
+    async def work(store: FileStore) -> None:
+        texts = [{"messages": [{"role": "user", "content": "x" * size}]} for size in (*[1500] * 12, 40_000)]
+        room = Room()
+        batch = await run_lines(store, ask, room, *(line(str(i), **text) for i, text in enumerate(texts)))
+        assert batch.request_counts.completed == 13, "also one that is larger than all the room"
+        assert room.has_few
+
+    with_files(tmp_path, work)
+    assert most >= 3000
+    assert most <= 45_000
+
+
+def test_a_file_of_too_many_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MOST_LINES", 10)
+    numbers: list[int] = []
+    whole = BatchInput._read
+
+    def noted(self: BatchInput, line: bytes, number: int) -> BatchLine:
+        numbers.append(number)
+        return whole(self, line, number)
+
+    async def work(store: FileStore) -> None:
+        batch = await run_lines(store, None, Room(), *(line(str(i)) for i in range(1000)))
+        assert batch.errors is not None
+        assert [error.code for error in batch.errors.data] == ["too_many_requests"]
+
+    monkeypatch.setattr(BatchInput, "_read", noted)
+    with_files(tmp_path, work)
+    assert numbers == [*range(1, 12)]
+
+
+# ---- limits of a key ----
+
+
+def with_service(folder: Path, work: Callable[[BatchService, httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
+    async def go() -> None:
+        service = BatchService(Config(server=ServerOptions(files_dir=str(folder), files_max_bytes=1000)))
+        await service.files.open()
+        transport = httpx.ASGITransport(create_app(service))
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                await work(service, client)
+        finally:
+            await service.files.close()
+
+    asyncio.run(go())
+
+
+def upload(client: httpx.AsyncClient, data: bytes) -> Coroutine[Any, Any, httpx.Response]:
+    return client.post("/v1/files", files={"file": data}, data={"purpose": "batch"})
+
+
+def test_uploads_that_come_at_once_do_not_pass_the_limit_together(tmp_path: Path) -> None:
+    async def work(service: BatchService, client: httpx.AsyncClient) -> None:
+        answers = await asyncio.gather(*(upload(client, b"x" * 300) for _ in range(12)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 413}
+        stored = statuses.count(200)
+        assert stored <= 3
+        refused = next(answer for answer in answers if answer.status_code == 413)
+        assert refused.json()["error"]["code"] == "storage_limit_exceeded"
+        assert len([*tmp_path.glob("*.jsonl")]) == stored, "what was refused leaves nothing"
+        while stored < 3:  # and takes no room
+            assert (await upload(client, b"x" * 300)).status_code == 200
+            stored += 1
+        assert (await upload(client, b"x" * 101)).status_code == 413
+        assert (await upload(client, b"x" * 100)).status_code == 200
+
+    with_service(tmp_path, work)
+
+
+def test_batches_that_are_made_at_once_do_not_pass_the_limit_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchService, "_run", lambda *arguments: None)
+
+    async def work(service: BatchService, client: httpx.AsyncClient) -> None:
+        request = BatchRequest(input_file_id="file-x", endpoint=CHAT, completion_window="24h")
+        made = await asyncio.gather(*(service.create_batch(request, "me") for _ in range(40)), return_exceptions=True)
+        refused = [error for error in made if isinstance(error, APIError)]
+        assert len(refused) == 40 - MOST_ACTIVE
+        assert {(error.status, error.code) for error in refused} == {(429, "too_many_batches")}
+        assert isinstance(await service.create_batch(request, "other"), BatchObject)
+
+    with_service(tmp_path, work)
+
+
+def test_a_list_begins_behind_an_entry_of_its_owner_alone(tmp_path: Path) -> None:
+    async def work(store: FileStore) -> None:
+        for owner, name in (("a", "file-1"), ("b", "file-2"), ("a", "file-3")):
+            await store.put_file(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
+        page = await store.page("file", "a", FileObject, 9, after="file-3")
+        assert [file.id for file in page] == ["file-1"]
+        assert not await store.page("file", "a", FileObject, 9, after="file-2")
+        assert not await store.page("batch", "a", BatchObject, 9, after="file-3")
+
+    with_files(tmp_path, work)
+
+
+def test_a_form_of_many_parts_is_refused_at_the_first_too_many(tmp_path: Path) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="f"\r\n\r\n\r\n'
+
+    async def work(service: BatchService, client: httpx.AsyncClient) -> None:
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        answer = await client.post("/v1/files", content=part * 17, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+        assert "more than 16 parts" in answer.json()["error"]["message"]
+
+    with_service(tmp_path, work)
+
+
+def test_lines_count_against_the_rate_limit_of_their_key_and_wait(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("[{name: me, key: secret, requests_per_minute: 2}]")
+    status = 503
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def go() -> None:
+        nonlocal status
+        service = BatchService(Config(server=ServerOptions(api_keys_file=str(keys))))
+        service._endpoints = {CHAT: endpoint}
+        one = BatchLine("1", "a", CHAT, b"{}")
+        assert [(await service._ask("me", one)).status for _ in range(3)] == [503, 503, 503], "they are sent again"
+        status = 200
+        first, second = [await service._ask("me", one) for _ in range(2)]
+        assert (first.status, second.status) == (200, 429)
+        wait_s = Retries().delay_s(second.status, second.body, second.retry_after)
+        assert wait_s == 30.0, "one request is left to clients"
+        use = service.keys.named("me")
+        assert use is not None
+        use.take_request()
+
+    asyncio.run(go())
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_it_says_each_time() -> None:
+    retries = Retries()
+    assert [retries.delay_s(429, b"", "2") for _ in range(4)] == [2.0] * 4
+    assert [retries.delay_s(503, b"", None) for _ in range(3)] == [0.5, 1.0, 2.0]

@@ -1,0 +1,76 @@
+"""Python's garbage collector beside large requests."""
+
+import asyncio
+import gc
+
+import pytest
+
+from oscine import collector
+from oscine.collector import collect_when_quiet, paused, set_apart
+
+
+def test_what_is_set_apart_is_traversed_by_no_collection_of_young_objects() -> None:
+    gc.unfreeze()
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with set_apart():
+        made = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+    assert gc.get_freeze_count() >= before + 10_000
+    assert not any(made)
+    gc.unfreeze()
+    assert gc.isenabled()
+
+
+@pytest.mark.long
+def test_all_objects_are_collected_in_quiet_moments_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_EVERY_S", 0.0)
+    monkeypatch.setattr(collector, "_MANY_OBJECTS", 1000)
+    made = 0
+    quiet = False
+
+    def collected() -> int:
+        nonlocal made
+        made += 1
+        return 0
+
+    async def turns() -> int:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return made
+
+    async def go() -> None:
+        nonlocal quiet
+        usual = gc.get_threshold()
+        collecting = asyncio.create_task(collect_when_quiet(lambda: quiet))
+        assert await turns() == 0
+        assert gc.get_threshold()[:2] == usual[:2]
+        assert gc.get_threshold()[2] > usual[2]
+        with set_apart():
+            kept = [[] for _ in range(5000)]  # type: ignore[var-annotated]
+        assert await turns() == 0, "large requests are held"
+        quiet = True
+        assert await turns() == 1
+        assert await turns() == 1, "nothing new"
+        quiet = False
+        monkeypatch.setattr(collector, "_EVERY_S", 0.0)
+        monkeypatch.setattr(collector, "_LONGEST_S", 0.0)
+        assert await turns() > 1
+        collecting.cancel()
+        await asyncio.wait((collecting,))
+        assert gc.get_threshold() == usual
+        assert len(kept) == 5000
+
+    monkeypatch.setattr(gc, "collect", collected)
+    try:
+        asyncio.run(go())
+    finally:
+        gc.unfreeze()
+
+
+def test_a_pause_leaves_the_collector_as_it_was() -> None:
+    with paused():
+        assert not gc.isenabled()
+        with paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -320,10 +320,11 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
 
 
 def _cache(start: Start, memory: MemoryPlan) -> KVCache:
-    """With memory, if it is given in bytes, or if other engines read it: they cannot read what is mapped later."""
+    """With memory at once, if it is given in bytes, if other engines read it, which cannot read what is mapped later,
+    or if engines share experts."""
     options, device = start.options, start.opened.device
     late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
-    if not late or torch.cuda.get_device_properties(device).is_integrated:
+    if not late or start.lockstep is not None or torch.cuda.get_device_properties(device).is_integrated:
         return allocate_kv(memory, device, padding=start.lockstep is not None or bool(start.prompt_sizes))
     start.cache = LateCache(memory, device)
     return start.cache.kv

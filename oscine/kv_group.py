@@ -8,10 +8,13 @@ one block on each rank. In FP8 a head has more rows than tokens: its last rows a
 sequence.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import prod
+from math import lcm, prod
 
 FP8 = "float8_e4m3fn"
+_ALIGNMENT = 128  # bytes; of a page in shared memory, for copies by TMA
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, FP8: 1}
 
 
@@ -129,6 +132,63 @@ class KVGroup:
     def first_needed(self, num_pages: int) -> int:
         """The first page that the token after `num_pages` pages, or any later one, reads."""
         return self.first_read(num_pages * self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Memory that page groups share, in slots of equal size. A slot has pages of one of the groups at a time."""
+
+    groups: tuple[int, ...]  # by their places in the model
+    per_slot: tuple[int, ...]  # pages of each that a slot has
+    count: int
+    slot_bytes: int = 0  # 0: pages are only numbers
+
+    def stride(self, group: int) -> int:
+        """Bytes from a page of a group to the next."""
+        return self.slot_bytes // self.per_slot[self.groups.index(group)]
+
+
+def shared(groups: Sequence[KVGroup], count: int = 0) -> Slots:
+    """Memory for all groups, in slots of the size at which least of a page is lost, over all groups.
+
+    A slot has one page of the group with the largest pages.
+    """
+    sizes = [group.page_bytes for group in groups]
+    largest = max(sizes)
+
+    def of_size(num_bytes: int) -> Slots:
+        per_slot = tuple(num_bytes // size for size in sizes)
+        unit = lcm(*per_slot) * _ALIGNMENT
+        return Slots(tuple(range(len(groups))), per_slot, count, -(-num_bytes // unit) * unit)
+
+    def loss(slots: Slots) -> float:
+        return sum(1 - size / slots.stride(group) for group, size in enumerate(sizes))
+
+    candidates = {size * -(-largest // size) for size in sizes}
+    return min(map(of_size, sorted(candidates)), key=loss)
+
+
+def slots_of(groups: Sequence[KVGroup], slots: Slots, num_seqs: int, num_pages: int, *, drafts: bool = True) -> int:
+    """Slots that sequences of so many pages each take at most while they generate. A prompt of several pages, or a
+    window that moves on, may need what `drafts` need: one page more in each window."""
+    counts = (
+        num_pages if groups[group].window is None else min(num_pages, groups[group].decode_pages(drafts))
+        for group in slots.groups
+    )
+    return sum(-(-num_seqs * count // each) for count, each in zip(counts, slots.per_slot, strict=True))
+
+
+def most_pages(groups: Sequence[KVGroup], memory: Sequence[Slots]) -> int:
+    """The most pages of full attention that one sequence can have, beside the windows in the same memory."""
+    slots = next(slots for slots in memory if 0 in slots.groups)
+    counts = range(1, slots.count * slots.per_slot[0] + 1)
+    return bisect_right(counts, slots.count, key=lambda count: slots_of(groups, slots, 1, count))
+
+
+def apart(num_pages: Sequence[int], groups: Sequence[KVGroup] = ()) -> list[Slots]:
+    """Memory of its own for each group; without `groups`, pages are only numbers."""
+    sizes = [group.page_bytes for group in groups] or [0] * len(num_pages)
+    return [Slots((place,), (1,), *each) for place, each in enumerate(zip(num_pages, sizes, strict=True))]
 
 
 def check_compatible(source: KVGroup, target: KVGroup) -> None:

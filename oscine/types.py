@@ -147,10 +147,11 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The pages of one group on one rank, one after the other."""
+    """The pages of one group on one rank. Groups may share memory: then pages of others lie between them."""
 
     address: int  # of page 0
     num_pages: int
+    stride: int  # bytes from a page to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +269,14 @@ class EngineStats:
 
     num_running: int = gauge("Sequences that run", "num_requests_running", "engine", "replica", "load")
     num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", "engine", "replica", "load")
-    # Cached pages that no request holds do not count. Sliding pages are those of all groups with a window.
+    # Cached pages that no request holds do not count. Sliding pages are those of all groups with a window. Groups may
+    # share memory: each slot has pages of one of them. Where they do not, slots are those of the fullest group.
+    kv_slots_used: int = gauge("KV memory slots with pages held by live requests", "kv_slots_used", "engine")
+    kv_slots_total: int = gauge("KV memory slots", "kv_slots", "engine")
     full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", "engine")
-    full_pages_total: int = gauge("Full-attention pages there are", "full_pages", "engine")
+    full_pages_total: int = gauge("Full-attention pages at most", "full_pages", "engine")
     sliding_pages_used: int = gauge("Sliding-window pages held by live requests", "sliding_pages_used", "engine")
-    sliding_pages_total: int = gauge("Sliding-window pages there are", "sliding_pages", "engine")
+    sliding_pages_total: int = gauge("Sliding-window pages at most", "sliding_pages", "engine")
     # Prompt tokens over waiting and running requests; a sequence in decode counts 0. What the prefix index has of a
     # waiting request is not known yet, and included.
     queued_tokens: int = gauge("Tokens not yet computed of live requests", "queued_tokens", "replica", "load")
@@ -355,9 +359,8 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Used share of the full pages or of the sliding ones, 0 to 1: the larger; 0 where there are no pages."""
-        full = self.full_pages_used / max(self.full_pages_total, 1)
-        return max(full, self.sliding_pages_used / max(self.sliding_pages_total, 1))
+        """Used share of the KV memory, 0 to 1; 0 where there is none."""
+        return self.kv_slots_used / max(self.kv_slots_total, 1)
 
 
 STATISTICS = (
@@ -365,7 +368,7 @@ STATISTICS = (
     Statistic(
         "kv_usage",
         "gauge",
-        "Used share of the fuller page group, 0 to 1",
+        "Used share of the KV memory, 0 to 1",
         "kv_cache_usage_perc",
         ("engine", "replica", "load"),
     ),

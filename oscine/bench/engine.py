@@ -114,7 +114,7 @@ class EngineBench:
 
     def num_held(self, point: Point) -> int:
         """Sequences of this length that the KV cache holds at once; further ones wait, or are computed twice."""
-        return self._engines.num_pages // ceil((point.isl + point.osl - 1) / self._cache.page_size)
+        return self._engines.num_held(point)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
         step_s = (timing.full_s - timing.first_s) / (point.osl - 1)

@@ -49,7 +49,6 @@ class EngineProcesses:
             self.close()
             raise
         self.model = str(ready[0]["model"])
-        self.num_pages = sum(one["num_pages"] for one in ready)
         self.gpus: Sequence[str] = [gpu for one in ready for gpu in one["gpus"]]
 
     def prepare(self, point: Point) -> None:
@@ -60,6 +59,9 @@ class EngineProcesses:
         began_s = min(one["began_s"] for one in passes)
         full_s, first_s = (max(one["began_s"] + one[name] for one in passes) for name in ("full_s", "first_s"))
         return Timing(full_s - began_s, first_s - began_s)
+
+    def num_held(self, point: Point) -> int:
+        return sum(one["num_held"] for one in self._ask(replace(point, concurrency=0)))
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -138,7 +140,7 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
     engine = OwnEngine(built, share=rank, num_shares=num_engines)
     gc.collect()
     gc.freeze()  # as the engine process does
-    asked.sendall(_line({"model": engine.model, "num_pages": engine.num_pages, "gpus": engine.gpus}))
+    asked.sendall(_line({"model": engine.model, "gpus": engine.gpus}))
     loop, lines = built.loop, asked.makefile("rb")
     waiting: list[Any] = [asked] if loop.partners is None else [asked, loop.partners]
     while True:
@@ -153,7 +155,9 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
 
 
 def _pass(engine: OwnEngine, point: Point) -> dict[str, float]:
-    """Without tokens to generate, only the prompts are made."""
+    """Without requests, what the cache holds. Without tokens to generate, only the prompts are made."""
+    if not point.concurrency:
+        return {"num_held": engine.num_held(point)}
     engine.prepare(point)
     if not point.osl:
         return {}

@@ -31,7 +31,6 @@ class Engines(Protocol):
     """What is measured: an engine, or several that share the requests."""
 
     model: str  # as loaded
-    num_pages: int  # that hold full contexts, of all engines
     gpus: Sequence[str]  # UUIDs, of all engines
 
     def prepare(self, point: Point) -> None:
@@ -42,6 +41,10 @@ class Engines(Protocol):
         """Raises MeasureError."""
         ...
 
+    def num_held(self, point: Point) -> int:
+        """Sequences of this length that the KV cache holds at once, over all engines."""
+        ...
+
 
 class OwnEngine:
     """The engine of this process. It may run a share of each load: every so many-th request."""
@@ -49,7 +52,7 @@ class OwnEngine:
     def __init__(
         self, engine: BuiltEngine, clock: Clock = time.perf_counter, *, share: int = 0, num_shares: int = 1
     ) -> None:
-        self.loop, self.model, self.num_pages = engine.loop, engine.model, engine.loop.stats().full_pages_total
+        self.loop, self.model = engine.loop, engine.model
         self.gpus: Sequence[str] = engine.gpus
         self._vocab_size, self._clock, self._share = engine.vocab_size, clock, slice(share, None, num_shares)
         self._prompts: dict[Point, list[list[int]]] = {}  # by the point, but for its generated tokens
@@ -59,6 +62,10 @@ class OwnEngine:
 
     def run(self, point: Point) -> Timing:
         return run_pass(self.loop, self.prompts(point), point.osl, self._clock)
+
+    def num_held(self, point: Point) -> int:
+        cache = self.loop.cache
+        return cache.num_held(cache.num_pages(point.isl + point.osl - 1))
 
     def prompts(self, point: Point) -> list[list[int]]:
         key = replace(point, osl=0)

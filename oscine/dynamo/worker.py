@@ -250,12 +250,12 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
 
 
 def _load(stats: EngineStats) -> ComponentSnapshot:
-    """In full-attention pages, which are what the router counts a prompt in."""
+    """In full-attention pages, which are what the router counts a prompt in. Windows take the memory of some."""
     total = stats.full_pages_total
     return ComponentSnapshot(
-        kv_used_blocks=stats.full_pages_used,
+        kv_used_blocks=round(stats.kv_usage * total),
         kv_total_blocks=total,
-        gpu_cache_usage=stats.full_pages_used / total if total else 0.0,
+        gpu_cache_usage=stats.kv_usage,
         kv_cache_hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else None,
         dp_rank=_RANK,
     )

@@ -43,7 +43,7 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
         built.executor,
         options,
         groups=built.groups,
-        num_pages=built.num_pages,
+        memory=built.slots,
         max_model_len=built.max_model_len,
         max_attended=built.max_attended,
     )

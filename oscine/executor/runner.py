@@ -86,7 +86,7 @@ class TorchExecutor:
         self.lockstep = lockstep
         self._has_padding_page = len(kv[0]) > memory.num_pages[0]
         if self._has_padding_page:
-            self.state.point_padding_at([*memory.num_pages])
+            self.state.point_padding_at([len(pages) - 1 for pages in kv])
         self._slots = Slots(max_num_seqs + 1)  # with the padding slot
         self._sampler = Sampler(max_num_seqs, model.config.vocab_size, self.device, model.ops.sample)
         self._new_rules = new_rules or grammar_rules(None, model.config.vocab_size)

@@ -23,7 +23,7 @@ class ScriptedEngine:
         self.restarts = 0
         self.gpus: tuple[str, ...] = ()
         self.info: EngineInfo | None = None
-        self.stats = EngineStats(full_pages_total=8, sliding_pages_total=8)
+        self.stats = EngineStats(kv_slots_total=8, full_pages_total=8, sliding_pages_total=8)
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.streams: dict[str, RequestStream] = {}

@@ -218,11 +218,12 @@ def test_paths_that_do_not_exist_share_a_label(scripted: ScriptedServer) -> None
 
 def test_the_engines_numbers_are_those_of_the_moment(scripted: ScriptedServer) -> None:
     scripted.engine.stats = EngineStats(
-        num_running=3, full_pages_used=2, full_pages_total=8, sliding_pages_used=6, sliding_pages_total=8
+        num_running=3, kv_slots_used=6, kv_slots_total=8, full_pages_used=2, full_pages_total=8
     )
     found = scrape(scripted)
     assert total(found, "oscine:num_requests_running") == 3
     assert total(found, "oscine:full_pages_used") == 2
+    assert (total(found, "oscine:kv_slots_used"), total(found, "oscine:kv_slots")) == (6, 8)
     assert total(found, "oscine:kv_cache_usage_perc") == 0.75
     assert total(found, "oscine:engine_ready") == 1
 

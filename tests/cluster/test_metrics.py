@@ -17,7 +17,7 @@ from tests.api.scripted_server import ScriptedServer
 from tests.api.test_metrics import scrape, total
 
 GOLDEN = Path(__file__).parent / "metrics.txt"
-PREFILL = EngineStats(num_running=1, full_pages_total=8, full_pages_used=6, first_tokens=4, first_token_s=0.5)
+PREFILL = EngineStats(num_running=1, kv_slots_total=8, kv_slots_used=6, first_tokens=4, first_token_s=0.5)
 DECODE = EngineStats(
     num_running=3,
     num_waiting=2,

@@ -5,6 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscine.cluster.routing.cost import SLACK, ReplicaLoad, cost, rank, sticky_key
+from oscine.cluster.routing.replica_view import Expected, ReplicaView
+from oscine.cluster.spec.snapshot import ReplicaReport
+from oscine.types import EngineInfo, EngineStats
 
 IDLE = [ReplicaLoad("a"), ReplicaLoad("b"), ReplicaLoad("c")]
 
@@ -37,6 +40,17 @@ def test_a_prompt_is_computed_again_rather_than_waiting_longer_for_its_pages() -
 def test_each_term_drives_requests_away(loaded: ReplicaLoad) -> None:
     empty = ReplicaLoad("b", capacity_tokens=4096)
     assert all(first([loaded, empty], {}, key=bytes([i])) == "b" for i in range(20))
+
+
+def test_windows_fill_the_memory_of_a_replica_too() -> None:
+    """400 slots of 500 are held, half of them by windows."""
+    view = ReplicaView("a", 0.0, ReplicaReport(info=EngineInfo("m", 4096, 300, 1.0, page_size=16, max_num_seqs=4)))
+    view.hear(EngineStats(full_pages_used=200, full_pages_total=500, kv_slots_used=400, kv_slots_total=500), 1.0)
+    load = view.load(0, 1.0)
+    assert (load.held_tokens, load.capacity_tokens) == (400 * 16, 500 * 16)
+    view.expect(Expected("r", 100, 40, 1.0))
+    assert view.load(0, 1.0).held_tokens == 400 * 16 + 60
+    assert ReplicaView("b", 0.0).load(0, 1.0).capacity_tokens == 0, "not known yet"
 
 
 def test_a_full_cache_costs_nothing_to_whom_it_has() -> None:

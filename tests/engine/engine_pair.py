@@ -28,6 +28,7 @@ from oscine.types import (
 )
 
 from .harness import PAGE, Run, Setting
+from .pool_check import check_pools
 
 ADDRESS = "tcp://there"
 DECODE = b"decode engine"
@@ -133,7 +134,8 @@ class Prefiller:
     def __init__(self, setting: Setting, model: str | None = "m") -> None:
         self.run = Run(setting)
         self.is_dead = self.is_stuck = False
-        memory = RankMemory(b"", "DRAM", 0, [Region(0, count) for count in setting.num_pages])
+        sizes = zip(setting.num_pages, setting.groups, strict=True)
+        memory = RankMemory(b"", "DRAM", 0, [Region(0, count, group.page_bytes) for count, group in sizes])
         endpoint = None if model is None else KVEndpoint(model, setting.groups, [memory])
         self.is_attentive = False
         self.service = PrefillService(self.run.loop, endpoint, self._attend, lambda: self.run.now)
@@ -215,9 +217,10 @@ class Pair:
 def check_pages(run: Run, holds: list[Hold]) -> None:
     """Holders are the running requests and the holds, and each page is held, cached or free, once."""
     assert run.cache.holds.num_holds == len(holds)
-    for group, pool in enumerate(run.cache.pools):
+    found = []
+    for group in range(len(run.cache.pools)):
         held: Counter[int] = Counter(page for hold in holds for page in hold[group].values())
         for request in run.loop._scheduler.running.values():
             held.update(request.pages[group][request.first_held[group] :])
-        assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held)
-        assert sorted([*pool._free, *pool._cold, *pool._kept, *held]) == list(range(pool.num_pages))
+        found.append(held)
+    check_pools(run.cache.pools, found)

@@ -8,10 +8,11 @@ from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
-from oscine.kv_group import KVGroup
+from oscine.kv_group import KVGroup, Slots, apart
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams, StepPlan
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens
+from .pool_check import check_pools
 
 PAGE = 16
 
@@ -30,6 +31,8 @@ class Setting:
     windows: tuple[int, ...] = (24,)  # of the groups after full attention; two pages or three are read
     num_full_pages: int = 64
     num_sliding_pages: int = 64  # of each group with a window
+    num_slots: int = 0  # of memory that all groups share; 0: each has its own
+    per_slot: tuple[int, ...] = (1, 1)  # pages of each group in a slot of it
     max_model_len: int = 160
     max_attended: int | None = None
     most_drafts: int = 0
@@ -39,8 +42,15 @@ class Setting:
         return [KVGroup(window, (i,), 1, PAGE, 2, "uint8") for i, window in enumerate([None, *self.windows])]
 
     @property
+    def memory(self) -> list[Slots]:
+        if self.num_slots:
+            return [Slots(tuple(range(len(self.per_slot))), self.per_slot, self.num_slots)]
+        return apart([self.num_full_pages, *[self.num_sliding_pages] * len(self.windows)])
+
+    @property
     def num_pages(self) -> list[int]:
-        return [self.num_full_pages, *[self.num_sliding_pages] * len(self.windows)]
+        sizes = [(slots.count * each) for slots in self.memory for each in slots.per_slot]
+        return sizes  # groups are in order, whether they share memory or not
 
 
 class SomeDrafts:
@@ -83,7 +93,7 @@ class Run:
             page_size=PAGE,
             windows=[None, *s.windows],
             num_slots=s.max_num_seqs,
-            num_pages=s.num_pages,
+            memory=s.memory,
             max_num_tokens=s.max_num_batched_tokens,
             most_drafts=s.most_drafts,
             lazy=s.lazy,
@@ -101,7 +111,7 @@ class Run:
                 ),
             ),
             groups=s.groups,
-            num_pages=s.num_pages,
+            memory=s.memory,
             max_model_len=s.max_model_len,
             max_attended=s.max_attended,
             clock=lambda: self.now,
@@ -168,15 +178,14 @@ class Run:
     def check_pages(self) -> None:
         """Page ownership adds up: holders are the running requests, each page is held, cached or free, once."""
         running = self.loop._scheduler.running.values()
+        groups = range(len(self.cache.pools))
+        check_pools(
+            self.cache.pools,
+            [Counter(page for r in running for page in r.pages[group][r.first_held[group] :]) for group in groups],
+        )
         for group, pool in enumerate(self.cache.pools):
-            held = Counter(page for r in running for page in r.pages[group][r.first_held[group] :])
-            assert {page: n for page, n in enumerate(pool._holders) if n} == dict(held)
-            unheld = [*pool._free, *pool._cold, *pool._kept]
-            assert sorted([*unheld, *held]) == list(range(pool.num_pages))
             indexed = {page for page in range(pool.num_pages) if pool._indexed[page]}
             assert indexed == set(self.cache.index._digests[group])
-            assert indexed >= {*pool._cold, *pool._kept}
-            assert indexed.isdisjoint(pool._free)
             enough = [-1, *(2 + (window - 1) // PAGE for window in self.setting.windows)][group]
             steady = [
                 r.first_held[group] >= r.num_hit_pages and len(r.pages[group]) - r.first_held[group] == enough

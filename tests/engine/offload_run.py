@@ -142,7 +142,7 @@ class OffloadRun(Run):
     def evict(self) -> None:
         """Everything that is cached."""
         for pool in self.cache.pools:
-            for page in pool.allocate(pool.num_available):
+            for page in pool.allocate(pool.num_available, pool.num_available):
                 pool.release(page)
 
     def files(self) -> list[Path]:

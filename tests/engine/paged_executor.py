@@ -7,7 +7,12 @@ hashes. So a page that is freed too early, shared wrongly or never filled is an 
 
 from collections import deque
 from collections.abc import Sequence
+from math import lcm
 
+import numpy as np
+from numpy.typing import NDArray
+
+from oscine.kv_group import Slots
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan, StepResult, TokenLogprobs
 
 VOCAB = 50
@@ -50,6 +55,12 @@ class Slot:
         return self.tokens[-1]
 
 
+def _pages(slots: Slots, page_size: int) -> list[NDArray[np.int64]]:
+    """[pages, page_size] for each group; all groups have the same memory."""
+    data = np.zeros((slots.count, lcm(*slots.per_slot) * page_size), np.int64)
+    return [data.reshape(slots.count * each, -1)[:, :page_size] for each in slots.per_slot]
+
+
 class PagedExecutor:
     """Where a plan allows drafts, it verifies some, and accepts some of these. It runs a plan as early as it can (when
     launched) or as late as it may (when collected)."""
@@ -60,7 +71,7 @@ class PagedExecutor:
         page_size: int,
         windows: Sequence[int | None],
         num_slots: int,
-        num_pages: Sequence[int],
+        memory: Sequence[Slots],
         max_num_tokens: int,
         most_drafts: int = 0,
         lazy: bool = False,
@@ -71,7 +82,7 @@ class PagedExecutor:
         self.most_drafts = most_drafts
         self.lazy = lazy
         self.slots: list[Slot | None] = [None] * num_slots
-        self.memory = [[[0] * page_size for _ in range(count)] for count in num_pages]  # per group
+        self.memory = [pages for slots in memory for pages in _pages(slots, page_size)]  # groups are in order
         self.num_steps = 0
         self.num_computed = 0
         self.plans: list[StepPlan] = []
@@ -164,7 +175,9 @@ class PagedExecutor:
                 high = max(low, min(slot.num_computed, (i + 1) * self.page_size))
                 found = memory[table[i]][low - i * self.page_size : high - i * self.page_size]
                 assert table[i] >= 0
-                assert found == slot.hashes[low:high], f"wrong page {i} of window {window} of slot {sequence.slot}"
+                assert found.tolist() == slot.hashes[low:high], (
+                    f"wrong page {i} of window {window} of slot {sequence.slot}"
+                )
 
     def _sample(
         self, plan: StepPlan

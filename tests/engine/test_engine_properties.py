@@ -25,6 +25,7 @@ samplings = st.fixed_dictionaries(
 @st.composite
 def setting(draw: st.DrawFn) -> Setting:
     max_num_seqs = draw(st.integers(1, 8))
+    windows = draw(st.sampled_from([(PAGE,), (18,), (33,), (34,), (2 * PAGE,), (), (33, 18), (34, 17, PAGE)]))
     return Setting(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.sampled_from([0, 1, 5, 30, 200])),
@@ -32,9 +33,11 @@ def setting(draw: st.DrawFn) -> Setting:
         overlap=draw(st.booleans()),
         lazy=draw(st.booleans()),
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
-        windows=draw(st.sampled_from([(PAGE,), (18,), (33,), (34,), (2 * PAGE,), (), (33, 18), (34, 17, PAGE)])),
+        windows=windows,
         num_full_pages=draw(st.integers(10, 16)),
         num_sliding_pages=draw(st.integers(4, 12)),
+        num_slots=draw(st.sampled_from([0, *range(4 * (1 + len(windows)), 30)])),
+        per_slot=(*draw(st.tuples(*[st.integers(1, 3)] * len(windows))), 1)[:: draw(st.sampled_from([1, -1]))],
         max_attended=draw(st.sampled_from([None, None, 50, 1000])),
         most_drafts=draw(st.sampled_from([0, 0, 1, 3, 8])),
     )

@@ -1,18 +1,23 @@
 """Holders, the free list and the order of eviction."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from oscine.engine.core.page_pool import PagePool
+from oscine.engine.core.page_pool import PagePool, Pools
+from oscine.kv_group import Slots, apart
+
+from .pool_check import check_pools
 
 
 def pool_with_cached(num_pages: int, *, cold: list[int], kept: list[int]) -> tuple[PagePool, list[int]]:
     """A pool whose pages are all taken, then left cached in the given order; and the list of what it forgets."""
     forgotten: list[int] = []
-    pool = PagePool(num_pages, forgotten.append)
-    for page in pool.allocate(num_pages):
+    (pool,) = Pools([Slots((0,), (1,), num_pages)], lambda _, page: forgotten.append(page))
+    for page in pool.allocate(num_pages, num_pages):
         pool.mark_indexed([page])
     for page in kept:
         pool.release(page)
@@ -24,15 +29,15 @@ def pool_with_cached(num_pages: int, *, cold: list[int], kept: list[int]) -> tup
 def test_cold_pages_are_evicted_before_kept_ones_and_the_oldest_first() -> None:
     pool, forgotten = pool_with_cached(6, kept=[3, 1], cold=[5, 0])
     assert pool.num_available == 4
-    assert pool.allocate(4) == [5, 0, 3, 1] == forgotten
+    assert pool.allocate(4, 4) == [5, 0, 3, 1] == forgotten
 
 
 def test_free_pages_are_given_before_cached_ones() -> None:
     pool, forgotten = pool_with_cached(2, kept=[0], cold=[])
-    pool.allocate(1)
+    pool.allocate(1, 1)
     assert forgotten == [0]
     pool.release(0)  # its content was never indexed again
-    assert pool.allocate(1) == [0]
+    assert pool.allocate(1, 1) == [0]
     assert forgotten == [0]
 
 
@@ -41,74 +46,96 @@ def test_a_page_taken_again_is_not_evicted_and_returns_as_the_youngest() -> None
     pool.retain(0)
     assert pool.num_available == 2
     pool.release(0)
-    assert pool.allocate(3) == [1, 2, 0] == forgotten
+    assert pool.allocate(3, 3) == [1, 2, 0] == forgotten
 
 
 def test_a_shared_page_is_cached_only_after_its_last_holder() -> None:
     pool, _ = pool_with_cached(1, kept=[], cold=[])
     pool.retain(0)
     pool.release(0)
-    assert (pool.num_used, pool.num_available, pool.num_unheld([0])) == (1, 0, 0)
+    assert (pool.num_used, pool.num_available, pool.slots_for(0, [0])) == (1, 0, 0)
     pool.release(0)
-    assert (pool.num_used, pool.num_available, pool.num_unheld([0])) == (0, 1, 1)
+    assert (pool.num_used, pool.num_available, pool.slots_for(0, [0])) == (0, 1, 1)
 
 
 def test_misuse_is_noticed() -> None:
-    pool = PagePool(2, lambda page: None)
+    (pool,) = Pools(apart([2]), lambda group, page: None)
     with pytest.raises(AssertionError, match="released more often"):
         pool.release(0)
     with pytest.raises(AssertionError, match="nothing to share"):
         pool.retain(0)
 
 
-class PagePoolMachine(RuleBasedStateMachine):
+PER_SLOT = [(1, 1), (2, 1), (1, 2, 3)]
+
+
+class PoolsMachine(RuleBasedStateMachine):
     """Against a model that keeps sets."""
 
-    @initialize(num_pages=st.integers(1, 6))
-    def start(self, num_pages: int) -> None:
-        self.pool = PagePool(num_pages, self.forget)
-        self.num_pages = num_pages
-        self.held: list[int] = []  # one entry a holder
-        self.indexed: set[int] = set()
+    @initialize(num_slots=st.integers(1, 6), per_slot=st.sampled_from(PER_SLOT))
+    def start(self, num_slots: int, per_slot: tuple[int, ...]) -> None:
+        self.places = range(len(per_slot))
+        self.pools = Pools([Slots(tuple(self.places), per_slot, num_slots)], self.forget)
+        self.held: list[Counter[int]] = [Counter() for _ in per_slot]
+        self.indexed: list[set[int]] = [set() for _ in per_slot]
 
-    def forget(self, page: int) -> None:
-        assert page not in self.held
-        self.indexed.remove(page)
+    def forget(self, group: int, page: int) -> None:
+        assert not self.held[group][page]
+        self.indexed[group].remove(page)
 
-    @precondition(lambda self: self.pool.num_available)
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:
-        pages = self.pool.allocate(data.draw(st.integers(1, self.pool.num_available)))
-        assert set(pages).isdisjoint(self.held)
-        assert set(pages).isdisjoint(self.indexed)
-        self.held += pages
+        """As many pages of several groups as are said to fit."""
+        wanted = [data.draw(st.integers(0, 4)) for _ in self.places]
+        if not self.pools.can_allocate(wanted):
+            return
+        for group, pages in enumerate(self.pools.allocate(wanted)):
+            assert len(pages) == wanted[group]
+            assert self.indexed[group].isdisjoint(pages)
+            assert not any(self.held[group][page] for page in pages)
+            self.held[group].update(pages)
 
-    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def retain_and_allocate(self, data: st.DataObject) -> None:
+        wanted = [data.draw(st.integers(0, 2)) for _ in self.places]
+        known = [sorted(pages) for pages in self.indexed]
+        retained = [data.draw(st.lists(st.sampled_from(pages), unique=True)) if pages else [] for pages in known]
+        if not self.pools.can_allocate(wanted, retained):
+            return
+        for group in self.places:
+            for page in retained[group]:
+                self.pools[group].retain(page)
+            self.held[group].update(retained[group])
+        for group, pages in enumerate(self.pools.allocate(wanted)):
+            self.held[group].update(pages)
+
     @rule(data=st.data(), cold=st.booleans())
     def release(self, data: st.DataObject, cold: bool) -> None:
-        page = data.draw(st.sampled_from(self.held))
-        self.held.remove(page)
-        self.pool.release(page, cold=cold)
+        found = [(group, page) for group in self.places for page in sorted(self.held[group].elements())]
+        if found:
+            group, page = data.draw(st.sampled_from(found))
+            self.held[group] -= Counter([page])
+            self.pools[group].release(page, cold=cold)
 
-    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def index(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(self.held))
-        self.pool.mark_indexed([page])
-        self.indexed.add(page)
-
-    @precondition(lambda self: self.indexed)
-    @rule(data=st.data())
-    def retain(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.indexed)))
-        self.pool.retain(page)
-        self.held.append(page)
+        found = [(group, page) for group in self.places for page in sorted(self.held[group])]
+        if found:
+            group, page = data.draw(st.sampled_from(found))
+            self.pools[group].mark_indexed([page])
+            self.indexed[group].add(page)
 
     @invariant()
     def counts_add_up(self) -> None:
-        assert self.pool.num_used == len(set(self.held))
-        assert self.pool.num_available == self.num_pages - len(set(self.held))
+        check_pools(self.pools, self.held)
+        for group, pool in enumerate(self.pools):
+            assert {page for page in range(pool.num_pages) if pool._indexed[page]} == self.indexed[group]
+            wanted = [0] * len(self.pools)
+            wanted[group] = pool.num_available
+            assert self.pools.can_allocate(wanted)
+            wanted[group] += 1
+            assert not self.pools.can_allocate(wanted)
 
 
-TestPagePool = PagePoolMachine.TestCase
-TestPagePool.settings = settings(max_examples=40, stateful_step_count=30)
+TestPools = PoolsMachine.TestCase
+TestPools.settings = settings(max_examples=60, stateful_step_count=40)

@@ -11,11 +11,11 @@ TEXT = [(7 * i) % 50 for i in range(150)]
 
 def evict(pool: PagePool, pages: list[int]) -> None:
     """Makes a cached page free, as allocation does when it comes to it."""
+    arena = pool._arena
     for page in pages:
-        del (pool._cold if page in pool._cold else pool._kept)[page]
-        pool._indexed[page] = False
-        pool._forget(page)
-        pool._free.append(page)
+        del (arena._cold if page in arena._cold else arena._kept)[page]
+        pool.evict(page)
+        arena.give_back(page, pool, cached=False, cold=False)
 
 
 def run_one(run: Run, name: str, prompt: list[int], max_tokens: int = 2) -> int:
@@ -101,9 +101,9 @@ def test_a_window_where_requests_were_seen_to_branch_is_kept() -> None:
     system = TEXT[: 4 * PAGE]
     run = Run(Setting(num_sliding_pages=12))
     run_one(run, "first", system + [1] * 60)
-    evict(run.cache.pools[1], list(run.cache.pools[1]._cold))
+    evict(run.cache.pools[1], list(run.cache.pools[1]._arena._cold))
     assert run_one(run, "finds no window", system + [2] * 60) == 0
-    assert {*run.cache.pools[1]._kept} >= {*run.cache.index.find(find_digests(run, system)).pages[1][2:]}
+    assert {*run.cache.pools[1]._arena._kept} >= {*run.cache.index.find(find_digests(run, system)).pages[1][2:]}
     for i in range(3, 8):
         assert run_one(run, f"hits {i}", system + [i] * 60) == 4 * PAGE
 

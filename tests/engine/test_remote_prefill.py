@@ -35,7 +35,7 @@ def failure(news: RemotePrefill | None) -> str:
 
 
 def evict_all(pool: PagePool) -> None:
-    for page in pool.allocate(pool.num_available):
+    for page in pool.allocate(pool.num_available, pool.num_available):
         pool.release(page)
 
 
@@ -318,11 +318,18 @@ def test_whatever_happens_tokens_are_right_and_no_page_is_lost(data: st.DataObje
         max_num_batched_tokens=draw(st.sampled_from((16, 64))),
         overlap=draw(st.booleans()),
         lazy=draw(st.booleans()),
-        windows=draw(st.sampled_from(((24,), (24,), (), (40, 24, 5)))),
-        num_full_pages=draw(st.integers(11, 40)),
-        num_sliding_pages=draw(st.integers(4, 40)),
+        windows=(windows := draw(st.sampled_from(((24,), (24,), (), (40, 24, 5))))),
     )
-    there = replace(here, num_full_pages=draw(st.integers(11, 40)), num_sliding_pages=draw(st.integers(4, 40)))
+    here, there = (
+        replace(
+            here,
+            num_full_pages=draw(st.integers(11, 40)),
+            num_sliding_pages=draw(st.integers(4, 40)),
+            num_slots=draw(st.sampled_from([0, 14 + 4 * len(windows), 40])),
+            per_slot=(*draw(st.tuples(*[st.integers(1, 2)] * len(windows))), 1)[:: draw(st.sampled_from([1, -1]))],
+        )
+        for _ in range(2)
+    )
     pair = Pair(here, there)
     for i in range(draw(st.integers(1, 8))):
         length, family, branch = draw(PROMPTS)

@@ -79,12 +79,18 @@ def workload(count: int) -> list[GenerationRequest]:
 Told = tuple[list[int], str | None, list[int]]  # tokens, reason of the end, tokens with log-probabilities
 
 
-def answers(loop: EngineLoop, requests: list[GenerationRequest], cancels: Callable[[int], bool]) -> dict[str, Told]:
-    """All requests at once; some are cancelled after some steps."""
+def answers(
+    loop: EngineLoop, requests: list[GenerationRequest], cancels: Callable[[int], bool], num_urgent: int = 0
+) -> dict[str, Told]:
+    """All requests at once, but for the last `num_urgent`: they come after five steps and take the place of others.
+    Some are cancelled after some steps."""
     found: dict[str, Told] = {request.request_id: ([], None, []) for request in requests}
-    for request in requests:
+    num_first = len(requests) - num_urgent
+    for request in requests[:num_first]:
         loop.add(request)
     for number in range(100_000):
+        for request in requests[num_first:] if number == 5 else ():
+            loop.add(replace(request, priority=-1))
         if not loop.has_work:
             return found
         if number < len(requests) and cancels(number):
@@ -110,7 +116,7 @@ def check_equal(count: int, method: str) -> None:
     else:
         assert loop.stats().accepted_tokens > 5 * count
     small = build(method, kv_cache_bytes=9 << 20)
-    cancelled = answers(small, requests, lambda number: number % 7 == 3)
+    cancelled = answers(small, requests, lambda number: number % 7 == 3, len(requests) // 2)
     assert small.stats().preemptions > 0
     for i, (name, (tokens, reason, told)) in enumerate(cancelled.items()):
         if i % 7 == 3 and reason != plain[name][1]:

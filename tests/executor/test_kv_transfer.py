@@ -53,7 +53,7 @@ class Rank:
         if not filled:
             for pages in self.memory:
                 pages.fill(empty_of(pages))
-        regions = [Region(pages.ctypes.data, num_pages) for pages in self.memory]
+        regions = [Region(pages.ctypes.data, num_pages, pages.strides[0]) for pages in self.memory]
         groups = [replace(group, num_ranks=num_ranks) for group in GROUPS]
         self.transfer = KVTransfer("m", groups, RankMemory(b"", "DRAM", 0, regions), rank)
 

@@ -17,6 +17,7 @@ from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.kv_group import apart
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights, tensor_specs
@@ -158,10 +159,10 @@ def engine(num_pages: tuple[int, int, int], *, overlap: bool, chunk: int) -> Eng
     groups = CONFIG.kv_groups(PAGE, "float32")
     assert [group.window for group in groups] == [None, 128, 64]
     assert [group.layers for group in groups] == [(1, 3), (2, 5), (0, 4)]
-    plan = MemoryPlan(0, 0, groups, num_pages, MAX_MODEL_LEN, MAX_MODEL_LEN)
+    plan = MemoryPlan(0, 0, groups, apart(num_pages, groups), MAX_MODEL_LEN, MAX_MODEL_LEN)
     runner = TorchExecutor(model(), plan, allocate_kv(plan, CPU), asked.scheduler.max_num_seqs)
     executor = ThreadedExecutor(runner) if overlap else runner
-    return EngineLoop(executor, asked, groups=groups, num_pages=num_pages, max_model_len=MAX_MODEL_LEN)
+    return EngineLoop(executor, asked, groups=groups, memory=plan.slots, max_model_len=MAX_MODEL_LEN)
 
 
 NUM_TOKENS = 60

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from oscine.config import Config, EngineOptions
+from oscine.config import Config, EngineOptions, SpeculationOptions
 from oscine.devices import engines_of
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
@@ -43,36 +43,37 @@ def weights_by_hand(model: str) -> int:
 
 
 def sequences_by_hand(model: str, gib: int, tokens: int) -> int:
-    """The largest size whose sequences of 2,048 tokens fit beside the weights and the largest step."""
+    """The largest size whose sequences of 1,536 tokens fit beside the weights and the largest step."""
     page = LAYERS[model][0] // 2 * 2 * 8 * D * 64 * 2  # of 64 tokens: half of the layers, K and V, 8 heads, bfloat16
     small = gib <= 24
     screen = V * H + 4 * V  # the head in int8 with a scale per token
-    embedding = 2 * V * H if small else 0  # which stays on the host
     reserve = (5 if small else 6) * GIB // 4
     graphs = min(tokens, 256 if small else 2048)  # tokens of the largest one
     activations = (tokens + graphs) * 2 * (4 * H + 2 * 80 * D + 4 * 3 * H)
-    padding = 2 * page
-    fixed = weights_by_hand(model) - embedding + screen + activations + padding + 4 * 131_072 * D + reserve
-    found = 0
-    for count in SIZES:
-        logits = 8 * min(count, 512) * V + 20 * min(count, 128) * V
-        chunk = tokens // 64
-        windows = max(count * 3 + chunk, 3 + 2 * chunk) + 3 * min(count, 256)
-        pages = 32 * count + min(windows, 32 * count)
-        if fixed + logits + pages * page <= min(max(0.92 * gib, gib - 5) * GIB, (gib - 0.5) * GIB):
-            found = count
-    return found
+    fixed = weights_by_hand(model) + screen + activations + 4 * 131_072 * D + reserve
+    limit = (gib - 0.5 - max(0.25, gib / 64)) * GIB  # half a GiB is in use, and a margin stays
+
+    def needed(count: int, logits_of: int) -> int:
+        logits = 8 * min(logits_of, 512) * V + 20 * min(logits_of, 128) * V
+        return logits + count * (24 + 3) * page
+
+    if small or fixed + needed(512, 64) > limit:
+        fixed -= 2 * V * H  # the embedding stays on the host
+    padding = page
+    return max((count for count in SIZES if fixed + padding + needed(count, count) <= limit), default=0)
 
 
 @pytest.mark.parametrize(
     ("model", "gib", "tokens", "seqs"),
     [
-        ("20b", 16, 1024, 16),
-        ("20b", 24, 2048, 128),
-        ("20b", 48, 4096, 480),
+        ("20b", 16, 1024, 32),
+        ("20b", 24, 2048, 208),
+        ("20b", 32, 4096, 384),
+        ("20b", 48, 4096, 512),
         ("20b", 80, 8192, 512),
         ("20b", 141, 8192, 512),
-        ("120b", 80, 8192, 112),
+        ("120b", 80, 8192, 240),
+        ("120b", 96, 8192, 480),
         ("120b", 141, 8192, 512),
     ],
 )
@@ -86,9 +87,8 @@ def test_limits_are_those_of_a_calculation_by_hand(model: str, gib: int, tokens:
 def test_the_plan_holds_its_sequences_and_stays_within_the_memory() -> None:
     for model, gib in (("20b", 16), ("20b", 40), ("120b", 80), ("120b", 141)):
         found = plan(model, gib)
-        assert found.num_pages[0] >= 32 * found.max_num_seqs
-        assert found.num_pages[1] >= 3 * found.max_num_seqs
-        assert found.total <= max(0.92 * gib, gib - 4.9) * GIB
+        assert found.slots[0].count >= (24 + 3) * found.max_num_seqs
+        assert found.total <= (gib - 0.5 - max(0.25, gib / 64)) * GIB
 
 
 @pytest.mark.parametrize(("model", "gib"), [("20b", 12), ("120b", 12), ("120b", 16), ("120b", 24), ("120b", 48)])
@@ -132,14 +132,15 @@ def test_values_that_are_given_are_taken() -> None:
 
 
 def test_short_contexts_and_a_given_cache_count() -> None:
-    assert plan("120b", 80, max_model_len=512).max_num_seqs > plan("120b", 80).max_num_seqs == 112
-    assert plan("120b", 80, max_model_len=100_000).max_num_seqs == 112, "sequences need not use their whole context"
+    assert plan("120b", 80, max_model_len=512).max_num_seqs > plan("120b", 80).max_num_seqs == 240
+    assert plan("120b", 80, max_model_len=100_000).max_num_seqs == 240, "sequences need not use their whole context"
     page = 18 * 2 * 8 * D * 64 * 2
-    cache = page * (32 * 24 + 3 * 24 + 8192 // 64 + 3 * 24)
-    assert max(3 * 24 + 128, 3 + 2 * 128) == 259, "two chunks of one prompt need more than 24 sequences do"
-    assert plan("120b", 141, kv_cache_bytes=cache).max_num_seqs == 16
-    assert plan("120b", 141, kv_cache_bytes=cache + page * (259 - 200)).max_num_seqs == 24
-    assert plan("120b", 141, kv_cache_bytes=page * 300).max_num_seqs == 8, "the least, if none fits"
+    cache = page * 24 * (24 + 3)
+    assert plan("120b", 141, kv_cache_bytes=cache).max_num_seqs == 24
+    assert plan("120b", 141, kv_cache_bytes=cache - 1).max_num_seqs == 16
+    drafts = replace(Config.of({"kv-cache-bytes": cache}).engine, speculation=SpeculationOptions("ngram"))
+    assert plan_on_gpus(CONFIGS["120b"], drafts, card(141)).max_num_seqs == 16, "with drafts a window has a page more"
+    assert plan("120b", 141, kv_cache_bytes=page * 200).max_num_seqs == 8, "the least, if none fits"
 
 
 def test_cpus_keep_their_limits() -> None:
@@ -194,7 +195,8 @@ def test_the_search_takes_the_last_size_that_fits() -> None:
     """A plan that holds a given number of sequences, whatever the number."""
     example, left = plan("20b", 80), Config.of({"max-num-batched-tokens": 4096}).engine
     for held in (1, 8, 11, 12, 100, 511, 512, 10_000):
-        holding = replace(example, num_pages=(32 * held, 1))
+        slots = replace(example.slots[0], count=held * 27)
+        holding = replace(example, slots=[slots])
         chosen = with_sequences(left, lambda options, holding=holding: holding).scheduler  # type: ignore[misc]
         assert chosen.max_num_seqs == max((size for size in SIZES if size <= held), default=8)
         assert chosen.by_memory == ()

@@ -53,8 +53,8 @@ def expected(asked: list[GenerationRequest]) -> dict[str, list[int]]:
 def test_tensor_parallelism(asked: list[GenerationRequest], expected: dict[str, list[int]], num_ranks: int) -> None:
     def answers(communicator: Communicator) -> dict[str, list[int]]:
         executor = load_executor(OPTIONS, lambda text: None, Stopwatch(), lambda opened: communicator)
-        pages, most = executor.memory.num_pages, executor.memory.max_model_len
-        engine = EngineLoop(executor, OPTIONS, groups=executor.memory.groups, num_pages=pages, max_model_len=most)
+        slots, most = executor.memory.slots, executor.memory.max_model_len
+        engine = EngineLoop(executor, OPTIONS, groups=executor.memory.groups, memory=slots, max_model_len=most)
         outputs = run(engine, *asked)
         return {name: output.token_ids for name, output in outputs.items()}
 

@@ -16,6 +16,7 @@ from oscine.executor.masks import GrammarCache
 from oscine.executor.rules import GrammarRules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.kv_group import apart
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
@@ -96,11 +97,12 @@ def naive_greedy(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
 
 
 def memory(num_full_pages: int, num_sliding_pages: int, config: ModelConfig = TINY) -> MemoryPlan:
+    groups = config.kv_groups(PAGE, "float32")
     return MemoryPlan(
         weights=0,
         workspace=0,
-        groups=config.kv_groups(PAGE, "float32"),
-        num_pages=(num_full_pages, num_sliding_pages),
+        groups=groups,
+        slots=apart((num_full_pages, num_sliding_pages), groups),
         max_model_len=MAX_MODEL_LEN,
         model_limit=TINY.max_position_embeddings,
     )
@@ -142,7 +144,7 @@ def loop(executor: Executor, options: EngineOptions, memory: MemoryPlan) -> Engi
         executor,
         options,
         groups=memory.groups,
-        num_pages=memory.num_pages,
+        memory=memory.slots,
         max_model_len=MAX_MODEL_LEN,
     )
 

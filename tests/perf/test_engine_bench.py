@@ -18,6 +18,7 @@ from oscine.cli import main
 from oscine.config import CacheOptions, ModelOptions
 from oscine.engine.build import BuiltEngine
 from oscine.engine.core.loop import EngineLoop
+from oscine.kv_group import apart
 from oscine.model.config import gpt_oss_120b
 from oscine.nvml import Energy
 from oscine.types import StepPlan, StepResult
@@ -170,7 +171,7 @@ def timed_bench(num_full_pages: int = 1000, energy: Energy | None = None) -> tup
     options = engine_options(ModelOptions(), [POINT], max_num_batched_tokens=800, cache=CacheOptions())
     config = gpt_oss_120b()
     groups = config.kv_groups(options.cache.page_size, "bfloat16")
-    loop = EngineLoop(executor, options, groups=groups, num_pages=[num_full_pages, 1000], max_model_len=200)
+    loop = EngineLoop(executor, options, groups=groups, memory=apart([num_full_pages, 1000]), max_model_len=200)
     engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
     own = OwnEngine(engine, executor.clock)
     return executor, EngineBench(own, config, options.cache, 12.34, energy=energy)

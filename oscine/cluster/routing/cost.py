@@ -19,8 +19,8 @@ class ReplicaLoad:
     queued_tokens: int = 0  # prompt tokens not yet computed, of waiting and running requests
     active_tokens: int = 0  # tokens of running requests
     num_requests: int = 0  # waiting and running
-    capacity_tokens: int = 0  # of its full pages; 0: unknown
-    held_tokens: int = 0  # of full pages that live requests hold
+    capacity_tokens: int = 0  # of full pages, if it had no others; 0: unknown
+    held_tokens: int = 0  # of these, those in whose memory live requests hold pages of any kind
     cached_tokens: int = 0  # of pages that its prefix cache knows
 
 

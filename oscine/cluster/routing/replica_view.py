@@ -116,13 +116,14 @@ class ReplicaView:
         stats, size = self.stats or _NOTHING, self.page_size
         num_requests = self.num_requests(now_s)
         new_tokens = self._expected_tokens - self._expected_overlap
+        capacity = stats.full_pages_total * size
         return ReplicaLoad(
             self.name,
             queued_tokens=max(0, stats.queued_tokens - self._waiting_overlap) + new_tokens,
             active_tokens=stats.active_tokens + self._expected_tokens,
             num_requests=num_requests,
-            capacity_tokens=stats.full_pages_total * size,
-            held_tokens=stats.full_pages_used * size + new_tokens,
+            capacity_tokens=capacity,
+            held_tokens=round(stats.kv_usage * capacity) + new_tokens,
             cached_tokens=num_indexed_pages * size,
         )
 

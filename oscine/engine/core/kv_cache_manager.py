@@ -5,14 +5,17 @@ committed, never when it is scheduled. So the index only has what is computed, a
 a step in flight. Plans run in order, so a later plan may give such a page away at once.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
+from operator import sub
 
 from oscine.engine.core.page_holds import PageHolds
-from oscine.engine.core.page_pool import PagePool
+from oscine.engine.core.page_pool import Pools
 from oscine.engine.core.prefix_index import PrefixHit, PrefixIndex, root_of
 from oscine.engine.core.request import NEVER, Request
-from oscine.kv_group import KVGroup
+from oscine.kv_group import KVGroup, Slots, most_pages, slots_of
+
+_MANY = 1024  # sequences over which the rest of a slot is shared out
 
 
 class KVCacheManager:
@@ -21,29 +24,37 @@ class KVCacheManager:
     def __init__(
         self,
         groups: Sequence[KVGroup],
-        num_pages: Sequence[int],
+        memory: Sequence[Slots],
         *,
         prefix_caching: bool,
         prefix_seed: str,
         drafts: bool,
     ) -> None:
-        """`num_pages`: per group. `drafts`: sequences may have some. Raises ValueError if no window fits its pages."""
+        """`drafts`: sequences may have some. Raises ValueError if a group's memory cannot hold a window."""
         self.page_size = groups[0].page_size
         self.prefix_caching = prefix_caching
         self.index = PrefixIndex(groups, root_of(prefix_seed))
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
-        self.pools = [PagePool(count, partial(self._forget, place)) for place, count in enumerate(num_pages)]
+        self.pools = Pools(memory, self._forget)
         self.holds = PageHolds(groups, self.pools, self.index)
-        self.groups = groups
+        self.groups, self._memory, self._drafts = groups, memory, drafts
+        self.most_pages = most_pages(groups, memory)  # of full attention that one sequence can have
         # Pages per group that a sequence in decode holds at most; -1: full attention, which always grows.
         self._steady = [-1 if group.window is None else group.decode_pages(drafts) for group in groups]
-        for group, count in zip(groups[1:], num_pages[1:], strict=True):
-            if count < group.window_pages:
-                raise ValueError(f"{count} {group.name} pages cannot hold a window; {group.window_pages} can")
+        for group, pool in zip(groups, self.pools, strict=True):
+            if group.window is not None and pool.num_pages < group.window_pages:
+                raise ValueError(f"{pool.num_pages} {group.name} pages cannot hold a window; {group.window_pages} can")
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
+
+    def num_held(self, num_pages: int) -> int:
+        """Sequences of so many pages that have room at once."""
+        return min(
+            slots.count * _MANY // slots_of(self.groups, slots, _MANY, num_pages, drafts=self._drafts)
+            for slots in self._memory
+        )
 
     def looks_up(self, request: Request) -> bool:
         """Whether the request may use the prefix index; logprobs of a prompt exist only where it is computed."""
@@ -55,18 +66,22 @@ class KVCacheManager:
         self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
-    def fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), freed: int = 0) -> bool:
-        """Whether all known tokens of a waiting request find pages, if `freed` more are freed in each group.
+    def fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, freed: bool = False) -> bool:
+        """Whether all known tokens of a waiting request find pages.
 
         One page is left for each running sequence that may need one more, except for those of `lower` priority.
+        `freed`: if the pages of these were free, too.
         """
         num_pages = self.num_pages(len(request.token_ids))
-        for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, hit.pages, strict=True)):
-            first = hit.first_held[place]
-            new = group.most_held(num_pages) - (hit.num_pages - first) + pool.num_unheld(pages[first:])
-            if new > pool.num_spare + sum(self._grows(other, place) for other in lower) + freed:
-                return False
-        return True
+        held = zip(self.groups, hit.first_held, strict=True)
+        wanted = [group.most_held(num_pages) - (hit.num_pages - first) for group, first in held]
+        retained = [pages[first:] for pages, first in zip(hit.pages, hit.first_held, strict=True)]
+        spared = [sum(self._grows(other, place) for other in lower) for place in range(len(self.groups))]
+        gained = [
+            sum(len(other.pages[place]) - other.first_held[place] for other in lower) if freed else 0
+            for place in range(len(self.groups))
+        ]
+        return self.pools.have_room([*map(sub, wanted, spared)], retained, gained)
 
     def start(self, request: Request, hit: PrefixHit) -> None:
         """Gives a request that starts, or starts again, the pages that the index has of it."""
@@ -82,20 +97,27 @@ class KVCacheManager:
         request.page_event = request.num_computed + self.page_size - 1
         self.holds.release_of(request)
 
-    def num_free_pages(self) -> int:
-        """Pages that a sequence can append to each of its tables."""
-        return min(pool.num_available for pool in self.pools)
+    def appendable(self, most: int) -> int:
+        """How many pages, up to `most`, a sequence can append to each of its tables.
 
-    def num_spare_pages(self) -> int:
-        """Pages that a sequence can append if one stays free per running sequence that may need it; may be negative."""
-        return min(pool.num_spare for pool in self.pools)
+        One page stays for each running sequence that may need one, if the sequence can append one nevertheless.
+        """
+
+        def lacks_room(count: int) -> bool:
+            return not self.pools.have_room([count] * len(self.groups))
+
+        if not lacks_room(most):
+            return most
+        if not self.pools.can_allocate([1] * len(self.groups)):
+            return 0
+        return max(1, bisect_left(range(1, most), True, key=lacks_room))
 
     def extend(self, request: Request, num_tokens: int) -> list[list[int]]:
         """Appends pages until the first `num_tokens` tokens have their place. Returns the pages per group, if any."""
         count = self.num_pages(num_tokens) - request.num_pages
         if count <= 0:
             return []
-        added = [pool.allocate(count) for pool in self.pools]
+        added = self.pools.allocate([count] * len(self.pools))
         self._count_growing(request, -1)
         for pages, new in zip(request.pages, added, strict=True):
             pages += new

@@ -10,7 +10,7 @@ from oscine.config import EngineOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
-from oscine.kv_group import KVGroup
+from oscine.kv_group import KVGroup, Slots
 from oscine.types import (
     NON_FINITE,
     EngineStats,
@@ -112,8 +112,8 @@ class EngineLoop:
     for the scheduler. The scheduler then counts a token that is still being sampled. If that token ends its sequence,
     the launched step computes one token in vain. It is thrown away; only a later plan reuses the page it was put on.
 
-    Of the options it reads scheduler, cache and peers. `num_pages`: per page group; pages are counted, and sized in
-    tokens, never in bytes. Raises ValueError if the pages of a group cannot hold one window.
+    Of the options it reads scheduler, cache and peers. Pages are counted, and sized in tokens, never in bytes.
+    Raises ValueError if the memory of a group cannot hold one window.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class EngineLoop:
         options: EngineOptions,
         *,
         groups: Sequence[KVGroup],
-        num_pages: Sequence[int],
+        memory: Sequence[Slots],
         max_model_len: int,
         max_attended: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -134,7 +134,7 @@ class EngineLoop:
         self.counters = EngineStats()  # everything that only grows, except what live requests have not finished
         self.cache = KVCacheManager(
             groups,
-            num_pages,
+            memory,
             prefix_caching=options.cache.prefix_caching,
             prefix_seed=options.peers.prefix_seed,
             drafts=options.speculation.is_on,
@@ -233,6 +233,7 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running.values(), self._waiting()
         full, *sliding = self.cache.pools
+        slots_used, slots_total = self.cache.pools.usage
         missing = [request.num_missing for request in running]
         stats = replace(
             self.counters,
@@ -240,6 +241,8 @@ class EngineLoop:
             accepted_by_position=self.counters.accepted_by_position.copy(),
             num_running=len(running),
             num_waiting=len(waiting),
+            kv_slots_used=slots_used,
+            kv_slots_total=slots_total,
             full_pages_used=full.num_used,
             full_pages_total=full.num_pages,
             sliding_pages_used=sum(pool.num_used for pool in sliding),
@@ -364,8 +367,8 @@ class EngineLoop:
             return f"{self._options.max_waiting} requests are waiting already"
         end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
         num_pages = self.cache.num_pages(max(num_tokens, end - 1))
-        if num_pages > self.cache.pools[0].num_pages:
-            capacity = self.cache.pools[0].num_pages * self.cache.page_size
+        if num_pages > self.cache.most_pages:
+            capacity = self.cache.most_pages * self.cache.page_size
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
 

@@ -6,7 +6,7 @@ that runs has to stop. Their pages stay in the prefix index until they are evict
 
 from collections.abc import Sequence
 
-from oscine.engine.core.page_pool import PagePool
+from oscine.engine.core.page_pool import Pools
 from oscine.engine.core.prefix_index import PrefixIndex
 from oscine.engine.core.request import Order, Request
 from oscine.kv_group import KVGroup
@@ -16,7 +16,7 @@ Hold = list[dict[int, int]]  # per group: place in a prefix -> page
 
 
 class PageHolds:
-    def __init__(self, groups: Sequence[KVGroup], pools: Sequence[PagePool], index: PrefixIndex) -> None:
+    def __init__(self, groups: Sequence[KVGroup], pools: Pools, index: PrefixIndex) -> None:
         self.num_holds = 0  # while there are any, a request may have to wait for their pages
         self._groups, self._pools, self._index = groups, pools, index
         self._waiting: dict[Request, Hold] = {}
@@ -27,17 +27,24 @@ class PageHolds:
 
     def has_room(self, digests: list[bytes]) -> bool:
         """Whether take() would leave pages for running sequences to go on, and one for a sequence to start."""
-        for pool, pages in zip(self._pools, self._pages(digests), strict=True):
-            known = [page for page in pages.values() if page is not None]
-            if len(pages) - len(known) + pool.num_unheld(known) >= pool.num_spare:
-                return False
-        return True
+        wanted, known = [], []
+        for pages in self._pages(digests):
+            known.append([page for page in pages.values() if page is not None])
+            wanted.append(len(pages) - len(known[-1]) + 1)
+        return self._pools.have_room(wanted, known)
 
     def take(self, digests: list[bytes]) -> Hold:
         """Holds the pages of a prefix and of its last window, and new pages where the index has none. There must be
         room."""
         self.num_holds += 1
-        return [_held(pool, pages) for pool, pages in zip(self._pools, self._pages(digests), strict=True)]
+        found = self._pages(digests)
+        for pool, pages in zip(self._pools, found, strict=True):  # before any are allocated, which might evict them
+            for page in pages.values():
+                if page is not None:
+                    pool.retain(page)
+        lacking = [[i for i, page in pages.items() if page is None] for pages in found]
+        added = self._pools.allocate([*map(len, lacking)])
+        return [_filled(pages, dict(zip(*new, strict=True))) for pages, *new in zip(found, lacking, added, strict=True)]
 
     def register(self, digests: list[bytes], token_ids: list[int], hold: Hold, places: Lacking) -> None:
         """The pages at these places of a hold have got their content; it is of these tokens, or the first of them."""
@@ -84,10 +91,5 @@ class PageHolds:
         ]
 
 
-def _held(pool: PagePool, pages: dict[int, int | None]) -> dict[int, int]:
-    """Known pages are retained first: those that are allocated might evict them."""
-    held = {i: page for i, page in pages.items() if page is not None}
-    for page in held.values():
-        pool.retain(page)
-    lacking = [i for i in pages if i not in held]
-    return held | dict(zip(lacking, pool.allocate(len(lacking)), strict=True))
+def _filled(pages: dict[int, int | None], new: dict[int, int]) -> dict[int, int]:
+    return {i: new[i] if page is None else page for i, page in pages.items()}

@@ -1,67 +1,196 @@
-"""The holders of each page of one page group: reference counts, the free list, and the order of eviction.
+"""The holders of each page, and the memory that page groups share: free slots, cached pages, and the order of eviction.
 
-A page is in exactly one of three states:
+An arena is divided into slots of equal size. A slot has pages of one group at a time: one page, or several of a group
+with smaller pages. Which group gets how many slots is decided by the load. A page is in exactly one of three states:
 
     held     by one request or, after a prefix hit, by several
     cached   not held, but the prefix index has its content: it can be taken again, or evicted
     free     not held, content worthless
+
+A slot without held pages is open: it can be given to any group of its arena. The open slots whose pages were all
+released as cold are evicted first, then the others, least recently released first.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
+
+from oscine.kv_group import Slots
+
+
+class Pools:
+    """The pools of all groups, by their places."""
+
+    def __init__(self, memory: Sequence[Slots], forget: Callable[[int, int], None]) -> None:
+        """`forget` is called with the group and a cached page when the page is given away to hold something else."""
+        self._arenas = [(slots.groups, Arena(slots.count, slots.per_slot)) for slots in memory]
+        found = {group: pool for groups, arena in self._arenas for group, pool in zip(groups, arena.pools, strict=True)}
+        self._pools = [found[group] for group in range(len(found))]
+        for group, pool in enumerate(self._pools):
+            pool.forget = partial(forget, group)
+
+    def __getitem__(self, group: int) -> "PagePool":
+        return self._pools[group]
+
+    def __iter__(self) -> Iterator["PagePool"]:
+        return iter(self._pools)
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Slots with held pages, and all slots, of the fullest arena."""
+        counts = [(arena.num_slots - arena.num_open, arena.num_slots) for _, arena in self._arenas]
+        return max(counts, key=lambda count: count[0] / max(count[1], 1))
+
+    def have_room(
+        self,
+        wanted: Sequence[int],
+        retained: Sequence[Sequence[int]] | None = None,
+        freed: Sequence[int] | None = None,
+    ) -> bool:
+        """As can_allocate(), with one more page for each running sequence that may need it."""
+        return self.can_allocate(
+            [want + pool.num_growing for want, pool in zip(wanted, self, strict=True)], retained, freed
+        )
+
+    def can_allocate(
+        self,
+        wanted: Sequence[int],
+        retained: Sequence[Sequence[int]] | None = None,
+        freed: Sequence[int] | None = None,
+    ) -> bool:
+        """Whether each group can give so many pages, all at once, after known pages are retained, and if others are
+        freed. All arguments go by groups."""
+        for groups, arena in self._arenas:
+            num_open = arena.num_open
+            for group in groups:
+                pool = self._pools[group]
+                num_open -= pool.slots_for(wanted[group], retained[group] if retained else ())
+                num_open += freed[group] // pool.per_slot if freed else 0
+            if num_open < 0:
+                return False
+        return True
+
+    def allocate(self, counts: Sequence[int]) -> list[list[int]]:
+        """So many pages of each group; there must be room. Each pool leaves the open slots that the next ones need."""
+        found: dict[int, list[int]] = {}
+        for groups, arena in self._arenas:
+            needed = [self._pools[group].slots_for(counts[group]) for group in groups]
+            for place, group in enumerate(groups):
+                most_opened = arena.num_open - sum(needed[place + 1 :])
+                found[group] = self._pools[group].allocate(counts[group], most_opened)
+        return [found[group] for group in range(len(found))]
+
+    def next_evicted(self, count: int | None = None) -> Iterator[tuple[int, int]]:
+        """Group and page of the cached pages that the next `count` slots of each arena would evict, or of all; none
+        that are cold."""
+        for groups, arena in self._arenas:
+            for place, page in arena.next_evicted(arena.num_slots if count is None else count):
+                yield groups[place], page
+
+
+class Arena:
+    """Slots 0 .. num_slots - 1, and a pool of pages for each of its groups."""
+
+    def __init__(self, num_slots: int, per_slot: Sequence[int]) -> None:
+        """`per_slot`: pages that a slot has, for each group."""
+        self.num_slots = num_slots
+        self.pools = tuple(PagePool(self, count) for count in per_slot)
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._cold: OrderedDict[int, PagePool] = OrderedDict()  # open slots with cached pages, and whose pages they are
+        self._kept: OrderedDict[int, PagePool] = OrderedDict()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._free) + len(self._cold) + len(self._kept)
+
+    def next_evicted(self, count: int) -> Iterator[tuple[int, int]]:
+        """Pool and page of the cached pages that the next `count` slots would evict; none that are cold."""
+        for slot, pool in islice(self._kept.items(), max(0, count - len(self._free) - len(self._cold))):
+            place = self.pools.index(pool)
+            yield from ((place, page) for page in pool.cached_in(slot))
+
+    def open(self) -> int:
+        """An open slot, for the pool that calls. Its cached pages are evicted."""
+        if self._free:
+            return self._free.pop()
+        slot, pool = (self._cold or self._kept).popitem(last=False)
+        pool.evict(slot)
+        return slot
+
+    def take(self, slot: int) -> None:
+        """A page of this slot is held now."""
+        if self._cold.pop(slot, None) is None:
+            self._kept.pop(slot, None)
+
+    def give_back(self, slot: int, pool: "PagePool", *, cached: bool, cold: bool) -> None:
+        """No page of this slot is held any more. `cached`: some are. `cold`: all cached ones were released so."""
+        if not cached:
+            self._free.append(slot)
+        else:
+            (self._cold if cold else self._kept)[slot] = pool
 
 
 class PagePool:
-    """Pages 0 .. num_pages - 1. `forget(page)` is called when a cached page is given away to hold something else."""
+    """Pages 0 .. num_pages - 1 of one group. Slot s has the pages from s * per_slot on."""
 
-    def __init__(self, num_pages: int, forget: Callable[[int], None]) -> None:
-        self.num_pages = num_pages
+    def __init__(self, arena: Arena, per_slot: int) -> None:
+        self.per_slot = per_slot
+        self.num_pages = arena.num_slots * per_slot
+        self.num_used = 0  # pages held
         self.num_growing = 0  # running sequences that may need one page more than they hold
-        self._forget = forget
-        self._holders = [0] * num_pages
-        self._indexed = bytearray(num_pages)  # whether the prefix index knows the page
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._cold: OrderedDict[int, None] = OrderedDict()  # cached, evicted first; least recently released first
-        self._kept: OrderedDict[int, None] = OrderedDict()  # cached, evicted when nothing else is left
+        self.forget: Callable[[int], None] = lambda page: None  # called with a cached page that is given away
+        self._arena = arena
+        self._holders = [0] * self.num_pages
+        self._indexed = bytearray(self.num_pages)  # whether the prefix index knows the page
+        self._is_cold = bytearray(self.num_pages)  # of cached pages
+        self._held = [0] * arena.num_slots  # pages held, per slot
+        # Of slots with held pages:
+        self._loose: dict[int, None] = {}  # free pages
+        self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
     @property
     def num_available(self) -> int:
-        """Pages that `allocate` can give: free or cached."""
-        return len(self._free) + len(self._cold) + len(self._kept)
+        """Pages that `allocate` can give."""
+        return len(self._loose) + len(self._stranded) + self._arena.num_open * self.per_slot
 
-    @property
-    def num_used(self) -> int:
-        """Pages held."""
-        return self.num_pages - self.num_available
+    def slots_for(self, count: int, retained: Iterable[int] = ()) -> int:
+        """The fewest open slots that `count` more pages take after these known pages are retained."""
+        unheld = [page for page in retained if not self._holders[page]]
+        opened = {slot for page in unheld if not self._held[slot := page // self.per_slot]}
+        beside = len(self._loose) + len(self._stranded) + len(opened) * self.per_slot - len(unheld)
+        return len(opened) - min(0, beside - max(0, count)) // self.per_slot
 
-    @property
-    def num_spare(self) -> int:
-        """Pages available beyond one for each running sequence that may need one more; negative if there are fewer."""
-        return self.num_available - self.num_growing
+    def cached_in(self, slot: int) -> list[int]:
+        """Those of its pages that are cached."""
+        return [page for page in self._pages_of(slot) if self._indexed[page] and not self._holders[page]]
 
-    def num_unheld(self, pages: list[int]) -> int:
-        """How many of these pages are not held: taking them makes so many fewer available."""
-        return sum(not self._holders[page] for page in pages)
-
-    def next_evicted(self, count: int) -> list[int]:
-        """Of the cached pages, those that the next `count` allocated pages would evict; none that are cold."""
-        return list(islice(self._kept, max(0, count - len(self._free) - len(self._cold))))
-
-    def allocate(self, count: int) -> list[int]:
-        """`count` pages for one holder; at most num_available. Evicts cached pages when the free ones are spent."""
-        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for page in pages:
-            self._holders[page] = 1
+    def allocate(self, count: int, most_opened: int) -> list[int]:
+        """`count` pages for one holder, for which it may take so many open slots. There must be room."""
+        pages = []
+        for _ in range(count):
+            if self._loose:
+                page = next(iter(self._loose))
+            elif most_opened > 0:
+                most_opened -= 1
+                page = self._arena.open() * self.per_slot
+            else:
+                page = next(iter(self._stranded))
+                self._lose(page)
+            self._hold(page)
+            pages.append(page)
         return pages
 
     def retain(self, page: int) -> None:
         """One more holder of a held or cached page."""
-        if not self._holders[page]:
-            assert self._indexed[page], "a free page holds nothing to share"
-            self._cold.pop(page, None)
-            self._kept.pop(page, None)
-        self._holders[page] += 1
+        if self._holders[page]:
+            self._holders[page] += 1
+            return
+        assert self._indexed[page], "a free page holds nothing to share"
+        self._hold(page)
 
     def release(self, page: int, *, cold: bool = False) -> None:
         """One holder fewer. The last one leaves the page cached if it is indexed (cold: to be evicted early)."""
@@ -69,18 +198,54 @@ class PagePool:
         self._holders[page] -= 1
         if self._holders[page]:
             return
-        if self._indexed[page]:
-            (self._cold if cold else self._kept)[page] = None
-        else:
-            self._free.append(page)
+        self.num_used -= 1
+        self._is_cold[page] = cold
+        slot = page // self.per_slot
+        self._held[slot] -= 1
+        if self._held[slot]:
+            self._set_aside(page)
+            return
+        for other in self._pages_of(slot) if self.per_slot > 1 else ():
+            self._loose.pop(other, None)
+            self._stranded.pop(other, None)
+        cached = self.cached_in(slot)
+        cold = all(self._is_cold[page] for page in cached)
+        self._arena.give_back(slot, self, cached=bool(cached), cold=cold)
 
     def mark_indexed(self, pages: Iterable[int]) -> None:
         """The prefix index now knows the content of these held pages."""
         for page in pages:
             self._indexed[page] = True
 
-    def _evict(self) -> int:
-        page, _ = (self._cold or self._kept).popitem(last=False)
+    def evict(self, slot: int) -> None:
+        """All pages of an open slot are free from now on, and the slot is given to a pool."""
+        for page in self.cached_in(slot):
+            self._lose(page)
+
+    def _hold(self, page: int) -> None:
+        """The first holder of a page."""
+        self._loose.pop(page, None)
+        self._stranded.pop(page, None)
+        slot = page // self.per_slot
+        self._holders[page] = 1
+        self.num_used += 1
+        self._held[slot] += 1
+        if self._held[slot] == 1:
+            self._arena.take(slot)
+            for other in self._pages_of(slot) if self.per_slot > 1 else ():
+                if other != page:
+                    self._set_aside(other)
+
+    def _set_aside(self, page: int) -> None:
+        """A page that is not held, beside pages that are."""
+        if self._indexed[page]:
+            self._stranded[page] = None
+        else:
+            self._loose[page] = None
+
+    def _lose(self, page: int) -> None:
         self._indexed[page] = False
-        self._forget(page)
-        return page
+        self.forget(page)
+
+    def _pages_of(self, slot: int) -> range:
+        return range(slot * self.per_slot, (slot + 1) * self.per_slot)

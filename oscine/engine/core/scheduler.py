@@ -168,7 +168,8 @@ class Scheduler:
         room = request.num_pages * page_size - request.num_computed
         if room >= num_tokens:
             return room
-        while not room and not self.cache.num_free_pages():
+        wanted = self.cache.num_pages(num_tokens - room)
+        while not (found := self.cache.appendable(wanted)) and not room:
             if self.cache.holds.reclaim():
                 continue
             victim = max(self.running.values(), key=_order)
@@ -176,8 +177,7 @@ class Scheduler:
                 return 0
             self._preempt(victim)
         # A long chunk leaves pages for running sequences. Otherwise they would preempt it to get them back.
-        spare = self.cache.num_spare_pages()
-        return room + min(self.cache.num_free_pages(), max(1, spare)) * page_size
+        return room + found * page_size
 
     def _admit(self, above: float) -> None:
         """Starts waiting requests with priority values below `above`, in order, while there is budget and room."""
@@ -205,8 +205,7 @@ class Scheduler:
         if not lower:
             return None
         hit = hit or self.cache.find(request)
-        most_freed = sum(r.num_pages for r in lower)  # by preempting them all
-        if not self._fits(request, hit, lower, most_freed):
+        if not self._fits(request, hit, lower, freed=True):
             return None
         while not (self._free_slots and self._fits(request, hit, lower)):
             if not lower:
@@ -214,12 +213,13 @@ class Scheduler:
             self._preempt(lower.pop())
         return hit
 
-    def _fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), freed: int = 0) -> bool:
+    def _fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, freed: bool = False) -> bool:
         """Whether a waiting request finds pages, after giving up those held for requests that come after it.
 
-        Running requests keep a page to go on with, except for those of `lower` priority.
+        Running requests keep a page to go on with, except for those of `lower` priority. `freed`: whether it would,
+        if these were preempted.
         """
-        while not self.cache.fits(request, hit, lower, freed):
+        while not self.cache.fits(request, hit, lower, freed=freed):
             if not self.cache.holds.reclaim(after=request.order):
                 return False
         return True

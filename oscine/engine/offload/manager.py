@@ -374,10 +374,9 @@ class Offload:
         """The pages that are evicted next."""
         found: list[tuple[int, int]] = []
         ahead = min(_AHEAD_STEPS * self._step_pages, self._store.num_slots // 2)
-        for group, pool in reversed(list(enumerate(self._cache.pools))):  # a prefix is of no use without its windows
-            for page in pool.next_evicted(ahead):
-                if not self._has(group, page, keep=True):
-                    found.append((group, page))
+        for group, page in self._cache.pools.next_evicted(ahead):
+            if not self._has(group, page, keep=True):
+                found.append((group, page))
         if found:
             may_drop = self._is_written if self._can_write else _always
             self._save(found[: 2 * self._step_pages], may_drop, ahead=True)
@@ -385,8 +384,7 @@ class Offload:
     def _save_all(self) -> None:
         """All cached pages, some at a time, as far as nothing is lost for them."""
         if self._idle_pages is None:
-            pools = enumerate(self._cache.pools)
-            self._idle_pages = [(group, page) for group, pool in pools for page in pool.next_evicted(pool.num_pages)]
+            self._idle_pages = [*self._cache.pools.next_evicted()]
         some = self._idle_pages[:_IDLE_PAGES]
         del self._idle_pages[: len(some)]
         wanted = [(group, page) for group, page in some if not self._has(group, page)]

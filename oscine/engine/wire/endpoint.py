@@ -42,5 +42,5 @@ def check_pages(pages: list[list[int]], endpoint: KVEndpoint, lengths: list[int]
 
 
 def _is_memory(region: Region, group: KVGroup) -> bool:
-    end = region.address + region.num_pages * group.page_bytes
-    return region.address >= 0 and region.num_pages >= 0 and end < _ADDRESSES
+    end = region.address + region.num_pages * region.stride
+    return region.address >= 0 and region.num_pages >= 0 and group.page_bytes <= region.stride and end < _ADDRESSES

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from oscine.config import MOST_SEQS, MOST_STEP_TOKENS, STEP_TOKENS, EngineOptions
-from oscine.executor.kv.memory import TYPICAL_TOKENS, MemoryPlan
+from oscine.executor.kv.memory import MemoryPlan, typical_pages
+from oscine.kv_group import slots_of
 
 _GIB = 1 << 30
 _LEAST_SEQS = 8
@@ -35,15 +36,16 @@ def with_sequences(options: EngineOptions, plan_of: Callable[[EngineOptions], Me
     """
     if "max_num_seqs" not in options.scheduler.by_memory:
         return options
-    longest = options.model.max_model_len or TYPICAL_TOKENS
-    tokens, most = min(longest, TYPICAL_TOKENS), min(MOST_SEQS, options.scheduler.max_num_batched_tokens)
+    most = min(MOST_SEQS, options.scheduler.max_num_batched_tokens)
 
     def overflows(count: int) -> bool:
         try:
             plan = plan_of(with_fixed(options, count))
         except ValueError:
             return True
-        return plan.num_pages[0] < count * -(-tokens // plan.page_size)
+        (slots,) = plan.slots
+        pages = typical_pages(options, plan.groups)
+        return slots.count < slots_of(plan.groups, slots, count, pages, drafts=options.speculation.is_on)
 
     sizes = [size for size in sizes_up_to(most) if size >= min(_LEAST_SEQS, most)]
     # More sequences leave less memory and need more of it, so all sizes from the first that overflows on do.

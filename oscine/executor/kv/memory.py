@@ -2,35 +2,31 @@
 
 Arithmetic only: nothing is allocated here, and torch is not needed to read the plan.
 
-A page of full attention is held as long as its sequence. A page of a group with a window is soon free again. A running
-sequence needs the pages that its window touches, and with drafts one more. A chunk of a prompt needs its own pages
-until it is computed. A group with a window gets that for every sequence, or for two chunks in flight if that is more.
-It gets further windows for cached prefixes. It never gets more pages than the first group, full attention, which gets
-the rest.
+All groups share the memory of the cache, in slots of equal size: the load decides which group has how many pages (see
+oscine/engine/core/page_pool.py and decision 36). A page of full attention is held as long as its sequence. A page of a
+group with a window is soon free again.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes. By default
-the engine leaves _LEFT_FREE, or less on a small GPU: what other processes need does not grow with the GPU. Memory that
-GPU and CPU share has the least share, as it holds everything else too.
+an engine that is alone on its GPU leaves a margin, and else _LEFT_FREE, or less on a small GPU: what other processes
+need does not grow with the GPU. Memory that GPU and CPU share has the least share, as it holds everything else too.
+The workspace is an estimate. By it the number of sequences is chosen, and it is checked that everything fits. The cache
+itself gets what is really left once the largest step has run (oscine/executor/kv/late_cache.py).
 
 The embedding and experts may stay in host memory (OnHost). Steps of many tokens stream such experts through a buffer on
 the GPU, which counts as workspace.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from oscine.config import CPU_CACHE_BYTES, EngineOptions
-from oscine.kv_group import FP8, KVGroup
+from oscine.config import CPU_CACHE_BYTES, MOST_SEQS, EngineOptions
+from oscine.kv_group import FP8, KVGroup, Slots, most_pages, shared, slots_of
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 
 _GIB = 1 << 30
-# Most windows of cached prefixes. Above _USUAL_WINDOWS in all, of sequences and prefixes, the plan has only as many
-# windows as full attention holds sequences of TYPICAL_TOKENS.
-_MOST_CACHED_WINDOWS, _USUAL_WINDOWS = 256, 768
-TYPICAL_TOKENS = 2048  # of a sequence at its end: a prompt of 1,024 and an answer of 1,024
+TYPICAL_TOKENS = 1536  # of a sequence, over its life: a prompt of 1,024 and half of an answer of 1,024
 # Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
 _GRAPH_TOKENS, _SMALL_GPU_GRAPH_TOKENS = 2048, 256
 _DRAFTS = 8  # of a sequence in a step, by default
@@ -42,13 +38,17 @@ SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 # For the CUDA context, compiled kernels, captured graphs and fragmentation. With small steps these take 1.2 GB.
 _GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
-# Beside the reserve, for other processes and for what is wrong with the estimates.
+# Beside other processes, for them and for what is wrong with the estimates.
 _LEFT_FREE, _LEAST_SHARE = 5 * _GIB, 0.92
+_IN_USE_ALONE = _GIB  # by the system and this process's own CUDA context; more is of other processes
+# Left free by an engine that is alone: for fragments of the allocator. 1.2 GiB of 80 GB.
+_LEAST_MARGIN, _MARGIN_SHARE = _GIB // 4, 64
 _STREAM_BUFFERS = 64 << 20  # of streamed experts, in addition to a buffer for the experts of one layer
 _USUAL_TOKENS = 32768  # context that --experts-on-host auto makes room for, without --max-model-len
 _PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
 SECOND_FORM_SHARE = 0.03  # of what the other weights leave, at most for the projections in 12 bits
-# With a GPU of up to this size the embedding stays in host memory. A step reads one row per token from there.
+# With a GPU of up to this size, and where it makes room for sequences, the embedding stays in host memory. A step reads
+# one row per token from there.
 _SMALL_GPU = 24 * _GIB
 
 
@@ -66,6 +66,16 @@ class DeviceMemory:
         return self.total <= _SMALL_GPU
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other process uses the GPU."""
+        return self.capped or (not self.unified and self.total - self.free <= _IN_USE_ALONE)
+
+    @property
+    def margin(self) -> int:
+        """Bytes that stay free in any case."""
+        return max(_LEAST_MARGIN, self.total // _MARGIN_SHARE)
+
+    @property
     def reserve(self) -> int:
         """Bytes that the plan leaves free: see _GPU_RESERVE_BYTES."""
         return _SMALL_GPU_RESERVE_BYTES if self.is_small else _GPU_RESERVE_BYTES
@@ -78,14 +88,16 @@ class DeviceMemory:
     def allowed(self, options: EngineOptions) -> int:
         """Bytes that the engine may use."""
         if self.capped or options.cache.kv_cache_free_gpu_memory_fraction is not None:
-            return self.free
-        return min(int(self.share(options) * self.total), self.free)
+            return self.free - self.margin
+        return min(int(self.share(options) * self.total), self.free - self.margin)
 
     def share(self, options: EngineOptions) -> float:
         """Share of the GPU that the engine may use: --gpu-memory-utilization or its default."""
         asked = options.cache.gpu_memory_utilization
         if asked is not None:
             return asked
+        if self.is_alone:
+            return 1 - self.margin / self.total
         return _LEAST_SHARE if self.unified else max(_LEAST_SHARE, round(1 - _LEFT_FREE / self.total, 3))
 
 
@@ -114,7 +126,7 @@ class MemoryPlan:
     weights: int
     workspace: int  # an estimate: activations and logits of the largest step
     groups: Sequence[KVGroup]
-    num_pages: Sequence[int]  # per group
+    slots: Sequence[Slots]  # the memory of the groups
     max_model_len: int  # tokens
     model_limit: int  # tokens that the model itself can take
     on_host: OnHost = OnHost()
@@ -129,7 +141,13 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return _bytes_of(self.groups, self.num_pages)
+        return sum(slots.count * slots.slot_bytes for slots in self.slots)
+
+    @property
+    def num_pages(self) -> list[int]:
+        """The most pages that each group can have."""
+        found = {group: s.count * each for s in self.slots for group, each in zip(s.groups, s.per_slot, strict=True)}
+        return [found[group] for group in range(len(found))]
 
     @property
     def page_size(self) -> int:
@@ -137,15 +155,12 @@ class MemoryPlan:
         return self.groups[0].page_size
 
     def __str__(self) -> str:
-        groups = [
-            (f"KV {group.name}", f"{_gib(count * group.page_bytes)}  {count} pages of {_content(group)}")
-            for group, count in zip(self.groups, self.num_pages, strict=True)
-        ]
+        caches = [("KV cache", f"{_gib(s.count * s.slot_bytes)}  {_content(self.groups, s)}") for s in self.slots]
         own = "" if self.max_model_len == self.model_limit else f" (the model's own limit is {self.model_limit})"
         second = f"  with {_gib(self.second_form).strip()} of projections in 12 bits, for steps of up to 32 tokens"
         lines = [
             ("weights", _gib(self.weights) + (second if self.second_form else "")),
-            *groups,
+            *caches,
             ("workspace", f"{_gib(self.workspace)}  estimated"),
             ("total", _gib(self.total)),
             ("limits", f"{self.max_num_seqs} sequences, {self.max_num_batched_tokens} tokens per step"),
@@ -194,14 +209,14 @@ def plan_memory(
         raise ValueError(f"--max-model-len {asked} is above the model's own {config.max_position_embeddings}")
     workspace = workspace_bytes(config, options, activation_bytes, gpu) + on_host.workspace
     if gpu is not None:
-        workspace += _bytes_of(groups, [1] * len(groups))  # a page of each group for padding
-    num_pages = _share(groups, options, _cache_bytes(options, weights, workspace, gpu))
+        workspace += shared(groups).slot_bytes  # for padding
+    slots = _slots(groups, options, _cache_bytes(options, weights, workspace, gpu))
     plan = MemoryPlan(
         weights=weights,
         workspace=workspace,
         groups=groups,
-        num_pages=num_pages,
-        max_model_len=asked or min(config.max_position_embeddings, num_pages[0] * groups[0].page_size),
+        slots=[slots],
+        max_model_len=asked or longest(config, groups, slots),
         model_limit=config.max_position_embeddings,
         on_host=on_host,
         second_form=second_form,
@@ -224,18 +239,20 @@ def leave_on_host(
     activation_bytes: int,
     gpu: DeviceMemory,
 ) -> OnHost:
-    """With a small GPU the embedding, and the experts of as many layers as --experts-on-host says.
+    """The embedding where memory is scarce, and the experts of as many layers as --experts-on-host says.
 
     Raises ValueError if the model has fewer layers, or if GPU and CPU share one memory.
     """
     asked, layers = options.model.experts_on_host or "0", weights.experts
     if gpu.unified and asked != "0":
         raise ValueError("--experts-on-host gains nothing here: this GPU and the host share one memory")
-    embedding = weights.embedding if gpu.is_small and not gpu.unified else 0
+    scarce = gpu.is_small or _is_crowded(config, groups, options, weights.total, activation_bytes, gpu)
+    embedding = weights.embedding if scarce and not gpu.unified else 0
     stream = max(layers) + _STREAM_BUFFERS
     if asked == "auto":
         held = weights.total - embedding + workspace_bytes(config, options, activation_bytes, gpu)
-        missing = held + _wanted_cache(config, groups, options) - gpu.allowed(options)
+        wanted = _wanted_cache(config, groups, options) + shared(groups).slot_bytes  # for padding
+        missing = held + wanted - gpu.allowed(options)
         fitting = (count for count in range(1, len(layers)) if sum(layers[-count:]) >= missing + stream)
         count = next(fitting, len(layers)) if missing > 0 else 0
     else:
@@ -243,6 +260,29 @@ def leave_on_host(
         if count > len(layers):
             raise ValueError(f"--experts-on-host {asked} is above the model's number of layers, {len(layers)}")
     return OnHost(embedding, count, sum(layers[-count:]), stream) if count else OnHost(embedding)
+
+
+def _is_crowded(
+    config: ModelConfig,
+    groups: Sequence[KVGroup],
+    options: EngineOptions,
+    weights: int,
+    activation_bytes: int,
+    gpu: DeviceMemory,
+) -> bool:
+    """Whether fewer sequences than may run find room beside all weights."""
+    if options.cache.kv_cache_bytes is not None:
+        return False
+    wanted = MOST_SEQS if "max_num_seqs" in options.scheduler.by_memory else options.scheduler.max_num_seqs
+    workspace = workspace_bytes(config, options, activation_bytes, gpu)
+    slots = shared(groups)
+    needed = slots_of(groups, slots, wanted, typical_pages(options, groups), drafts=options.speculation.is_on)
+    return gpu.allowed(options) - weights - workspace < needed * slots.slot_bytes
+
+
+def typical_pages(options: EngineOptions, groups: Sequence[KVGroup]) -> int:
+    """Pages of full attention of a sequence of TYPICAL_TOKENS, or of the longest one there may be."""
+    return ceil(min(options.model.max_model_len or TYPICAL_TOKENS, TYPICAL_TOKENS) / groups[0].page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +300,8 @@ def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: Engin
     if options.cache.kv_cache_bytes is not None:
         return options.cache.kv_cache_bytes
     tokens = options.model.max_model_len or min(config.max_position_embeddings, _USUAL_TOKENS)
-    full, *windowed = groups
-    num_full = ceil(tokens / full.page_size)
-    return _bytes_of(
-        groups, [num_full, *(min(num_full, _most_of_window(group, options, num_full)) for group in windowed)]
-    )
+    slots = shared(groups)
+    return slots_of(groups, slots, 1, ceil(tokens / groups[0].page_size)) * slots.slot_bytes
 
 
 def _cache_bytes(options: EngineOptions, weights: int, workspace: int, gpu: DeviceMemory | None) -> int:
@@ -317,44 +354,23 @@ def workspace_bytes(
     return logits + sampling + activations + rotary + reserve
 
 
-def _share(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) -> list[int]:
-    """Pages per group: as many as fit, at least what one sequence needs, and of a window no more than are of use.
+def longest(config: ModelConfig, groups: Sequence[KVGroup], slots: Slots) -> int:
+    """The most tokens of a sequence, by the model and by the memory of the cache."""
+    return min(config.max_position_embeddings, most_pages(groups, [slots]) * groups[0].page_size)
 
-    Raises ValueError if one sequence does not fit.
-    """
-    full, *windowed = groups
-    needed = ceil((options.model.max_model_len or 1) / full.page_size)
 
-    def pages(count: int) -> list[int]:
-        """Per group, if full attention has `count`. A group with a window has at least a window and one page."""
-        of_windows = (
-            min(_most_of_window(group, options, count), max(group.window_pages + 1, count)) for group in windowed
+def _slots(groups: Sequence[KVGroup], options: EngineOptions, cache_bytes: int) -> Slots:
+    """As many as fit. Raises ValueError if one sequence does not."""
+    empty = shared(groups)
+    slots = replace(empty, count=cache_bytes // empty.slot_bytes)
+    wanted = ceil((options.model.max_model_len or 1) / groups[0].page_size)
+    if (needed := slots_of(groups, slots, 1, wanted)) > slots.count:
+        given = "--kv-cache-bytes is" if options.cache.kv_cache_bytes else "the KV cache has"
+        raise ValueError(
+            f"one sequence of {wanted * groups[0].page_size} tokens needs {needed} x {slots.slot_bytes} = "
+            f"{needed * slots.slot_bytes} bytes of KV cache; {given} {cache_bytes}"
         )
-        return [max(needed, count), *of_windows]
-
-    counts = range(cache_bytes // full.page_bytes + 1)
-    fitting = bisect_right(counts, cache_bytes, key=lambda count: _bytes_of(groups, pages(count)))
-    if not fitting:
-        raise ValueError(_does_not_fit(groups, pages(0), options, cache_bytes))
-    num_full, *others = pages(counts[fitting - 1])
-    spare = cache_bytes - _bytes_of(groups, [num_full, *others])
-    return [num_full + spare // full.page_bytes, *others]
-
-
-def _most_of_window(group: KVGroup, options: EngineOptions, num_full: int) -> int:
-    """The most pages of a group with a window that are of use, if full attention has `num_full` pages."""
-    num_seqs = options.scheduler.max_num_seqs
-    chunk = ceil(options.scheduler.max_num_batched_tokens / group.page_size)
-    each = group.decode_pages(options.speculation.is_on)
-    # A second chunk of the same prompt may be launched before the pages of the first are free.
-    running = max(num_seqs * each + chunk, each + 2 * chunk)
-    others = max(_USUAL_WINDOWS, num_full * group.page_size // TYPICAL_TOKENS) - num_seqs
-    cached = max(0, min(num_seqs, _MOST_CACHED_WINDOWS, others)) if options.cache.prefix_caching else 0
-    return running + cached * group.window_pages
-
-
-def _bytes_of(groups: Sequence[KVGroup], num_pages: Sequence[int]) -> int:
-    return sum(group.page_bytes * count for group, count in zip(groups, num_pages, strict=True))
+    return slots
 
 
 def _no_room(options: EngineOptions, weights: int, workspace: int, ours: int, gpu: DeviceMemory) -> str:
@@ -389,19 +405,14 @@ def _no_host_memory(plan: MemoryPlan, host_bytes: int) -> str:
     )
 
 
-def _does_not_fit(groups: Sequence[KVGroup], num_pages: Sequence[int], options: EngineOptions, cache_bytes: int) -> str:
-    needs = " + ".join(
-        f"{count} {group.name} pages x {group.page_bytes} bytes" for group, count in zip(groups, num_pages, strict=True)
-    )
-    given = "--kv-cache-bytes is" if options.cache.kv_cache_bytes else "the KV cache has"
-    return (
-        f"one sequence of {num_pages[0] * groups[0].page_size} tokens needs {needs} = {_bytes_of(groups, num_pages)} "
-        f"bytes; {given} {cache_bytes}"
-    )
-
-
-def _content(group: KVGroup) -> str:
-    return f"{group.page_size} tokens" + (" in FP8" if group.dtype == FP8 else "")
+def _content(groups: Sequence[KVGroup], slots: Slots) -> str:
+    """The number of slots, and what one of them can be."""
+    kinds = []
+    for place, count in zip(slots.groups, slots.per_slot, strict=True):
+        group = groups[place]
+        name = f"{group.name} in FP8" if group.dtype == FP8 else group.name
+        kinds.append(name if max(slots.per_slot) == 1 else f"{count} {name}")
+    return f"{slots.count} slots for pages of {groups[0].page_size} tokens: {' or '.join(kinds)}"
 
 
 def _gib(num_bytes: int) -> str:

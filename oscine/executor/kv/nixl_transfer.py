@@ -200,10 +200,10 @@ class KVTransfer:
         return sum(self.groups[move.group].page_bytes * len(move.target_pages) for move in moves)
 
     def _register(self, memory: RankMemory) -> None:
-        regions = [
-            (region.address, region.num_pages * group.page_bytes, memory.device, "")
-            for region, group in zip(memory.regions, self.groups, strict=True)
-        ]
+        ends: dict[int, int] = {}  # by the address of the start: groups that share memory have one region
+        for region in memory.regions:
+            ends[region.address] = max(ends.get(region.address, 0), region.num_pages * region.stride)
+        regions = [(address, length, memory.device, "") for address, length in ends.items()]
         try:
             self._agent.register_memory(regions, memory.kind)
         except Exception as error:  # NIXL's have no common base
@@ -211,17 +211,14 @@ class KVTransfer:
 
     def _batches(self, peer: Peer, move: PageMoves) -> list[_Batch]:
         """For each rank of the source, its pieces of the pages, page by page, in batches of limited size."""
-        theirs, ours = peer.groups[move.group], self.groups[move.group]
-        target_page_P = np.array(move.target_pages, np.uint64) * np.uint64(ours.page_bytes)
-        source_page_P = np.array(move.source_pages, np.uint64) * np.uint64(theirs.page_bytes)
         found: list[_Batch] = []
         for rank, memory in enumerate(peer.ranks):
             pieces_K3 = np.array([piece[1:] for piece in peer.pieces[move.group] if piece[0] == rank], np.uint64)
             if not len(pieces_K3):
                 continue
             source_K, target_K, length_K = pieces_K3.T
-            source = _descriptors(memory, move.group, source_page_P, source_K, length_K)
-            target = _descriptors(self._memory, move.group, target_page_P, target_K, length_K)
+            source = _descriptors(memory, move.group, move.source_pages, source_K, length_K)
+            target = _descriptors(self._memory, move.group, move.target_pages, target_K, length_K)
             size = max(1, _BATCH_BYTES[self._memory.kind] // int(length_K.sum())) * len(pieces_K3)
             found += [
                 _Batch(rank, *_joined(source[i : i + size], target[i : i + size])) for i in range(0, len(source), size)
@@ -259,13 +256,15 @@ class KVTransfer:
 def _descriptors(
     memory: RankMemory,
     group: int,
-    pages_P: NDArray[np.uint64],
+    pages: list[int],
     offsets_K: NDArray[np.uint64],
     lengths_K: NDArray[np.uint64],
 ) -> Descriptors:
-    """[P x K, 3]; pages by their offsets in the memory of the group."""
+    """[pages x K, 3]; offsets in a page."""
+    region = memory.regions[group]
+    pages_P = np.uint64(region.address) + np.array(pages, np.uint64) * np.uint64(region.stride)
     found_PK3 = np.empty((len(pages_P), len(offsets_K), 3), np.uint64)
-    found_PK3[:, :, 0] = np.uint64(memory.regions[group].address) + pages_P[:, None] + offsets_K
+    found_PK3[:, :, 0] = pages_P[:, None] + offsets_K
     found_PK3[:, :, 1] = lengths_K
     found_PK3[:, :, 2] = memory.device
     return found_PK3.reshape(-1, 3)

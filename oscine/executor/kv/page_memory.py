@@ -42,6 +42,13 @@ class PageMemory(Protocol):
         ...
 
 
+def bytes_of(pages: "torch.Tensor") -> "torch.Tensor":
+    """[pages, bytes of a page]; pages may lie apart."""
+    import torch
+
+    return pages.flatten(1).view(torch.uint8)
+
+
 class HostMemory:
     """KV memory that is host memory itself."""
 
@@ -68,7 +75,7 @@ class CudaMemory:
         import torch
 
         self._device = kv[0].device
-        self._groups = [pages.view(len(pages), -1).view(torch.uint8) for pages in kv]
+        self._groups = [bytes_of(pages) for pages in kv]
         self._pinned: list[torch.Tensor] = []
         self._streams = threading.local()  # a stream and an event for each thread
 

@@ -24,7 +24,7 @@ from oscine.executor.masks import TOKENIZER, GrammarCache
 from oscine.executor.parallel.clock import Partners
 from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.kv_group import KVGroup
+from oscine.kv_group import KVGroup, Slots, apart
 from oscine.model.config import ModelConfig
 from oscine.types import Executor, ModelSize, RankMemory, Region
 
@@ -45,7 +45,7 @@ class BuiltExecutor:
     vocab_size: int
     max_model_len: int  # tokens
     groups: Sequence[KVGroup]
-    num_pages: Sequence[int]  # per group
+    slots: Sequence[Slots]  # the memory of the groups
     scheduler: SchedulerOptions  # with the limits that the executor has room for
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfers: Transfers | None = None  # where the options want pages to move between engines
@@ -129,7 +129,7 @@ def _load_torch(
         vocab_size=config.vocab_size,
         max_model_len=plan.max_model_len,
         groups=plan.groups,
-        num_pages=plan.num_pages,
+        slots=plan.slots,
         scheduler=_scheduler(options.scheduler, plan),
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfers=_transfers(options, executor, ranks) if options.peers.kv_transfer else None,
@@ -201,7 +201,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
         groups=groups,
-        num_pages=num_pages,
+        slots=apart(num_pages),
         scheduler=replace(options.scheduler, by_memory=()),
         transfers=_fake_transfers(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
         store=None if pages is None else open_store(options, groups, HostMemory(pages.memory), "fake"),
@@ -225,6 +225,7 @@ def _fake_transfers(
 
     small = [replace(group, layers=group.layers[:1], num_kv_heads=1, head_dim=2) for group in groups]
     memory = [np.zeros(num_pages * group.page_bytes, np.uint8) for group in small]
-    regions = [Region(pages.ctypes.data, num_pages) for pages in memory]
+    sizes = [group.page_bytes for group in small]
+    regions = [Region(pages.ctypes.data, num_pages, size) for pages, size in zip(memory, sizes, strict=True)]
     identity, ours = identity_of(options.model.model, "", config), RankMemory(b"", "DRAM", 0, regions)
     return KVTransfer(identity, small, ours, owner=memory, local=options.peers.is_local)

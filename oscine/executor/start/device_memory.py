@@ -48,6 +48,33 @@ def capped(memory: DeviceMemory, most: int | None, held: int = 0) -> DeviceMemor
     return replace(memory, total=most, free=min(memory.free, most), capped=True)
 
 
+def engine_bytes(device: torch.device, options: EngineOptions) -> int:
+    """Bytes that the engine may take in addition to its CUDA context. Call it before anything of the model is there."""
+    free, total = torch.cuda.mem_get_info(device)
+    memory, context = device_memory(device, options), min(total - free, _MOST_CONTEXT)
+    share = 1.0 if options.cache.kv_cache_free_gpu_memory_fraction is not None else memory.share(options)
+    return min(int(share * memory.total) - context, free - memory.margin)
+
+
+class Budget:
+    """What the engine may take of its GPU from now on, before anything of the model is there."""
+
+    def __init__(self, device: torch.device, options: EngineOptions) -> None:
+        self._device = device
+        self._allowed, self._free = engine_bytes(device, options), torch.cuda.mem_get_info(device)[0]
+        self._share = options.cache.kv_cache_free_gpu_memory_fraction or 1.0
+
+    @property
+    def taken(self) -> int:
+        """Bytes that have gone since then."""
+        torch.cuda.synchronize(self._device)
+        return self._free - torch.cuda.mem_get_info(self._device)[0]
+
+    def cache_bytes(self, held: int) -> int:
+        """What the cache may have if all else is there. `held`: bytes that it has already."""
+        return int(self._share * (self._allowed - self.taken + held))
+
+
 def keep_to(device: torch.device, memory: DeviceMemory) -> None:
     """Limits torch's allocator to --gpu-memory-bytes, less the CUDA context and kernels. Call it before any weights."""
     if not memory.capped:

@@ -24,6 +24,7 @@ from oscine.executor.drafts.lookup import PromptLookup, run_lengths
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
+from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import (
     SECOND_FORM_SHARE,
@@ -40,18 +41,18 @@ from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.communicator import MakeCommunicator, least_of
-from oscine.executor.start.device_memory import device_memory, keep_to, smallest_gpu
+from oscine.executor.start.device_memory import Budget, device_memory, keep_to, smallest_gpu
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, warm_up
+from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.packed import PackedFiles
 from oscine.model.weights import Part, Shard, TensorSpec
 from oscine.ops.draft.table import resolve_draft
-from oscine.ops.interface import Ops, Shapes
+from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
@@ -72,6 +73,7 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 
 Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
+_GIB = 1 << 30
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 _MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
 _MOST_VERIFYING = 256  # rows of the graphs that only drafts need
@@ -120,6 +122,8 @@ class Start:
         self.projection_bytes = self._projection_bytes()
         self.ops = self._with_projections(self.ops)
         self.on_host: HostLayers | None = None
+        self.budget: Budget | None = None  # of a GPU
+        self.cache: LateCache | None = None  # that gets its memory when all else has its own
 
     @property
     def on_gpu(self) -> bool:
@@ -231,6 +235,7 @@ def load_executor(
         with start.rehearsal():
             compile_kernels(start, executor, compilers)
     capture(start, executor)
+    fill_cache(start, executor)
     start.serve()
     return executor
 
@@ -240,6 +245,7 @@ def plan(start: Start) -> MemoryPlan:
     opened, config, report = start.opened, start.config, start.report
     if start.on_gpu:
         keep_to(opened.device, device_memory(opened.device, start.options))
+        start.budget = Budget(opened.device, start.options)
     weights = _weights(start)
     on_host = _leave_on_host(start, weights)
     if on_host.num_layers:
@@ -298,7 +304,9 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         memory = _plan_again(start, memory)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    kv = allocate_kv(memory, opened.device, padding=start.lockstep is not None or bool(start.prompt_sizes))
+    kv = _cache(start, memory)
+    if start.cache is not None:  # page tables for any length that there may be room for
+        memory = replace(memory, max_model_len=options.model.max_model_len or config.max_position_embeddings)
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
     others = start.target.communicator, start.lockstep, _drafter(start), most_drafts(start.options, on_gpu=start.on_gpu)
     executor = TorchExecutor(model, memory, kv, most, new_rules, *others)
@@ -309,6 +317,17 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         executor.draft_with(EagleDrafter(head, executor.state, pages, group, records=backend == "native"))
         start.watch.lap("draft head")
     return executor
+
+
+def _cache(start: Start, memory: MemoryPlan) -> KVCache:
+    """With memory at once, if it is given in bytes, if other engines read it, which cannot read what is mapped later,
+    or if engines share experts."""
+    options, device = start.options, start.opened.device
+    late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
+    if not late or start.lockstep is not None or torch.cuda.get_device_properties(device).is_integrated:
+        return allocate_kv(memory, device, padding=start.lockstep is not None or bool(start.prompt_sizes))
+    start.cache = LateCache(memory, device)
+    return start.cache.kv
 
 
 def _drafter(start: Start) -> PromptLookup | None:
@@ -361,6 +380,27 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
     start.watch.lap("largest step")
+
+
+def fill_cache(start: Start, executor: TorchExecutor) -> None:
+    """Gives the KV cache what weights, graphs and the largest steps leave. All ranks get the same."""
+    if start.cache is None or start.budget is None:
+        return
+    rehearse(executor, start.options.scheduler.max_num_batched_tokens)
+    executor.forget_page_zero()
+    held = start.cache.num_bytes
+    workspace = start.budget.taken - held - executor.memory.weights
+    room = start.cache.room(start.budget.cache_bytes(held))
+    count = least_of(room, start.target.communicator, shares_experts=False)
+    executor.memory = filled(executor.memory, start.config, start.options.model.max_model_len, count)
+    start.cache.fill(count)
+    sizes = executor.memory.kv_bytes, workspace, torch.cuda.mem_get_info(start.opened.device)[0]
+    start.report(
+        "the KV cache has {:.2f} GiB; graphs and steps took {:.2f} GiB, {:.2f} GiB stay free".format(
+            *(size / _GIB for size in sizes)
+        )
+    )
+    start.watch.lap("cache")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:

@@ -1,9 +1,7 @@
 """The store of evicted pages for the KV memory of an executor."""
 
-import torch
-
 from oscine.config import EngineOptions
-from oscine.executor.kv.page_memory import CudaMemory, HostMemory, PageMemory
+from oscine.executor.kv.page_memory import CudaMemory, HostMemory, PageMemory, bytes_of
 from oscine.executor.kv.page_store import PageStore, open_store
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.transfer import model_identity
@@ -18,4 +16,4 @@ def store_of(options: EngineOptions, executor: TorchExecutor) -> PageStore:
 def _memory(executor: TorchExecutor) -> PageMemory:
     if executor.device.type == "cuda":
         return CudaMemory(executor.kv)
-    return HostMemory([pages.view(len(pages), -1).view(torch.uint8).numpy() for pages in executor.kv])
+    return HostMemory([bytes_of(pages).numpy() for pages in executor.kv])

@@ -15,7 +15,7 @@ from oscine.types import RankMemory, Region
 def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
     """The transfer for the memory of the executor's rank."""
     device = executor.device
-    regions = [Region(pages.data_ptr(), len(pages)) for pages in executor.kv]
+    regions = [Region(pages.data_ptr(), len(pages), pages.stride(0) * pages.itemsize) for pages in executor.kv]
     memory = RankMemory(b"", "VRAM" if device.type == "cuda" else "DRAM", device.index or 0, regions)
     rank = executor.communicator.rank
     return KVTransfer(model_identity(options), executor.memory.groups, memory, rank, local=options.peers.is_local)

@@ -6,12 +6,15 @@ Goes through plans, as the engine does. Every page of the imagined sequences is 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.masks import ANYTHING
 from oscine.executor.runner import TorchExecutor
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
+_MOST_LOGPROBS = 20  # of a token, that an API offers
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Sampling modes that have their own kernels. Warmed up once per row count; the results are not read. A bias needs all
 # logits; temperature alone may not.
@@ -42,6 +45,16 @@ def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Seq
         executor.execute(_step(executor, [1, 2], GREEDY))  # a decode and a chunk
 
 
+def rehearse(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
+    """The steps that take most memory: the longest prompts, also with log-probabilities, and all rows sampled in each
+    way. What they took stays with the allocator."""
+    torch.cuda.empty_cache()
+    executor.execute(prompts(executor, max_num_batched_tokens))
+    executor.execute(prompts(executor, max_num_batched_tokens, replace(GREEDY, prompt_logprobs=_MOST_LOGPROBS)))
+    for sampling in (*KERNEL_SAMPLINGS, replace(SAMPLINGS[-1], logprobs=_MOST_LOGPROBS, temperature=0.7, top_p=0.9)):
+        executor.execute(_step(executor, [1] * executor.max_num_seqs, sampling))
+
+
 def row_counts(max_num_seqs: int) -> list[int]:
     """Rows sampled at once: their number decides into how many programs a row is cut."""
     return sizes_up_to(min(max_num_seqs, SAMPLED_AT_ONCE))
@@ -55,12 +68,12 @@ def _sizes(most: int) -> list[int]:
     return sorted((size for size in sizes if 1 <= size <= most), reverse=True)
 
 
-def prompts(executor: TorchExecutor, num_tokens: int) -> StepPlan:
+def prompts(executor: TorchExecutor, num_tokens: int, sampling: SamplingParams = GREEDY) -> StepPlan:
     """As many tokens of prompts, or as many as fit: each leaves room for an answer."""
     longest = executor.memory.max_model_len - 1
     num_tokens = min(num_tokens, executor.max_num_seqs * longest)
     lengths = [min(num_tokens - start, longest) for start in range(0, num_tokens, longest)]
-    return _step(executor, lengths, GREEDY)
+    return _step(executor, lengths, sampling)
 
 
 def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams) -> StepPlan:

@@ -1,0 +1,35 @@
+"""What holds of the pools of pages at any time, counted anew."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from oscine.engine.core.page_pool import Arena, Pools
+
+
+def check_pools(pools: Pools, held: Sequence[Counter[int]]) -> None:
+    """Each page is held, cached or free, once, and each slot has pages of one group. `held`: holders of the pages of
+    each group."""
+    for groups, arena in pools._arenas:
+        _check_arena(arena, [held[group] for group in groups])
+
+
+def _check_arena(arena: Arena, held: Sequence[Counter[int]]) -> None:
+    owners: dict[int, int] = {}  # of slots with pages that are held or cached
+    busy: set[int] = set()  # slots with pages that are held
+    for place, (pool, of_pool) in enumerate(zip(arena.pools, held, strict=True)):
+        each, indexed = pool.per_slot, {page for page in range(pool.num_pages) if pool._indexed[page]}
+        assert {page: n for page, n in enumerate(pool._holders) if n} == dict(of_pool)
+        cached = indexed - set(of_pool)
+        own, used = {page // each for page in indexed | set(of_pool)}, {page // each for page in of_pool}
+        assert owners.keys().isdisjoint(own), "a slot has pages of two groups"
+        owners |= dict.fromkeys(own, place)
+        busy |= used
+        assert set(pool._stranded) == {page for page in cached if page // each in used}
+        others = {page for slot in used for page in range(slot * each, (slot + 1) * each)}
+        assert set(pool._loose) == others - indexed - set(of_pool)
+        assert pool.num_used == len(of_pool)
+    opened = {**arena._cold, **arena._kept}
+    assert len(opened) == len(arena._cold) + len(arena._kept)
+    assert opened == {slot: arena.pools[place] for slot, place in owners.items() if slot not in busy}
+    assert sorted([*arena._free, *owners]) == list(range(arena.num_slots))
+    assert arena.num_open == arena.num_slots - len(busy)

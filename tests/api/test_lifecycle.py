@@ -186,19 +186,24 @@ def test_a_port_that_is_taken(model_folder: Path) -> None:
 
 
 def test_liveness_and_readiness_while_the_engine_starts(model_folder: Path, tmp_path: Path) -> None:
-    """A named pipe in place of config.json holds the engine up for as long as the test wants."""
-    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
-    os.mkfifo(tmp_path / "config.json")
+    """A named pipe holds the engine's process up for as long as the test wants."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    hold = f"import sys\nif any('oscine.engine' in word for word in sys.orig_argv):\n    open({str(go)!r}).close()\n"
+    (tmp_path / "sitecustomize.py").write_text(hold)
+    paths = os.pathsep.join((str(tmp_path), str(Path(__file__).parent.parent.parent)))
     port = tmp_path / "port"
-    command = [sys.executable, "-m", "oscine", "serve", str(tmp_path), "--executor", "fake", "--port", "0"]
-    with subprocess.Popen([*command, "--port-file", str(port)], stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-m", "oscine", "serve", str(model_folder), "--executor", "fake", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--port-file", str(port)], stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": paths}
+    ) as process:
         wait_until(port.exists, "the port")
         url = f"http://127.0.0.1:{port.read_text().strip()}"
         assert urllib.request.urlopen(f"{url}/v1/health/live", timeout=30).status == 200
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{url}/v1/health/ready", timeout=30)
         assert (caught.value.code, json.load(caught.value)["status"]) == (503, "starting")
-        (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
+        go.write_text("")
 
         def is_ready() -> bool:
             try:

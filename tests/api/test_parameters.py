@@ -1,5 +1,6 @@
 """Each parameter that clients and other servers know is honoured, ignored or refused by name, and described."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from openai.types.responses import response_create_params as responses
 
 from oscine.api.anthropic.schemas import MessagesRequest
 from oscine.api.http.errors import APIError
+from oscine.api.http.memory import Bodies, Held
 from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, decode
@@ -235,8 +237,11 @@ def messages(server: ScriptedServer, **given: Any) -> Any:
 
 
 def param_refused(kind: type, **body: Any) -> str | None:
+    sent = json.dumps({"messages": QUESTION, "max_tokens": 20, "model": "m", **body}).encode()
+    scope: dict[str, Any] = {"type": "http"}
     try:
-        decode(json.dumps({"messages": QUESTION, "max_tokens": 20, "model": "m", **body}).encode(), kind)
+        with Held(Bodies(), scope):
+            asyncio.run(decode(sent, kind, scope))
     except APIError as error:
         return error.param
     return None

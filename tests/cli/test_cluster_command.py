@@ -11,12 +11,20 @@ from oscine.cli.cluster.command import table
 from oscine.cluster.ray import local
 from oscine.cluster.ray.local import LocalRay
 from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.system.owned_folder import Kind, make_temporary
 from oscine.types import EngineStats
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def left_of_a_cluster() -> Path:
+    """A folder with the mark of a Ray that has ended."""
+    folder = make_temporary(Kind("ray", None))
+    folder.close()
+    return folder.path
 
 
 @pytest.mark.parametrize("verb", ["status", "down"])
@@ -28,8 +36,7 @@ def test_no_cluster_runs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_an_ended_cluster_left_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "oscine"
     folder.mkdir()
-    left = tmp_path / "ray"
-    left.mkdir()
+    left = left_of_a_cluster()
     state = {"address": "x:1", "pid": 1, "folder": str(left), "num_cpus": 2}
     (folder / "cluster.json").write_text(json.dumps(state))
     assert main(["cluster", "status"]) == 1
@@ -61,8 +68,7 @@ def test_more_gpus_than_this_machine_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ray counts them; the one that was started for it is ended again."""
-    folder = tmp_path / "ray"
-    folder.mkdir()
+    folder = left_of_a_cluster()
     monkeypatch.setattr(local, "start", lambda num_cpus: LocalRay("x:1", 1, str(folder), num_cpus))
     monkeypatch.setattr(LocalRay, "connect", lambda self: None)
     monkeypatch.setattr(local, "num_gpus", lambda: 1.0)

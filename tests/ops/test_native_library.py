@@ -43,7 +43,7 @@ def test_the_library_is_compiled_once_and_missed_without_a_compiler(tmp_path: Pa
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        env=os.environ | dict.fromkeys(("XDG_CACHE_HOME", "HOME", "TMPDIR"), str(tmp_path)),
         capture_output=True,
         text=True,
         check=True,

@@ -94,7 +94,7 @@ class KeyUse:
             self._requests.take(1)
 
     def give_back_request(self) -> None:
-        """For a request that will be sent again."""
+        """Gives the request back: it will be sent again."""
         if self._requests is not None:
             self._requests.take(-1)
 

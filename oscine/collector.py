@@ -25,7 +25,7 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def set_apart() -> Iterator[None]:
-    """For making many objects that stay for a while. No collection traverses them before the next of all objects."""
+    """Context manager for making many long-lived objects. Only the next full collection traverses them."""
     with paused():
         yield
         gc.freeze()

@@ -114,7 +114,7 @@ class CacheOptions(Options, group="KV cache"):
         None,
         "share of a GPU's memory that weights, workspace and KV cache may take together",
         "SHARE",
-        shown="all but a 64th; beside other processes 0.92, of more than 62 GiB all but 5 GiB",
+        shown="all but a 64th; beside other processes 0.92, or all but 5 GiB of more than 62 GiB",
         aliases=("mem-fraction-static",),
         above=0,
         at_most=1,

@@ -168,7 +168,7 @@ def _said(block: Block) -> str:
 
 
 def _json_text(raw: bytes) -> str:
-    """With plain characters instead of escapes. What is cut anyway stays as the server wrote it."""
+    """The JSON with plain characters instead of escapes. A text that is cut anyway stays as the server wrote it."""
     if len(raw) > _WHOLE:
         return raw.decode(errors="replace")
     try:

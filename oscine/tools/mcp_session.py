@@ -1,6 +1,6 @@
 """Sessions with MCP servers: versions are negotiated, tools listed and called. A broken session is replaced.
 
-Versions from 2024 to 2025 begin with `initialize`. In that of 2026 each request says all by itself.
+Versions from 2024 to 2025 begin with `initialize`. The version of 2026 is stateless: each request is complete.
 """
 
 import asyncio

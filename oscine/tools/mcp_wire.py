@@ -68,7 +68,7 @@ class Wire(Protocol):
         """The result for a request with `id`, `method` and `params`. Raises ServerError, OSError or HTTPError."""
 
     async def tell(self, notification: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-        """Sends what has no answer. Raises the same."""
+        """Sends a notification, which has no answer. Raises the same errors."""
 
     async def close(self) -> None: ...
 
@@ -91,7 +91,7 @@ def _encoded(message: Mapping[str, Any]) -> bytes:
 
 
 def _reply(request: Message) -> bytes:
-    """To a request of the server. Of those only pings are served."""
+    """The answer to a request of the server. Only pings are served."""
     if request.method == "ping":
         return _encoded({"id": request.id, "result": {}})
     return _encoded({"id": request.id, "error": {"code": _METHOD_NOT_FOUND, "message": "Method not found"}})

@@ -3,8 +3,8 @@
     python -m benchmarks.serving.siege [--requests 6000] [--seed 0] [--gap-s 0.1] [--only NAME ...]
 
 Most attacks run against a fake executor of known pace. Beside each of them healthy streams run, whose longest gap is
-judged. Others have a server of their own. Loopback only. Prints one line per attack; with status 1 at the end if one
-left behind what it must not. Attacks come from a seed, so that a harmful one can be repeated.
+judged. Others have a server of their own. Loopback only. Prints one line per attack. Exits with status 1 if an
+attack broke a promise. Attacks come from a seed, so that a harmful one can be repeated.
 """
 
 import argparse
@@ -70,9 +70,9 @@ OPTIONS += [f"--api-key={key.decode().rpartition(' ')[2]}" for key in (HEALTHY, 
 
 
 def table(files: Path, requests: int, seed: int) -> Iterable[Row]:
-    """Every attack beside healthy streams. Each must leave true: no gap of a stream and no lag of the event loop above
-    the limit, memory below the row's bound and given back, no file changed outside the server's folders, and what the
-    function itself requires. `files`: the server's folder for files."""
+    """Every attack beside healthy streams. Each must keep these promises: no gap of a stream and no lag of the event
+    loop above the limit, memory below the row's bound and given back, no file changed outside the server's folders,
+    and what the function itself requires. `files`: the server's folder for files."""
     yield Row("shapes", ((s.name, one_shape(s)) for s in shapes(seed, HOSTILE)), BODIES_BYTES)  # no answer is 500
     counts = (300_000, 130_000)  # more than is taken, and not quite as many
     paths = (CHAT, RESPONSES, MESSAGES)

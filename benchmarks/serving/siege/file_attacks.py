@@ -75,7 +75,7 @@ def together(run: Callable[[int], Any], count: int) -> list[Any]:
 
 
 def uploads_together(folder: Path) -> Callable[[Server], str]:
-    """More than the quota, begun at once. `folder`: the server's for files."""
+    """Uploads that together exceed the quota, all begun at once. `folder`: the server's folder for files."""
 
     def run(server: Server) -> str:
         most = before = bytes_below(folder)

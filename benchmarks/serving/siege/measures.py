@@ -41,7 +41,7 @@ class Memory:
         return f"memory {peak >> 20:+d} then {kept >> 20:+d} MiB", memory_fault(peak, kept, max_peak_bytes, KEPT_BYTES)
 
     def after_all(self) -> str:
-        """Of all attacks together. Raises Broken."""
+        """Checks the memory after all attacks together. Raises Broken."""
         kept = self._field("VmRSS") - self._first_bytes
         fault = memory_fault(0, kept, 0, GROWTH_BYTES)
         require(fault is None, str(fault))

@@ -1,7 +1,7 @@
 """Streams of honest clients beside an attack, in a process of its own that checks their gaps and texts.
 
-Time in which the main threads of API, engine and of this process waited for a core is left out of a gap: other
-processes of the machine, the attackers among them, take it. Waiting for the interpreter's lock is not left out.
+Time in which the main threads of API, engine and this process waited for a core is left out of a gap: other
+processes of the machine, including the attackers, used that core. Waiting for the interpreter's lock is not left out.
 """
 
 import asyncio

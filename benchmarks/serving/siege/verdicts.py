@@ -25,7 +25,7 @@ def lag_fault(before: Mapping[float, float], after: Mapping[float, float], allow
 
 
 def memory_fault(peak_bytes: int, kept_bytes: int, max_peak_bytes: int, max_kept_bytes: int) -> str | None:
-    """Above the memory at rest: at the most, and after the attack."""
+    """Both figures are above the memory at rest: the peak, and what is kept after the attack."""
     if peak_bytes > max_peak_bytes:
         return f"memory rose by {peak_bytes >> 20} MiB, more than {max_peak_bytes >> 20}"
     if kept_bytes > max_kept_bytes:

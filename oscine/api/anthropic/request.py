@@ -149,7 +149,7 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
 
 
 def _instructions(content: str | list[Block], where: str) -> str:
-    """Without the line that Claude Code begins with: it differs per conversation, so no prefix would be shared."""
+    """The system text without Claude Code's first line, which differs per conversation and prevents prefix reuse."""
     if isinstance(content, str):
         return _without_billing(content)
     return "".join(_without_billing(part_text(block, _TEXT, f"{where}[{i}]")) for i, block in enumerate(content))

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Room:
-    """The memory of all lines that are under way, of all batches. Lines wait for it in their order."""
+    """The memory for the lines in progress of all batches. Lines wait for it in their order."""
 
     def __init__(self) -> None:
         self._bytes = 0

@@ -33,7 +33,7 @@ class FileInUseError(Exception):
 
 
 class _Asked(msgspec.Struct):
-    """What is read of a body. All else is checked by its endpoint, and takes no memory before."""
+    """The fields of a body that are read here. Its endpoint decodes and checks the others."""
 
     model: str | None = None
     stream: bool | None = None

@@ -154,7 +154,7 @@ class FileStore:
         return await self._do(self._add, {**row, **limits, "expires_s": file.expires_at, "body": body})
 
     async def add_batch(self, batch: BatchObject, owner: str, most: int) -> bool:
-        """A new one. False if the owner has that many that have not ended."""
+        """Adds a new batch. False if the owner has that many batches that have not ended."""
         row = {"kind": "batch", "id": batch.id, "owner": owner, "purpose": batch.endpoint, "size": 0, "active": 1}
         limits = {"most": most, "most_bytes": 0}
         return await self._do(self._add, {**row, **limits, "expires_s": None, "body": msgspec.json.encode(batch)})

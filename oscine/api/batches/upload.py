@@ -26,7 +26,7 @@ class Upload:
 
 
 class UploadRoom:
-    """What the uploads of one owner that have not ended take together, beside the files that are stored."""
+    """Files and bytes of the unfinished uploads of one owner, beside the files that are stored."""
 
     def __init__(self) -> None:
         self._files = self._bytes = 0

@@ -67,7 +67,7 @@ class OriginCheck:
     """Refuses what a page of another origin sends: middleware of an endpoint that takes forms, or JSON as one.
 
     Browsers send forms to any server without asking it, and name the page's origin. For a body that is declared as JSON
-    they have asked. So it may come from any origin, as those of proxies and of desktop programs are not the server's.
+    they have asked. So such a body may come from any origin: those of proxies and desktop programs differ.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:

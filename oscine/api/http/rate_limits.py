@@ -46,7 +46,7 @@ class Bucket:
         self._level = self.level - amount
 
     def kept_from_batches(self, amount: float) -> float:
-        """What lines of a batch that take this amount leave to other requests: half, if they fit the other half."""
+        """The amount that lines of a batch leave to other requests: half, if the lines fit the other half."""
         return min(self.capacity / 2, self.capacity - amount)
 
     def wait_s(self, amount: float) -> float:
@@ -94,7 +94,7 @@ class KeyUse:
             self._requests.take(1)
 
     def give_back_request(self) -> None:
-        """For a request that will be sent again."""
+        """Gives the request back: it will be sent again."""
         if self._requests is not None:
             self._requests.take(-1)
 

@@ -174,7 +174,7 @@ class BoundedHttp(HttpToolsProtocol):
         return self._in_message or self._running is None or self._running.response_complete
 
     def _probe(self, pause_s: float) -> None:
-        """Writes an interim response, which clients skip, so that the system notices one that has left altogether.
+        """Writes an interim response, which clients skip, so that the kernel notices a client that has left.
 
         Events of a stream show that too, and no other bytes may be among them. HTTP/1.0 has no interim responses.
         """

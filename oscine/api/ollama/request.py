@@ -53,7 +53,7 @@ def unloads(body: OllamaRequest) -> bool:
 
 
 def model_names(body: OllamaChatRequest) -> ModelNames:
-    """How the model sees the functions. Ollama's clients name them as they like."""
+    """The names of functions as the model sees them. Ollama's clients may use any name."""
     return ModelNames((tool.function.name,) for tool in body.tools or ())
 
 

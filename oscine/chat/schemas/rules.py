@@ -60,7 +60,7 @@ def texts(schema: Schema, keyword: str) -> list[str]:
 
 
 def add(schema: dict[str, Any], other: Schema) -> None:
-    """Adds what has to hold as well."""
+    """Adds a schema that must hold as well."""
     if isinstance(other, dict) and other.keys() <= _INDEPENDENT - schema.keys():
         schema.update(other)
     elif other is not True:
@@ -182,7 +182,7 @@ def _condition(schema: dict[str, Any]) -> Iterable[str]:
 
 
 def _dependencies(schema: dict[str, Any]) -> Iterable[str]:
-    """What depends on a property that is required holds always."""
+    """A schema that depends on a required property always holds."""
     is_old = "dependencies" in schema
     keywords = ("dependentRequired", "dependencies", "dependentSchemas")
     depending = [pair for keyword in keywords for pair in schema.pop(keyword, {}).items()]

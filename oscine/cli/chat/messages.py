@@ -95,7 +95,7 @@ def _keys() -> "KeyBindings":
 
 
 def _history(path: Path) -> "History":
-    """Kept in the file if it can be, for its owner alone."""
+    """The history of messages, kept in the file where possible, with access for its owner only."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class Kept(FileHistory):

@@ -50,7 +50,7 @@ class KVCacheManager:
         return -(-num_tokens // self.page_size)
 
     def num_held(self, num_pages: int) -> int:
-        """Sequences of so many pages that have room at once."""
+        """How many sequences of so many pages fit at once."""
         return min(
             slots.count * _MANY // slots_of(self.groups, slots, _MANY, num_pages, drafts=self._drafts)
             for slots in self._memory

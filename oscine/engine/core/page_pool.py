@@ -62,8 +62,10 @@ class Pools:
         retained: Sequence[Sequence[int]] | None = None,
         freed: Sequence[int] | None = None,
     ) -> bool:
-        """Whether each group can give so many pages, all at once, after known pages are retained, and if others are
-        freed. All arguments go by groups."""
+        """Whether all groups can give `wanted` pages at once, after `retained` pages are taken, and with `freed` more.
+
+        Each argument has one entry per group.
+        """
         for groups, arena in self._arenas:
             num_open = arena.num_open
             for group in groups:
@@ -75,7 +77,7 @@ class Pools:
         return True
 
     def allocate(self, counts: Sequence[int]) -> list[list[int]]:
-        """So many pages of each group; there must be room. Each pool leaves the open slots that the next ones need."""
+        """`counts` pages of each group; there must be room. Each pool leaves the open slots that the next ones need."""
         found: dict[int, list[int]] = {}
         for groups, arena in self._arenas:
             needed = [self._pools[group].slots_for(counts[group]) for group in groups]
@@ -85,8 +87,10 @@ class Pools:
         return [found[group] for group in range(len(found))]
 
     def next_evicted(self, count: int | None = None) -> Iterator[tuple[int, int]]:
-        """Group and page of the cached pages that the next `count` slots of each arena would evict, or of all; none
-        that are cold."""
+        """(group, page) of the cached pages that the next `count` slots of each arena would evict; None: all slots.
+
+        Cold pages are left out.
+        """
         for groups, arena in self._arenas:
             for place, page in arena.next_evicted(arena.num_slots if count is None else count):
                 yield groups[place], page
@@ -108,7 +112,7 @@ class Arena:
         return len(self._free) + len(self._cold) + len(self._kept)
 
     def next_evicted(self, count: int) -> Iterator[tuple[int, int]]:
-        """Pool and page of the cached pages that the next `count` slots would evict; none that are cold."""
+        """(pool, page) of each cached page that the next `count` slots would evict; not cold ones."""
         for slot, pool in islice(self._kept.items(), max(0, count - len(self._free) - len(self._cold))):
             place = self.pools.index(pool)
             yield from ((place, page) for page in pool.cached_in(slot))

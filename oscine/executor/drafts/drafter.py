@@ -24,7 +24,7 @@ class HostDrafter(Protocol):
         ...
 
     def append(self, slot: int, token_ids: list[int]) -> None:
-        """What the sequence has generated since, in order. Behind the token that ends it there may be some in vain."""
+        """Tokens that the sequence has generated since, in order. Those after the one that ends it must be ignored."""
         ...
 
     def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The KV cache of a GPU: its addresses before anything is captured, and its memory when it is known what is left."""
+"""The KV cache of a GPU: addresses are reserved before graphs are captured, and memory is mapped last."""
 
 from dataclasses import replace
 
@@ -28,16 +28,16 @@ class LateCache:
 
     @property
     def num_bytes(self) -> int:
-        """That have memory."""
+        """Bytes that have memory."""
         return self._reserved.num_mapped
 
     def room(self, num_bytes: int) -> int:
-        """Slots that so many bytes hold."""
+        """Slots that `num_bytes` hold."""
         unit = self._reserved.granularity
         return num_bytes // unit * unit // self._slot_bytes - 1  # for padding
 
     def fill(self, count: int) -> None:
-        """Gives memory to so many slots. Raises MemoryError if there is too little."""
+        """Gives memory to the first `count` slots. Raises MemoryError if there is too little."""
         self._reserved.map(0, count * self._slot_bytes)
 
 

@@ -7,8 +7,9 @@ oscine/engine/core/page_pool.py and decision 36). A page of full attention is he
 group with a window is soon free again.
 
 On a GPU the cache is what weights and workspace leave of --gpu-memory-utilization, or of --gpu-memory-bytes. By default
-an engine that is alone on its GPU leaves a margin, and else _LEFT_FREE, or less on a small GPU: what other processes
-need does not grow with the GPU. Memory that GPU and CPU share has the least share, as it holds everything else too.
+an engine that is alone on its GPU leaves a margin free. Beside other processes it leaves _LEFT_FREE, or less on a small
+GPU: what they need does not grow with the GPU. Memory that GPU and CPU share has the least share, as it holds
+everything else too.
 The workspace is an estimate. By it the number of sequences is chosen, and it is checked that everything fits. The cache
 itself gets what is really left once the largest step has run (oscine/executor/kv/late_cache.py).
 
@@ -38,7 +39,7 @@ SAMPLED_AT_ONCE = 128  # rows that are sampled beyond greedy in one call
 _SAMPLING_BYTES, _SAMPLING_BYTES_ON_GPU = 56, 20
 # For the CUDA context, compiled kernels, captured graphs and fragmentation. With small steps these take 1.2 GB.
 _GPU_RESERVE_BYTES, _SMALL_GPU_RESERVE_BYTES = 3 * _GIB // 2, 5 * _GIB // 4
-# Beside other processes, for them and for what is wrong with the estimates.
+# Left free beside other processes: for them, and for errors of the estimates.
 _LEFT_FREE, _LEAST_SHARE = 5 * _GIB, 0.92
 _IN_USE_ALONE = _GIB  # by the system and this process's own CUDA context; more is of other processes
 # Left free by an engine that is alone: for fragments of the allocator. 1.2 GiB of 80 GB.

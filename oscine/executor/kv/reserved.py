@@ -2,7 +2,7 @@
 
 CUDA graphs keep the addresses of the KV cache. So the address space is reserved for all of the GPU before they are
 captured, and physical memory is mapped to it afterwards, when weights, graphs and the largest step have what they need.
-By the virtual memory functions of the CUDA driver API.
+This module calls the virtual memory functions of the CUDA driver API.
 """
 
 import ctypes
@@ -69,8 +69,10 @@ class ReservedMemory:
         return found
 
     def map(self, start: int, end: int) -> None:
-        """Gives memory to the bytes from `start` to `end`, and to what shares a unit of memory with them, unless they
-        have it. Raises MemoryError if the GPU has not enough left."""
+        """Maps memory to bytes `start` to `end`, rounded out to whole units. Mapped bytes stay as they are.
+
+        Raises MemoryError if the GPU has not enough left.
+        """
         unit = self.granularity
         for low, high in self._gaps(start // unit * unit, -(-end // unit) * unit):
             self._map(low, high)

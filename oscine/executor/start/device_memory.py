@@ -66,12 +66,12 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """Bytes that have gone since then."""
+        """Bytes of GPU memory that were taken since this object was made."""
         torch.cuda.synchronize(self._device)
         return self._free - torch.cuda.mem_get_info(self._device)[0]
 
     def cache_bytes(self, held: int) -> int:
-        """What the cache may have if all else is there. `held`: bytes that it has already."""
+        """Bytes that the cache may take once all else has its memory. `held`: bytes that it has already."""
         return int(self._share * (self._allowed - self.taken + held))
 
 

@@ -320,8 +320,11 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
 
 
 def _cache(start: Start, memory: MemoryPlan) -> KVCache:
-    """With memory at once, if it is given in bytes, if other engines read it, which cannot read what is mapped later,
-    or if engines share experts."""
+    """The KV cache. A GPU's cache gets its memory at the end of the start (late_cache.py), or at once in four cases.
+
+    Its size is given in bytes; other engines read it, and cannot read memory that is mapped later; engines share
+    experts; the GPU is integrated.
+    """
     options, device = start.options, start.opened.device
     late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
     if not late or start.lockstep is not None or torch.cuda.get_device_properties(device).is_integrated:

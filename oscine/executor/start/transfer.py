@@ -22,7 +22,7 @@ def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
 
 
 def model_identity(options: EngineOptions) -> str:
-    """What makes equal tokens have equal keys and values, those of a head that drafts among them."""
+    """Identifies all that decides the keys and values of given tokens, including those of a draft head."""
     model = options.model
     path = None if model.random_weights else find_model(model)
     weights = "" if path is None else fingerprint(path)

@@ -59,7 +59,10 @@ def test_a_tokenizer_that_panics_when_it_is_loaded_ends_the_start(tmp_path: Path
     server = ScriptedServer(tmp_path)
     broken = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}
     path.write_text(json.dumps(json.loads(path.read_text()) | broken))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer file: Precompiled: ") as raised:
-        server.run(server.model.start())
-    assert "\n" not in str(raised.value)
-    assert server.model.state == "failed"
+    try:
+        with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer file: Precompiled: ") as raised:
+            server.run(server.model.start())
+        assert "\n" not in str(raised.value)
+        assert server.model.state == "failed"
+    finally:
+        server.__exit__(None, None, None)

@@ -240,6 +240,8 @@ class PipeWire:
                 with contextlib.suppress(ProcessLookupError):
                     if number is not None:
                         os.killpg(self._process.pid, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what has outlived the process
         draining.cancel()
 
     async def _drain(self) -> None:

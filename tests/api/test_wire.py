@@ -465,6 +465,25 @@ def test_all_requests_before_the_end_of_the_sending_side_are_answered() -> None:
     serve(test)
 
 
+def test_a_request_is_answered_though_the_next_one_ends_in_its_head() -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(FIRST_LINE + b"Content-Length: 0\r\n\r\n" + FIRST_LINE)
+        writer.write_eof()
+        connection = await connection_of(state)
+        await until(lambda: connection._at_end, "the end of what the client sends")
+        go.set()
+        assert (await answer(reader)).endswith(b"ok")
+
+    serve(test, app)
+
+
 @pytest.mark.parametrize(
     "sent", [b"", FIRST_LINE, FIRST_LINE + b"X: " + b"y" * 50_000, FIRST_LINE + b"Content-Length: 9\r\n\r\n{"]
 )

@@ -3,8 +3,11 @@
 import asyncio
 import gzip
 import json
+import os
+import select
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -25,7 +28,7 @@ from benchmarks.serving.siege.mcp_servers import (
 )
 from oscine.tools.mcp import AllowedTools, McpTool
 from oscine.tools.mcp_session import Connection, ServerEntry
-from oscine.tools.mcp_wire import MAX_MESSAGE_BYTES, Events, ServerError
+from oscine.tools.mcp_wire import MAX_MESSAGE_BYTES, Events, PipeWire, ServerError
 from oscine.tools.toolbox import MAX_DECLARED_BYTES, McpCall, McpListing, Toolbox
 
 ANY = AllowedTools()
@@ -389,3 +392,23 @@ def test_a_command_is_bounded_too() -> None:
             assert said[5:] == ["fine", FAILED + TOO_LONG, FAILED + UNASKED, "fine"]
 
     asyncio.run(run())
+
+
+def test_what_a_command_has_started_ends_with_it(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    script = '(echo; exec sleep 300) >"$0" & cat >/dev/null'  # the shell ends with its input, the other does not
+
+    async def run() -> None:
+        wire = await PipeWire.open("sh", ["-c", script, str(fifo)], {}, None)
+        assert select.select([reading], [], [], 60)[0]
+        assert os.read(reading, 9) == b"\n"
+        await wire.close()
+
+    try:
+        asyncio.run(run())
+        assert select.select([reading], [], [], 60)[0]
+        assert os.read(reading, 9) == b""
+    finally:
+        os.close(reading)

@@ -171,7 +171,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Whether no request is to be answered, after the end of what the client sends."""
         if self._unparsed or self.pipeline:
             return False
-        return self._in_message or self._running is None or self._running.response_complete
+        in_body = self._in_message and not self._in_head  # of the request that runs
+        return in_body or self._running is None or self._running.response_complete
 
     def _probe(self, pause_s: float) -> None:
         """Writes an interim response, which clients skip, so that the kernel notices a client that has left.

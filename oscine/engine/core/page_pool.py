@@ -153,7 +153,7 @@ class PagePool:
         self._is_cold = bytearray(self.num_pages)  # of cached pages
         self._held = [0] * arena.num_slots  # pages held, per slot
         # Of slots with held pages:
-        self._loose: dict[int, None] = {}  # free pages
+        self._loose: OrderedDict[int, None] = OrderedDict()  # free pages; a dict's first is slow to find
         self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
     @property

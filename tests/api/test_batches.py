@@ -185,6 +185,17 @@ def test_uploads_of_a_server_that_was_killed_are_removed_after_a_day(tmp_path: P
     assert names == {f"{new}.jsonl", f"{known}.jsonl", *others}
 
 
+@pytest.mark.parametrize("name", ["index.db", "index.db-wal", "index.db-shm", "index.db-journal"])
+def test_a_table_behind_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    folder, other = tmp_path / "files", tmp_path / "other"
+    folder.mkdir()
+    other.touch()
+    (folder / name).symlink_to(other)
+    with pytest.raises(ValueError, match=rf"--files-dir .* cannot be used: {name} is a link"):
+        asyncio.run(FileStore(str(folder)).open())
+    assert not other.read_bytes()
+
+
 def test_a_temporary_folder_of_a_server_that_was_killed_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

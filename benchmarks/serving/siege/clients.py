@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -14,6 +15,7 @@ from benchmarks.serving.promises import Broken, require
 from benchmarks.serving.server import Server
 from benchmarks.serving.siege.requests import Attack
 
+_STATUS = re.compile(rb"(?:\A|\r\n\r\n)HTTP/1\.1 ([0-9]{3}) ")
 CLIENTS = 32  # hostile ones at a time
 ATTACK_S = 60.0  # longer than any answer takes
 MODEL = "m"
@@ -34,9 +36,10 @@ async def make(server: Server, attack: Attack) -> int | None:
         if attack.half_closes:
             writer.write_eof()
         answer = await reader.read(1 << 16)
-        while await reader.read(1 << 16):
-            pass
-        return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else 0
+        while more := await reader.read(1 << 16):
+            answer = (answer + more)[: 1 << 16]
+        statuses = [int(status) for status in _STATUS.findall(answer)]
+        return next((status for status in statuses if status >= 200), 0)  # not of interim responses
     except OSError:  # closed before all was sent
         return None
     finally:

@@ -5,7 +5,9 @@ A key finds its own alone. The table is read and written in a thread of its own,
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import re
 import sqlite3
 import time
@@ -65,6 +67,18 @@ T = TypeVar("T")
 _Kind = Literal["file", "batch"]
 
 
+def _make(path: Path) -> None:
+    """An empty file, unless there is one. Raises OSError for a link, which may lead to a file of others."""
+    for beside in ("-wal", "-shm", "-journal"):  # files of SQLite's, which follows links
+        if path.with_name(path.name + beside).is_symlink():
+            raise OSError(f"{path.name}{beside} is a link")
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    except OSError as error:
+        why = "is a link" if error.errno == errno.ELOOP else error.strerror
+        raise OSError(f"{path.name} {why}") from None
+
+
 class FileStore:
     """`open` comes first and `close` last. Other methods raise APIError 503 when the disk fails."""
 
@@ -100,7 +114,7 @@ class FileStore:
             self._folder = Path(str(self._given))
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
         index = self._folder / "index.db"
-        index.touch(0o600)
+        _make(index)
         self._table = sqlite3.connect(index, _WAIT_S, isolation_level=None, check_same_thread=False)
         self._table.execute("PRAGMA journal_mode = WAL")
         self._table.executescript(_SCHEMA)

@@ -39,6 +39,16 @@ async def no_reading(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
+def answers_after(go: asyncio.Event) -> Any:
+    """The same, once the event is set."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go.wait()
+        await no_reading(scope, receive, send)
+
+    return app
+
+
 async def more_than_any_buffer_holds(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(2000):
@@ -432,10 +442,6 @@ def test_a_client_that_ends_its_sending_side_is_answered(version: bytes) -> None
     """Interim responses before the answer show whether it is still there. HTTP/1.0 has none."""
     go = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await go.wait()
-        await no_reading(scope, receive, send)
-
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(FIRST_LINE.replace(b"1.1", version) + b"Content-Length: 2\r\n\r\nhi")
@@ -452,7 +458,7 @@ def test_a_client_that_ends_its_sending_side_is_answered(version: bytes) -> None
         assert data[25 * probes :].startswith(b"HTTP/1.1 200 ")
         assert data.endswith(b"ok")
 
-    serve(test, app)
+    serve(test, answers_after(go))
 
 
 def test_all_requests_before_the_end_of_the_sending_side_are_answered() -> None:
@@ -468,10 +474,6 @@ def test_all_requests_before_the_end_of_the_sending_side_are_answered() -> None:
 def test_a_request_is_answered_though_the_next_one_ends_in_its_head() -> None:
     go = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await go.wait()
-        await no_reading(scope, receive, send)
-
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
         writer.write(FIRST_LINE + b"Content-Length: 0\r\n\r\n" + FIRST_LINE)
@@ -481,7 +483,7 @@ def test_a_request_is_answered_though_the_next_one_ends_in_its_head() -> None:
         go.set()
         assert (await answer(reader)).endswith(b"ok")
 
-    serve(test, app)
+    serve(test, answers_after(go))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from oscine.types import GenerationRequest, SamplingParams
 
 from .engine_pair import check_pages
 from .harness import PAGE, Run
+from .pool_check import num_available
 
 PAGE_BYTES = 8 * PAGE
 STEP_S = 0.001  # by the clock of copies; by that of the loop a step takes a second
@@ -142,7 +143,7 @@ class OffloadRun(Run):
     def evict(self) -> None:
         """Everything that is cached."""
         for pool in self.cache.pools:
-            for page in pool.allocate(pool.num_available, pool.num_available):
+            for page in pool.allocate(num_available(pool), num_available(pool)):
                 pool.release(page)
 
     def files(self) -> list[Path]:

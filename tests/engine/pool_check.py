@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from oscine.engine.core.page_pool import Arena, Pools
+from oscine.engine.core.page_pool import Arena, PagePool, Pools
 
 
 def check_pools(pools: Pools, held: Sequence[Counter[int]]) -> None:
@@ -33,3 +33,8 @@ def _check_arena(arena: Arena, held: Sequence[Counter[int]]) -> None:
     assert opened == {slot: arena.pools[place] for slot, place in owners.items() if slot not in busy}
     assert sorted([*arena._free, *owners]) == list(range(arena.num_slots))
     assert arena.num_open == arena.num_slots - len(busy)
+
+
+def num_available(pool: PagePool) -> int:
+    """Pages that the pool can give, if it is the only one that is asked."""
+    return len(pool._loose) + len(pool._stranded) + pool._arena.num_open * pool.per_slot

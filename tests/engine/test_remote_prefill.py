@@ -14,6 +14,7 @@ from oscine.types import RemotePrefill, SamplingParams
 from .engine_pair import Pair
 from .harness import PAGE, Setting
 from .paged_executor import naive_tokens
+from .pool_check import num_available
 
 SETTING = Setting(num_full_pages=64, num_sliding_pages=64, overlap=True, lazy=True)
 
@@ -35,7 +36,7 @@ def failure(news: RemotePrefill | None) -> str:
 
 
 def evict_all(pool: PagePool) -> None:
-    for page in pool.allocate(pool.num_available, pool.num_available):
+    for page in pool.allocate(num_available(pool), num_available(pool)):
         pool.release(page)
 
 

@@ -156,11 +156,6 @@ class PagePool:
         self._loose: OrderedDict[int, None] = OrderedDict()  # free pages; a dict's first is slow to find
         self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
-    @property
-    def num_available(self) -> int:
-        """Pages that `allocate` can give."""
-        return len(self._loose) + len(self._stranded) + self._arena.num_open * self.per_slot
-
     def slots_for(self, count: int, retained: Iterable[int] = ()) -> int:
         """The fewest open slots that `count` more pages take after these known pages are retained."""
         unheld = [page for page in retained if not self._holders[page]]

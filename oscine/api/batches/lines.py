@@ -83,6 +83,7 @@ class BatchLine:
     body: bytes = b""  # JSON
     model: str | None = None
     number: int = 0  # of the line, from 1
+    place: tuple[int, int] = (0, 0)  # in the file: where it begins, and its bytes
     problem: str = ""  # why it is no request
     code: str = ""  # of the problem, as OpenAI has it
 
@@ -235,12 +236,18 @@ class BatchInput:
     def __iter__(self) -> Iterator[BatchLine]:
         while True:
             self._skip_blank()
+            start = self._file.tell()
             line = self._file.readline(self._longest + 1)
             if not line:
                 return
             found = self._read(line, self._number)
             self._number += 1
-            yield found
+            yield replace(found, place=(start, len(line)))
+
+    def again(self, line: BatchLine) -> BatchLine:
+        """The same line with its body, which was dropped meanwhile."""
+        start, size = line.place
+        return replace(line, body=_body(os.pread(self._file.fileno(), size, start)))
 
     def _skip_blank(self) -> None:
         """Skips blank lines, and spaces before a line. Python does nothing per line: a file may have millions."""
@@ -259,7 +266,7 @@ class BatchInput:
             return BatchLine(line_id, None, number=number, problem=problem, code="line_too_long")
         try:
             given = msgspec.json.decode(line, type=_Given)
-            body = bytes(msgspec.json.decode(line, type=_Body).body)
+            body = _body(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem, code = f"Line {number} is no request of a batch: {error}.", "invalid_json_line"
             if isinstance(error, msgspec.ValidationError):
@@ -280,6 +287,10 @@ class BatchInput:
         if not self._met.add(given.custom_id):
             return "duplicate_custom_id", f"'custom_id' {given.custom_id[:_MOST_SHOWN]!r} is that of an earlier line"
         return None
+
+
+def _body(line: bytes) -> bytes:
+    return bytes(msgspec.json.decode(line, type=_Body).body)
 
 
 def _custom_id(line: bytes) -> str | None:

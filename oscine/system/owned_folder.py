@@ -95,7 +95,8 @@ def _opened(name: str, parent: int | None, shown: str, owners: tuple[int, ...], 
         return folder
     os.close(folder)
     if found.st_uid not in owners:
-        raise PermissionError(f"{shown} belongs to another user ({found.st_uid})")
+        remedy = "name a folder of this user, and a local one if NFS maps users"
+        raise PermissionError(f"{shown} belongs to another user ({found.st_uid}): {remedy}")
     raise PermissionError(f"every user may write to {shown} (a folder below it would do)")
 
 

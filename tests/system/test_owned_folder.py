@@ -101,7 +101,9 @@ def test_what_another_user_has_made_is_not_ours(tmp_path: Path, monkeypatch: pyt
     with opened(tmp_path) as parent:
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
         assert OwnedFolder.find(DATA, parent, path) is None
-        with pytest.raises(PermissionError, match=rf"a belongs to another user \({user}\): .*a local one if NFS maps users"):
+        with pytest.raises(
+            PermissionError, match=rf"a belongs to another user \({user}\): .*a local one if NFS maps users"
+        ):
             open_below(parent, "a", path)
 
 

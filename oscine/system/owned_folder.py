@@ -156,6 +156,18 @@ def _new_part(folder: int, name: str) -> tuple[str, BinaryIO]:
     raise OSError(f"new files of {name} vanish")
 
 
+def take_lock(file: int, *, needed: bool) -> bool:
+    """False where the file system has no locks, unless one is `needed`. Raises BlockingIOError for a locked file, and
+    OSError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if needed or error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
 def remove_parts(folder: int) -> None:
     """Removes incomplete files of processes that are gone. Raises OSError if the folder cannot be read."""
     for name in filter(_PARTS.fullmatch, os.listdir(folder)):
@@ -194,7 +206,7 @@ class OwnedFolder:
             folder = _keep(kept, os.open(path.name, _FOLDER, dir_fd=parent))
             try:
                 lock = _keep(kept, os.open(MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder))
-                if _lock(lock, needs_lock):
+                if take_lock(lock, needed=needs_lock):
                     os.write(lock, kind.mark)  # only now: without its text it is no mark
             except (BlockingIOError, FileNotFoundError):  # another process looks at it, or has removed it
                 return None
@@ -278,17 +290,6 @@ class OwnedFolder:
     def _is_own(self, name: str, mode: int) -> bool:
         names = self._kind.files
         return names is None or ((stat.S_ISREG(mode) or stat.S_ISSOCK(mode)) and names.fullmatch(name) is not None)
-
-
-def _lock(file: int, needed: bool) -> bool:
-    """False where there are no locks; if one is `needed`, that raises OSError, as does a file that is locked."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if needed or error.errno not in _NO_LOCKS:
-            raise
-        return False
-    return True
 
 
 def _is_strange(error: OSError) -> bool:

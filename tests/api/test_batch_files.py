@@ -1,7 +1,10 @@
 """Files of batches without a server: lines, uploads that come at once, and what lines may take."""
 
 import asyncio
+import errno
+import fcntl
 import json
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -137,6 +140,24 @@ def test_files_of_a_batch_are_read_beside_the_event_loop(tmp_path: Path, monkeyp
     monkeypatch.setattr(BatchInput, "_skip_blank", noted)
     with_files(tmp_path, work)
     assert seen == {"batches_0"}
+
+
+def test_a_batch_runs_where_files_have_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    async def ask(line: BatchLine) -> Answered:
+        return Answered(200, "", b"{}")
+
+    async def work(store: FileStore) -> None:
+        batch = await run_lines(store, ask, Room(), line("1"))
+        assert (batch.status, batch.request_counts.completed) == ("completed", 1)
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with_files(tmp_path, work)
+    assert f"{tmp_path} has no file locks" in caplog.text
 
 
 def test_lines_wait_until_there_is_room_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

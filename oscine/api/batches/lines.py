@@ -3,8 +3,8 @@
 A run can be resumed from the files. Neither file is in memory as a whole, nor are their ids.
 """
 
-import fcntl
 import hashlib
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from oscine.system.owned_folder import take_lock
+
+logger = logging.getLogger(__name__)
 
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages")
 LONGEST_LINE = 64 << 20  # bytes
@@ -148,10 +152,11 @@ class BatchOutput:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["BatchOutput"]:
-        """The file is locked meanwhile. Raises FileInUseError if another process has locked it."""
+        """The file is locked meanwhile, if there are locks. Raises FileInUseError if another process has locked it."""
         with _opened_to_append(path) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not take_lock(file.fileno(), needed=False):
+                    logger.warning("%s has no file locks, so nothing keeps two processes from one batch", path.parent)
             except BlockingIOError:
                 raise FileInUseError(f"{path}: another batch is writing it") from None
             try:

@@ -27,8 +27,8 @@ from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 
 _GIB = 1 << 30
-# As many sequences may run as the cache holds prompts of this length. Those that grow too long are preempted, which costs
-# less than running fewer of them (decision 29).
+# As many sequences may run as the cache holds prompts of this length. Those that grow too long are preempted, which
+# costs less than running fewer of them (decision 29).
 TYPICAL_TOKENS = 1024
 # Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
 _GRAPH_TOKENS, _SMALL_GPU_GRAPH_TOKENS = 2048, 256

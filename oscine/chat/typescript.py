@@ -32,6 +32,7 @@ _CONSTRAINTS = (
     *("minProperties", "maxProperties", "propertyNames", "patternProperties", "dependentRequired", "dependentSchemas"),
     *("not", "if", "then", "else", "deprecated", "readOnly", "writeOnly"),
 )
+_LONGEST_NAME = 128  # characters of a type's name
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 
 
@@ -111,9 +112,10 @@ class SchemaTypes:
         if values:
             return " | ".join(map(compact_json, values))
         if isinstance(kind, list) and kind:
-            if any(key in schema for key in _VALUE_KEYWORDS if key != "enum"):
-                return " | ".join(self._of_kind(name, schema, indent) for name in kind)
-            return " | ".join(_LISTED_NAMES.get(name, "any") if isinstance(name, str) else "any" for name in kind)
+            kinds = [name if isinstance(name, str) else "any" for name in kind]
+            if any(key in schema for key in _VALUE_KEYWORDS if key != "enum"):  # once each, else inner schemas multiply
+                return " | ".join(self._of_kind(name, schema, indent) for name in dict.fromkeys(kinds))
+            return " | ".join(_LISTED_NAMES.get(name, "any") for name in kinds)
         if kind is None:
             kind = "object" if any(k in schema for k in _OBJECT_KEYWORDS) else kind
             kind = "array" if any(k in schema for k in _ARRAY_KEYWORDS) else kind
@@ -180,7 +182,7 @@ class SchemaTypes:
             self._target(uri)
             document, _, fragment = uri.partition("#")
             last = (fragment or document).rstrip("/").rpartition("/")[2]
-            stem = re.sub(r"\W", "_", unquote(last)).strip("_") or f"{self._owner}_parameters"
+            stem = re.sub(r"\W", "_", unquote(last))[:_LONGEST_NAME].strip("_") or f"{self._owner}_parameters"
             name = stem
             while name in self._taken:
                 self._taken[stem] += 1

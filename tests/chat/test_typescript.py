@@ -158,6 +158,12 @@ def test_references_may_be_percent_encoded() -> None:
     assert section(FunctionTool("f", "", parameters)).startswith("type a_b = string;\n\n")
 
 
+def test_a_long_name_is_cut() -> None:
+    name = "a" * 1000
+    parameters = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"$ref": "#/$defs/b"}], "$defs": {name: {}, "b": {}}}
+    assert f"type f = (_: {name[:128]} | b) => any;" in section(FunctionTool("f", "", parameters))
+
+
 def test_types_of_several_tools_do_not_clash() -> None:
     first = {"properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": "string"}}}
     second = {"properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": "integer"}}}
@@ -166,10 +172,16 @@ def test_types_of_several_tools_do_not_clash() -> None:
     assert "type T_3 = number;\n\ntype g = (_: {\nx?: T_3,\n}) => any;" in text
 
 
-@pytest.mark.parametrize("reference", ["#/$defs/None", "https://example.com/schema", "#anchor", "#/properties/x/9"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *("#/$defs/None", "https://example.com/schema", "#anchor", "#/properties/x/9"),
+        *(f"#/properties/x/anyOf/{index}" for index in ("-1", "00", "1", "\uff10", "9" * 5000)),
+    ],
+)
 def test_a_reference_to_nothing_is_named(reference: str) -> None:
-    with pytest.raises(ValueError, match=f"tool 'f': the '$ref' '{reference}' ".replace("$", r"\$")):
-        property_of({"$ref": reference})
+    with pytest.raises(ValueError, match=f"tool 'f': the '$ref' '{reference[:80]}' ".replace("$", r"\$")):
+        property_of({"$ref": reference, "anyOf": [True]})
 
 
 @pytest.mark.parametrize(
@@ -202,6 +214,15 @@ def test_a_reference_to_nothing_is_named(reference: str) -> None:
              "definitions": {"b": {"id": "b", "type": "null"}}},
             {"b": "null"},
         ),
+        (
+            {"$id": "https://x.org/a", "properties": {"default": {"$ref": "b"}, "const": {"$id": "b", "type": "null"}}},
+            {"b": "null"},
+        ),
+        ({"$ref": "#e", "$defs": {"enum": {"$anchor": "e", "type": "integer"}}}, {"e": "number"}),
+        (
+            {"$ref": "#p", "properties": {"properties": {"const": {"$anchor": "p"}, "items": {"$anchor": "p"}}}},
+            {"p": "any"},
+        ),
     ],
 )  # fmt: skip
 def test_anchors_and_identifiers_are_followed_as_the_grammar_does(
@@ -212,10 +233,24 @@ def test_anchors_and_identifiers_are_followed_as_the_grammar_does(
     assert reduced(parameters)
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$id": "b"}])
+def test_copies_of_a_long_identifier_are_bounded(schema: dict[str, Any]) -> None:
+    parameters = {"$id": "https://x.org/" + "a" * (1 << 20), "allOf": [{"$ref": "#"}, *[schema] * 20]}
+    with pytest.raises(ConversationError, match=r"^tool 'f': its '\$id's are too long$"):
+        section(FunctionTool("f", "", parameters))
+
+
 @pytest.mark.parametrize("reference", ["http://[", "#/$defs/\ud800"])
 def test_a_reference_that_is_no_address_is_refused(reference: str) -> None:
     with pytest.raises(ConversationError, match=r"^tool 'f': [^\n]*$"):
         property_of({"$ref": reference})
+
+
+def test_a_type_listed_twice_is_written_once() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(12):
+        schema = {"type": ["object", "object", "null"], "properties": {"a": schema}}
+    assert property_of(schema).count("string") == 1
 
 
 def test_a_schema_nested_too_deeply_is_refused() -> None:

@@ -376,3 +376,31 @@ def test_an_overflow_is_said_in_the_words_that_clients_look_for(
     assert "prompt is too long" in message
     if not isinstance(error, str):
         assert error["code"] == "context_length_exceeded"
+
+
+LONG = "x\n" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "start", "end"),
+    [
+        ("/v1/chat/completions", {"messages": [USER], "model": LONG}, 404, "The model 'x\\nx", "."),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "tool_choice": LONG},
+            400,
+            "Invalid value for 'tool_choice'",
+            ".",
+        ),
+        ("/v1/responses", {"input": [{"type": LONG}]}, 400, "Invalid value for 'input[0].type'", "are not supported."),
+        ("/v1/responses", {"input": "a", "previous_response_id": LONG}, 404, "The response 'x", "."),
+    ],
+)
+def test_a_message_is_one_short_line(
+    scripted: ScriptedServer, path: str, body: Any, status: int, start: str, end: str
+) -> None:
+    message = refused(scripted, path, body, status)["message"]
+    assert message.startswith(start)
+    assert message.endswith(end)
+    assert message.isprintable()
+    assert len(message) < 2000

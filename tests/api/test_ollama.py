@@ -13,8 +13,6 @@ import ollama
 import pytest
 
 from oscine.api.app import create_app
-from oscine.api.http.errors import APIError
-from oscine.api.ollama.answer import OllamaAnswer
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import GenerationOutput, GenerationRequest, ModelSize
 from tests.api.scripted_engine import MAX_MODEL_LEN
@@ -268,13 +266,6 @@ def test_a_failure_before_and_after_the_first_record(server: ScriptedServer, fai
     *parts, last = records(chat(server))
     assert "".join(part["message"]["content"] for part in parts) == "So"
     assert last.keys() == {"error"}
-
-
-def test_an_error_is_one_line_of_the_client() -> None:
-    """Its message may quote what a client sent."""
-    failure = OllamaAnswer.failure(None, APIError("a\x85b\u2028c\nd"))  # type: ignore[arg-type]
-    (only,) = failure.decode().splitlines()
-    assert json.loads(only) == {"error": "a\x85b\u2028c\nd"}
 
 
 def test_keys_bodies_and_paths_have_errors_in_ollamas_form(model_folder: Path) -> None:

@@ -21,6 +21,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     _ANTHROPIC_OVERLOADED: "overloaded_error",
 }
+_LONGEST_HEAD, _LONGEST_TAIL = 800, 200  # characters of a message; values of clients in it may have any length
 RETRY_AFTER_S = 1.0  # told to a client if no better estimate is known
 
 
@@ -69,6 +70,7 @@ class APIError(Exception):
         to_anthropic: str | None = None,
     ) -> None:
         """`details`: a field of some errors, read by Anthropic's clients. `to_anthropic`: the message for them."""
+        message = _one_line(message)
         super().__init__(message)
         self.message, self.status, self.type, self.param, self.code = message, status, type, param, code
         self.headers, self.details, self.to_anthropic = headers or {}, details, to_anthropic
@@ -89,6 +91,13 @@ class APIError(Exception):
     @property
     def anthropic_status(self) -> int:
         return _ANTHROPIC_OVERLOADED if self.code == "overloaded" else self.status
+
+
+def _one_line(text: str) -> str:
+    """Without its middle if it is too long, and with escapes for what cannot be printed."""
+    if len(text) > _LONGEST_HEAD + _LONGEST_TAIL:
+        text = f"{text[:_LONGEST_HEAD]}...{text[-_LONGEST_TAIL:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def invalid(param: str, why: str) -> APIError:

@@ -19,7 +19,6 @@ from oscine.api.turns.attachments import described, result_text
 from oscine.chat import messages as chat
 from oscine.chat.tools import ModelNames
 
-_MOST_SHOWN = 200  # characters of an id that an error repeats
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _INSTEAD = {
     "configuration_update": "; set 'reasoning' and 'text' of the request",
@@ -122,7 +121,7 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
     if _is_reference(item):
         found = stored.get(str(item.get("id")))
         if found is None:
-            raise invalid(f"{where}.id", f"there is no stored item {str(item.get('id'))[:_MOST_SHOWN]!r}")
+            raise invalid(f"{where}.id", f"there is no stored item {str(item.get('id'))!r}")
         return found
     head = convert(item, _Item, where)
     kind = head.type
@@ -284,8 +283,8 @@ class ItemHistory:
         """A refusal takes the place of the call's result; a call that was allowed is an item of its own."""
         request = self._mcp_requests.get(consent.approval_request_id)
         if request is None:
-            wanted = repr(consent.approval_request_id[:_MOST_SHOWN])
-            raise invalid(f"{where}.approval_request_id", f"no request before it has the id {wanted}")
+            why = f"no request before it has the id {consent.approval_request_id!r}"
+            raise invalid(f"{where}.approval_request_id", why)
         if not consent.approve:
             self._mcp(request, ": ".join(filter(None, ("Error: the user refused this call", consent.reason))))
 

@@ -9,8 +9,9 @@ import json
 import os
 import stat
 import sys
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_BYTES = 4 << 20  # of a file of JSON or text; gpt-oss's largest, the index of 120b, has 54 KB
 MOST_TOKENIZER_BYTES = 64 << 20  # of tokenizer.json; gpt-oss's has 27 MB
@@ -45,7 +46,7 @@ def is_file_name(name: object) -> bool:
     return whole and str(name).isprintable() and len(str(name).encode()) <= _MOST_NAME
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Opens a regular file, without waiting. Raises ValueError for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

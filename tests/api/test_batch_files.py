@@ -16,7 +16,7 @@ import pytest
 from oscine.api.app import create_app
 from oscine.api.batches import job as jobs
 from oscine.api.batches.job import Answered, BatchJob, Room
-from oscine.api.batches.lines import BatchInput, BatchLine
+from oscine.api.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
 from oscine.api.batches.retries import Retries
 from oscine.api.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
 from oscine.api.batches.service import MOST_ACTIVE, BatchService
@@ -51,6 +51,13 @@ def test_blank_lines_are_skipped_without_a_step_for_each(tmp_path: Path, monkeyp
     found = read(tmp_path / "in", b"\n" * 100_000 + line("a") + b"\r\n \t\r\n" * 50_000 + b"  " + line("b") + b"\n")
     assert [(one.custom_id, one.number, one.problem) for one in found] == [("a", 100_001, ""), ("b", 200_001, "")]
     assert steps == 2
+
+
+@pytest.mark.parametrize("kind", [BatchInput, BatchOutput])
+def test_a_pipe_is_refused(tmp_path: Path, kind: type[BatchInput | BatchOutput]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BatchFileError, match=r"/pipe: must be a (regular )?file, not a"), kind.open(tmp_path / "pipe"):
+        pass
 
 
 def test_a_byte_order_mark_before_the_first_line_is_skipped(tmp_path: Path) -> None:

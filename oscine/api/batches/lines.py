@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from oscine.system.model_files import open_file
 from oscine.system.owned_folder import take_lock
 
 logger = logging.getLogger(__name__)
@@ -110,17 +111,12 @@ class _Ids:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BatchFileError(f"{path}: {error.strerror}") from None
-
-
-@contextmanager
 def _opened(path: Path) -> Iterator[BufferedReader]:
-    with _explained(path):
-        file = path.open("rb")
+    """A regular file: its lines may be read again."""
+    try:
+        file = open_file(path)
+    except ValueError as error:
+        raise BatchFileError(str(error)) from None
     with file:
         yield file
 
@@ -128,9 +124,13 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
 @contextmanager
 def _opened_to_append(path: Path) -> Iterator[FileIO]:
     """Nothing is buffered: a write that fails leaves nothing to be tried again when the file is closed."""
-    with _explained(path):
+    try:
         file = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise BatchFileError(f"{path}: {error.strerror}") from None
     with file:
+        if not file.seekable():
+            raise BatchFileError(f"{path}: must be a file, not a pipe: a run goes on after what it holds")
         yield file
 
 

@@ -82,6 +82,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("presence_penalty", {"presence_penalty": 2.5}),
     ("frequency_penalty", {"frequency_penalty": -2.5}),
     ("repetition_penalty", {"repetition_penalty": 0}),
+    ("repetition_penalty", {"repetition_penalty": 1e-31}),
     ("min_tokens", {"min_tokens": -1}),
     ("min_tokens", {"min_tokens": MAX_MODEL_LEN}),
     ("seed", {"seed": 1 << 63}),

@@ -361,6 +361,7 @@ def test_whole_numbers_of_options_may_be_floats(server: ScriptedServer, rest: fl
         ("min_p", -0.5, 0.0),
         ("top_k", -5, 0),
         ("repeat_penalty", 0, 1.0),
+        ("repeat_penalty", 1e-320, 1.0),
         ("repeat_penalty", 200.0, 200.0),
         ("presence_penalty", 5.0, 5.0),
         ("frequency_penalty", -3.0, -3.0),

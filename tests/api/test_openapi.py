@@ -133,7 +133,7 @@ STEP = 0.001
 EXAMPLE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
 
 
-@pytest.mark.parametrize("limit", ["minimum", "exclusiveMinimum", "maximum"])
+@pytest.mark.parametrize("limit", ["minimum", "maximum"])
 def test_the_described_bounds_are_those_that_hold(
     fake_server: ServerProcess, document: dict[str, Any], limit: str
 ) -> None:
@@ -145,8 +145,7 @@ def test_the_described_bounds_are_those_that_hold(
         step = 1 if field["type"] == "integer" else STEP
         outward = step if limit == "maximum" else -step
         edge = field[limit]
-        within, beyond = (edge - outward, edge) if limit == "exclusiveMinimum" else (edge, edge + outward)
-        for value, statuses in ((within, (200, 503)), (beyond, (400,))):  # 503: 128 choices may be too many at once
+        for value, statuses in ((edge, (200, 503)), (edge + outward, (400,))):  # 503: 128 choices may be too many at once
             body = {**EXAMPLE, name: value}
             response = httpx.post(f"{fake_server.url}/v1/chat/completions", json=body, timeout=60)
             assert response.status_code in statuses, f"{name}={value}: {response.text}"

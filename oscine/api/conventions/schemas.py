@@ -11,6 +11,7 @@ from oscine.api.serving.parameters import (
     Natural,
     Penalty,
     Positive,
+    RepetitionPenalty,
     Share,
     ShortText,
     StopTexts,
@@ -55,7 +56,7 @@ class GenerateParameters(Struct, kw_only=True):
     min_tokens: Annotated[Natural | None, about("Tokens before which the answer does not end.")] = None
     min_length: Annotated[Natural | None, about("The same as `min_tokens`.")] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0, le=100)] | None, about("Divides positive logits of tokens that occurred.")
+        RepetitionPenalty | None, about("Above 0; divides positive logits of tokens that occurred.")
     ] = None
     presence_penalty: Annotated[Penalty | None, about("Subtracted once from the logit of a generated token.")] = None
     frequency_penalty: Annotated[Penalty | None, about("Subtracted for each time that a token was generated.")] = None

@@ -17,7 +17,7 @@ from oscine.api.ollama.schemas import (
     OllamaRequest,
 )
 from oscine.api.serving.formats import Form
-from oscine.api.serving.parameters import SamplingFields, refuse
+from oscine.api.serving.parameters import LEAST_REPETITION, SamplingFields, refuse
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -99,7 +99,8 @@ def _sample(request: SamplingFields, body: OllamaRequest) -> None:
         setattr(request, name, getattr(options, name))
     request.temperature = _clamped(options.temperature, inf)
     request.top_p, request.min_p = _clamped(options.top_p, 1.0), _clamped(options.min_p, 1.0)
-    request.repetition_penalty = options.repeat_penalty or None
+    if options.repeat_penalty is not None and options.repeat_penalty >= LEAST_REPETITION:
+        request.repetition_penalty = options.repeat_penalty
     request.top_k, seed, most = _whole(options.top_k), _whole(options.seed), _whole(options.num_predict)
     request.seed = None if seed is None or seed < 0 else seed
     request.max_tokens = None if most is None or most < 1 else most

@@ -25,6 +25,8 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+LEAST_REPETITION = 1e-30  # of the engine: logits divided by less overflow
+RepetitionPenalty = Annotated[float, Meta(ge=LEAST_REPETITION, le=100)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopK = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
@@ -190,7 +192,7 @@ class SamplingFields(Struct, kw_only=True):
     top_k: Annotated[TopK | None, about("Samples from this many tokens; 0 or -1: from all.")] = None
     min_p: Annotated[Share | None, about("Leaves out tokens below this share of the greatest probability.")] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0, le=100)] | None, about("Divides positive logits of tokens that occurred.")
+        RepetitionPenalty | None, about("Above 0; divides positive logits of tokens that occurred.")
     ] = None
     min_tokens: Annotated[Natural | None, about("Tokens before which the answer does not end.")] = None
     ignore_eos: Annotated[bool | None, about("Whether generation goes on after the model's own end.")] = None

@@ -7,6 +7,9 @@ import pytest
 from openai.types.responses import ResponseInputItem, ResponseItemList
 from pydantic import TypeAdapter
 
+from oscine.api.http.errors import APIError
+from oscine.api.responses.tools import ClientTools
+from oscine.api.serving.parameters import MAX_TOOLS
 from tests.api.scripted_server import ScriptedServer
 
 Item = dict[str, Any]
@@ -207,6 +210,14 @@ def test_tools_that_come_with_an_item_can_be_called(scripted: ScriptedServer, ki
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Ann"}
     text = respond(scripted, output, previous_response_id=first["id"])
     assert "type crm__look_up" in text
+
+
+def test_tools_that_come_again_count_once() -> None:
+    later = [({**LOOK_UP, "name": f"f_{i}"}, "input") for i in (*range(MAX_TOOLS - 1), *range(MAX_TOOLS))]
+    names = [function.name for function in ClientTools((), later).functions]
+    assert names == [f"f_{i}" for i in range(MAX_TOOLS)]
+    with pytest.raises(APIError, match="more than 1024"):
+        ClientTools([LOOK_UP], later)
 
 
 def test_a_refused_call_of_an_mcp_server_is_told(scripted: ScriptedServer) -> None:

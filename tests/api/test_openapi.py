@@ -145,7 +145,10 @@ def test_the_described_bounds_are_those_that_hold(
         step = 1 if field["type"] == "integer" else STEP
         outward = step if limit == "maximum" else -step
         edge = field[limit]
-        for value, statuses in ((edge, (200, 503)), (edge + outward, (400,))):  # 503: 128 choices may be too many at once
+        for value, statuses in (
+            (edge, (200, 503)),
+            (edge + outward, (400,)),
+        ):  # 503: 128 choices may be too many at once
             body = {**EXAMPLE, name: value}
             response = httpx.post(f"{fake_server.url}/v1/chat/completions", json=body, timeout=60)
             assert response.status_code in statuses, f"{name}={value}: {response.text}"

@@ -76,8 +76,10 @@ class ClientTools:
         given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
         found = [*islice(given, MAX_TOOLS + 1)]
         known = {tool.words for tool in found}
-        new = (client_tool for tool, where in later for client_tool in _client_tools(tool, where))
-        found += {tool.words: tool for tool in islice(new, MAX_TOOLS + 1) if tool.words not in known}.values()
+        new = {
+            found.words: found for tool, where in later for found in _client_tools(tool, where)
+        }  # listed again: once
+        found += (tool for words, tool in new.items() if words not in known)
         if len(found) > MAX_TOOLS:
             raise invalid("tools", f"there are more than {MAX_TOOLS} in all namespaces")
         self.names = ModelNames(tool.words for tool in found)

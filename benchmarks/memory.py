@@ -8,7 +8,7 @@ Without limits of its own the engine has those of `oscine serve`. The load turns
 context allows, full batches of short ones, log-probabilities of prompts and answers, all ways of sampling, grammars,
 repetitive prompts that have many drafts, and all of them at once. One request in ten is cancelled. A grammar may use
 the embedded model's tokens. With --starts the engine is started so often, each time in a process of its own, beside a
-process that holds --beside GB; then a start that is refused must say why in one line. Exits with 1 if anything failed.
+process that holds --beside GiB; then a start that is refused must say why in one line. Exits with 1 if anything failed.
 """
 
 import argparse

@@ -5,6 +5,7 @@ The ids of harmony's special tokens differ between models.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import tokenizers
@@ -168,7 +169,7 @@ class Tokenizer:
         No more than a slice of a text is encoded at once.
         """
         total = 0
-        for count in (count for text in texts for count in self._counts(text)):
+        for count in chain.from_iterable(map(self._counts, texts)):
             total += count
             if most is not None and total >= most:
                 return most

@@ -1,7 +1,7 @@
 """Items of tools that other servers run, so that a conversation that began elsewhere goes on here.
 
-The model reads a call as that of a function with the name of the tool. Items without a result of their own have it in
-a second item.
+The model reads a call as that of a function with the name of the tool. Some items hold a call with its result. The
+results of other calls are items of their own.
 """
 
 from typing import Any, ClassVar
@@ -30,11 +30,6 @@ class HostedCall(HostedItem):
         raise NotImplementedError
 
 
-class HostedOutput(HostedItem):
-    def text(self) -> str:
-        raise NotImplementedError
-
-
 class _ShellCall(HostedCall, tag="shell_call"):
     tool = "shell"
     action: Object
@@ -43,7 +38,7 @@ class _ShellCall(HostedCall, tag="shell_call"):
         return self.action
 
 
-class _ShellOutput(HostedOutput, tag="shell_call_output"):
+class _ShellOutput(HostedItem, tag="shell_call_output"):
     tool = "shell"
     output: list[Object]
 
@@ -55,7 +50,7 @@ class _LocalShellCall(_ShellCall, tag="local_shell_call"):
     tool = "local_shell"
 
 
-class _LocalShellOutput(HostedOutput, tag="local_shell_call_output"):
+class _LocalShellOutput(HostedItem, tag="local_shell_call_output"):
     """Its id is that of the call, unless it names the call as others do."""
 
     tool = "local_shell"
@@ -76,7 +71,7 @@ class _PatchCall(HostedCall, tag="apply_patch_call"):
         return self.operation
 
 
-class _PatchOutput(HostedOutput, tag="apply_patch_call_output"):
+class _PatchOutput(HostedItem, tag="apply_patch_call_output"):
     tool = "apply_patch"
     output: str | None = None
 
@@ -97,7 +92,7 @@ class _ComputerCall(HostedCall, tag="computer_call"):
         return {"actions": self.actions} if self.action is None else self.action
 
 
-class _ComputerOutput(HostedOutput, tag="computer_call_output"):
+class _ComputerOutput(HostedItem, tag="computer_call_output"):
     tool = "computer"
     output: Object
 
@@ -113,7 +108,7 @@ class _Program(HostedCall, tag="program"):
         return {"code": self.code}
 
 
-class _ProgramOutput(HostedOutput, tag="program_output"):
+class _ProgramOutput(HostedItem, tag="program_output"):
     tool = "program"
     result: str
 
@@ -129,7 +124,7 @@ class _ToolSearch(HostedCall, tag="tool_search_call"):
         return self.arguments
 
 
-class _FoundTools(HostedOutput, tag="tool_search_output"):
+class _FoundTools(HostedItem, tag="tool_search_output"):
     """The model is told of the tools themselves as of all others."""
 
     tool = "tool_search"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from oscine.checkpoint.hub import PUBLISHED
 from oscine.config import Config
+from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
-from oscine.executor.start.fit import plan_on_gpus
 
 GIB = 1 << 30
 IN_USE = GIB // 2  # by the system and the CUDA context, before the model is loaded

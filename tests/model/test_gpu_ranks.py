@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from benchmarks.kernels.ranks import Ranks, run_ranks
-from oscine.model.weights import Part, Shard
+from oscine.model.tensors import Part, Shard
 from oscine.ops.comm.tokens import SymmetricExchange
 from oscine.ops.target import Target
 from tests.model.test_gpu_model import SHAPES, STEPS, Error, errors

@@ -50,7 +50,7 @@ from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.packed import PackedFiles
-from oscine.model.weights import Part, Shard, TensorSpec
+from oscine.model.tensors import Part, Shard, TensorSpec
 from oscine.ops.draft.table import resolve_draft
 from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers

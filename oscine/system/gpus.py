@@ -1,7 +1,7 @@
 """The GPUs that this process may use and the links between them, as NVIDIA's driver describes them.
 
 Read through NVML: this needs no torch, and makes no CUDA context. Bandwidth and arithmetic follow from clocks, widths
-and numbers of cores, so that GPUs which nobody has measured compare with those that were.
+and numbers of cores, so that any GPU compares with those that were measured.
 """
 
 import ctypes

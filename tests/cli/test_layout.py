@@ -137,7 +137,10 @@ def test_the_log_says_which_layout_and_why() -> None:
         "--profile max_throughput is for many requests. See --gpus"
     )
     [sharing] = config_of(MODEL, "--gpus", "2", "--enable-expert-parallel", num_gpus=2)[1]
-    assert sharing == "2 GPUs are used as 2 engines of one GPU each that share their experts. See --gpus"
+    assert (
+        sharing
+        == "2 GPUs are used as 2 engines of one GPU each that share their experts: as an option says. See --gpus"
+    )
     [several] = config_of(MODEL, *THROUGHPUT, num_gpus=2)[1]
     assert several == (
         "2 GPUs are used as 2 engines of one GPU each: --profile max_throughput is for the most tokens per second. "

@@ -11,7 +11,6 @@ import torch
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
-from oscine.executor.parallel.ranked import RankedExecutor
 from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.types import GenerationRequest, RankLostError, SamplingParams
 from tests.children import children, shared_files
@@ -71,6 +70,8 @@ def test_an_error_names_the_option_for_a_model_that_cannot_be_divided(monkeypatc
 
 def test_a_rank_that_ends_is_noticed_while_a_step_waits_for_it() -> None:
     """Kernels of NCCL wait without end. The step of this device is never done; the rank ends at the third look."""
+    from oscine.executor.parallel.ranked import RankedExecutor  # it needs msgspec
+
     looks: list[int] = []
 
     def look() -> None:

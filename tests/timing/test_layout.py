@@ -120,6 +120,8 @@ ALONE, SHARED, RANKS = Layout(2), Layout(2, shares_experts=True), Layout(1, 2)
         # Two H100, each with memory for so many of the sequences.
         ("NVIDIA H100 80GB HBM3", (1024, 512, 1024), {SHARED: 512, RANKS: 1024}, {SHARED: 20448, RANKS: 20500}),
         ("NVIDIA H100 80GB HBM3", (1024, 512, 64), {SHARED: 512, RANKS: 1024}, {SHARED: 5368, RANKS: 5504}),
+        # One H100, which gave no point of this size.
+        ("NVIDIA H100 80GB HBM3", (1024, 512, 256), {Layout(1): 240}, {Layout(1): 6436}),
         # Two H200 in one run.
         ("NVIDIA H200", (1024, 1024, 256), {ALONE: 512, SHARED: 512}, {ALONE: 11925, SHARED: 14801}),
         ("NVIDIA H200", (1024, 1024, 2048), {ALONE: 1024, SHARED: 1024}, {ALONE: 25709, SHARED: 29481}),
@@ -146,7 +148,7 @@ def test_an_engine_that_holds_few_sequences_loses() -> None:
     [best, *_, worst] = best_first(measured(), candidates, Load(1024, 512))
     assert best.layout in (SHARED, RANKS)
     assert worst.layout == ALONE
-    assert worst.output_tok_s == pytest.approx(7050, rel=0.2)
+    assert worst.output_tok_s == pytest.approx(7050, rel=0.05)
 
 
 def test_within_the_margin_engines_that_depend_less_on_one_another_win() -> None:

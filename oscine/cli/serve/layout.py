@@ -39,11 +39,12 @@ def lay_out(values: Values, num_gpus: int | None) -> Values:
     if count < 2:
         return {}
     if any(values.get(name) for name in _SHARING):
-        return _sizes(Layout(count, shares_experts=True)) | note(f"{_used(count, Layout(count, 1, True))}. See --gpus")
-    environment = Environment()
-    machine = describe_gpus(count, environment.visible_gpus, peer_access=not environment.no_peer_access)
-    layout, why = choose(values, count, machine)
-    return _sizes(layout) | note(f"{_used(count, layout)}: {why}. See --gpus")
+        layout, why = Layout(count, shares_experts=True), "as an option says"
+    else:
+        environment = Environment()
+        machine = describe_gpus(count, environment.visible_gpus, peer_access=not environment.no_peer_access)
+        layout, why = choose(values, count, machine)
+    return _sizes(layout) | note(f"{count} GPUs are used as {layout}: {why}. See --gpus")
 
 
 def choose(values: Values, count: int, machine: Machine | None) -> tuple[Layout, str]:
@@ -137,10 +138,6 @@ def _told(estimates: list[Estimate], values: Values, machine: Machine) -> str:
 def _sizes(layout: Layout) -> Values:
     sharing: Values = {"enable-expert-parallel": True} if layout.shares_experts else {}
     return {"tensor-parallel-size": layout.ranks, "data-parallel-size": layout.engines} | sharing
-
-
-def _used(count: int, layout: Layout) -> str:
-    return f"{count} GPUs are used as {layout}"
 
 
 def _asked_for(values: Values, num_gpus: int | None) -> int:

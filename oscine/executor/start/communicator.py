@@ -68,7 +68,7 @@ def reach_each_other(device: torch.device, group: dist.ProcessGroup) -> bool:
     dist.all_gather(indices, index, group=group)
     own, others = int(index), {int(other) for other in indices} - {int(index)}
     can = all(torch.cuda.can_device_access_peer(own, other) for other in others)
-    found = torch.tensor([can and not Environment().no_peer_access])
+    found = torch.tensor([int(can and not Environment().no_peer_access)])
     dist.all_reduce(found, op=dist.ReduceOp.MIN, group=group)
     return bool(found)
 

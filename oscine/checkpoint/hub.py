@@ -228,7 +228,7 @@ class _Hub:
     def require(self) -> None:
         """Raises ValueError if the hub cannot be reached."""
         if self._unreachable is not None:
-            raise ValueError(f"the hub cannot be reached: {self._unreachable}")
+            raise ValueError(f"the hub cannot be reached: {self._unreachable}{_hint(self._where['repo_id'])}")
 
     def fetch_model(self) -> Path:
         """Fetches the configuration, the tokenizer, then the weights, so that errors come before the large download."""
@@ -320,8 +320,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     """What `fetch` returns. `of`: the repository, as errors name it. `offline`: why the hub cannot be asked."""
     from huggingface_hub import errors
 
-    published = _SHORT_NAMES.values()
-    hint = "" if where["repo_id"] in published else did_you_mean(where["repo_id"], published)
+    hint = _hint(where["repo_id"])
     of_its_library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
     try:
         return str(fetch(**where))
@@ -339,6 +338,12 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     except (of_its_library, errors.HFValidationError, OSError) as error:
         why = shown(str(error).strip().splitlines()[0])
         raise ValueError(f"{of} cannot be fetched: {why}") from error
+
+
+def _hint(repo_id: str) -> str:
+    """The published model that was probably meant, to append to an error."""
+    published = _SHORT_NAMES.values()
+    return "" if repo_id in published else did_you_mean(repo_id, published)
 
 
 def _list_files(repo_id: str, revision: str | None, cache_dir: str | None, local_files_only: bool) -> str:

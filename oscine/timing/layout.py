@@ -40,6 +40,11 @@ class Load(NamedTuple):
     answer: int
     requests: int | None = None  # None: as many as the caches hold
 
+    @property
+    def tokens(self) -> int:
+        """Of a sequence, on average over the time that it generates."""
+        return self.prompt + self.answer // 2
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -65,7 +70,7 @@ def estimate(times: StepTimes, candidate: Candidate, load: Load) -> Estimate:
     tokens = sequences * load.prompt
     step = min(tokens, candidate.step_tokens)
     prompts_s = times.prompts_s(group, step, load.prompt) * tokens / step
-    answers_s = load.answer * times.decode_s(group, sequences, load.prompt + load.answer / 2)
+    answers_s = load.answer * times.decode_s(group, sequences, load.tokens)
     tok_s_user = load.answer / (prompts_s + answers_s)
     return Estimate(layout, sequences, layout.engines * sequences * tok_s_user, tok_s_user, times.origin(group))
 

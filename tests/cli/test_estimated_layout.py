@@ -22,7 +22,7 @@ from .test_options import parser
 GIB = 1 << 30
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, 80 * GIB - GIB // 2, (9, 0), 3.352e12, 1.07e15)
 NVLINK, PCIE = Link("NVLink", 1.66e-6, 3.52e11), Link("PCIe", 5e-6, 2.4e10)
-PAGES = 1536 // 64 + 3  # of a sequence of TYPICAL_TOKENS: of full attention, and of a window of 128 that moves on
+PAGES = 1536 // 64 + 3  # of a sequence with half of its answer: of full attention, and of a window of 128 that moves on
 PROFILES = ("low_latency", "max_throughput")
 LOADS = {"low_latency": Load(1024, 1024, 1), "max_throughput": Load(1024, 1024)}
 

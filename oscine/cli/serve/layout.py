@@ -29,7 +29,7 @@ _CHOSEN = (
     *("random-weights", "load-format", "kv-events-config", "experts-on-host"),
 )
 _LATENCY_LOAD = Load(1024, 1024, requests=1)
-_THROUGHPUT_LOAD = Load(1024, 1024)  # as many as the caches hold, with TYPICAL_TOKENS on average
+_THROUGHPUT_LOAD = Load(1024, 1024)  # as many as the caches hold
 _THROUGH_HOST = Link("the memory of the host", 20e-6, 8e9)  # of GPUs without peer access; not measured
 
 
@@ -96,7 +96,7 @@ def _candidates(values: Values, count: int, machine: Machine, shapes: "ModelConf
             plan = plan_on_gpus(shapes, options, memory, layout.ranks, hopper=hopper, num_sharing=sharing)
         except ValueError:
             continue
-        if sequences := held_sequences(plan, options):
+        if sequences := held_sequences(plan, options, _load(values).tokens):
             found.append(Candidate(layout, sequences, plan.max_num_batched_tokens))
     return found
 
@@ -126,13 +126,20 @@ def _load(values: Values) -> Load:
 def _told(estimates: list[Estimate], values: Values, machine: Machine) -> str:
     """The reason, and the runner-up if there is one."""
     if _load(values).requests is None:
-        speeds = [f"{one.output_tok_s:,.0f} output tokens/s with full caches" for one in estimates]
+        speeds, unit = [one.output_tok_s for one in estimates], "output tokens/s with full caches"
     else:
-        speeds = [f"{one.tok_s_user:,.0f} tokens/s for one request" for one in estimates]
-    second = f"; next {estimates[1].layout}, {speeds[1].partition(' ')[0]}" if len(estimates) > 1 else ""
+        speeds, unit = [one.tok_s_user for one in estimates], "tokens/s for one request"
+    second = f"; next {estimates[1].layout}, {_rounded(speeds[1])}" if len(estimates) > 1 else ""
     link = machine.link or _THROUGH_HOST
     hint = "" if _load(values).requests is None else f"; --profile {_THROUGHPUT} is for many requests"
-    return f"an estimated {speeds[0]}{second} ({estimates[0].origin}, messages through {link.name}){hint}"
+    return (
+        f"an estimated {_rounded(speeds[0])} {unit}{second} ({estimates[0].origin}, messages through {link.name}){hint}"
+    )
+
+
+def _rounded(speed: float) -> str:
+    """To three digits."""
+    return f"{float(f'{speed:.3g}'):,.0f}"
 
 
 def _sizes(layout: Layout) -> Values:

@@ -1,6 +1,7 @@
 """The memory plan of a model on GPUs that are only described: what would fit, without loading anything, or torch."""
 
 from bisect import bisect_right
+from math import ceil
 
 from oscine.config import EngineOptions
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
@@ -12,7 +13,6 @@ from oscine.executor.kv.memory import (
     leave_on_host,
     plan_memory,
     second_form_bytes,
-    typical_pages,
 )
 from oscine.kv_group import FP8, slots_of
 from oscine.model.config import ModelConfig
@@ -63,9 +63,9 @@ def plan_on_gpus(
     return plan_of(options if on_host.num_layers else with_sequences(options, plan_of))
 
 
-def held_sequences(plan: MemoryPlan, options: EngineOptions) -> int:
-    """Sequences of TYPICAL_TOKENS that run at once, by the limit and by the memory of the cache."""
-    (slots,), pages, drafts = plan.slots, typical_pages(options, plan.groups), options.speculation.is_on
+def held_sequences(plan: MemoryPlan, options: EngineOptions, tokens: int) -> int:
+    """Sequences of so many tokens that run at once, by the limit and by the memory of the cache."""
+    (slots,), pages, drafts = plan.slots, ceil(tokens / plan.page_size), options.speculation.is_on
 
     def needed(count: int) -> int:
         return slots_of(plan.groups, slots, count, pages, drafts=drafts)

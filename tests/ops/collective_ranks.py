@@ -51,7 +51,7 @@ def messages(ranks: Ranks) -> list[str]:
             before = tensors[rank].clone()
             check(f"sum of {shape} {dtype}", own.all_reduce(tensors[rank]), sum(t.float() for t in tensors).to(dtype))
             check("what was given", tensors[rank], before)
-    for shape in ((3,), (1, 7), (5, 33), (64, 1000), (2, 3, 4)):
+    for shape in ((0, 5), (3,), (1, 7), (5, 33), (64, 1000), (2, 3, 4)):
         for dtype in (torch.float32, torch.int64):
             tensors = parts(ranks, shape, dtype)
             check(f"parts of {shape} {dtype}", own.all_gather(tensors[rank]), torch.cat(tensors, -1))

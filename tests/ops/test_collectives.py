@@ -38,6 +38,7 @@ def test_two_ranks_over_nccl() -> None:
 @pytest.mark.parametrize("hidden", ["1", "0"], ids=["without peer access", "with it"])
 def test_an_engine_of_two_ranks(hidden: str, tmp_path: Path) -> None:
     """With CUDA graphs, prompts of several steps, and the cache that gets what is left."""
+    pytest.importorskip("msgspec", reason="ranks are launched with it")
     command = [sys.executable, "-m", "oscine", "bench", "engine", "--model", "oscine-nano", "--device", "cuda:0,1"]
     command += ["--tensor-parallel-size", "2", "--points", "1:64:32", "32:600:48"]
     env = os.environ | {"OSCINE_NO_PEER_ACCESS": hidden, "PYTHONPATH": str(ROOT)}

@@ -33,7 +33,7 @@ class CollectiveCommunicator:
         return total
 
     def all_gather(self, part: Tensor) -> Tensor:
-        columns = part.shape[-1] if part.dim() else 1
+        columns = part.shape[-1]
         rows = part.contiguous().view(-1, columns)
         found = rows.new_empty(len(rows), self.num_ranks, columns)
         at_once = max(1, _GATHERED // (columns * self.num_ranks * part.itemsize))
@@ -42,7 +42,7 @@ class CollectiveCommunicator:
             parts = some.new_empty(self.num_ranks * len(some), columns)
             dist.all_gather_into_tensor(parts, some, group=self._group(some))
             out.copy_(parts.view(self.num_ranks, len(some), columns).transpose(0, 1))
-        return found.view(*part.shape[:-1], -1)
+        return found.view(*part.shape[:-1], self.num_ranks * columns)
 
     def best(self, values_N: Tensor, ids_N: Tensor) -> Tensor:
         return best_of_gathered(self, values_N, ids_N)

@@ -88,16 +88,26 @@ def check_ranks(options: ModelOptions) -> None:
     """Raises ValueError if --tensor-parallel-size cannot divide the model. Fetches at most its configuration."""
     if (num_ranks := options.tensor_parallel_size) == 1:
         return
-    if options.random_weights is not None:
-        config: ModelConfig | None = random_config(options.random_weights)
-    else:
-        found = _here(options)
-        config = _Hub(options, options.model).config() if found is None else config_at(found)
+    config = shapes_of(options)
     try:
         if config is not None:
             config.check_divisible(num_ranks)
     except ValueError as error:
         raise ValueError(f"--tensor-parallel-size {num_ranks}: {error}") from None
+
+
+def shapes_of(options: ModelOptions) -> ModelConfig | None:
+    """The configuration of a model, of which no more is fetched; that of a published model is known.
+
+    None for a GGUF file that is on the hub. Raises ValueError.
+    """
+    if options.random_weights is not None:
+        return random_config(options.random_weights)
+    if (found := _here(options)) is not None:
+        return config_at(found)
+    if (size := repository(options.model).removeprefix("openai/gpt-oss-")) in PUBLISHED:
+        return PUBLISHED[size]()
+    return _Hub(options, options.model).config()
 
 
 def random_config(name: str) -> ModelConfig:

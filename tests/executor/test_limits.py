@@ -8,10 +8,11 @@ import torch
 
 from oscine.config import Config, EngineOptions, SpeculationOptions
 from oscine.devices import engines_of
+from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 from oscine.executor.start.communicator import least_of
-from oscine.executor.start.fit import plan_on_cpu, plan_on_gpus
+from oscine.executor.start.fit import plan_on_cpu
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 
 GIB = 1 << 30

@@ -218,6 +218,7 @@ def test_a_reference_to_nothing_is_named(reference: str) -> None:
             {"$id": "https://x.org/a", "properties": {"default": {"$ref": "b"}, "const": {"$id": "b", "type": "null"}}},
             {"b": "null"},
         ),
+        ({"$ref": "#/$defs/T", "$defs": {"T": {"type": "null"}, "x": {"$id": ""}}}, {"T": "null"}),
         ({"$ref": "#e", "$defs": {"enum": {"$anchor": "e", "type": "integer"}}}, {"e": "number"}),
         (
             {"$ref": "#p", "properties": {"properties": {"const": {"$anchor": "p"}, "items": {"$anchor": "p"}}}},

@@ -44,7 +44,7 @@ class References:
         identifier = node.get("$id" if self.draft > 4 else "id")
         if isinstance(identifier, str) and not identifier.startswith("#"):
             base = self._joined(base, identifier).partition("#")[0]
-            self._places[base, ""] = node
+            self._places.setdefault((base, ""), node)
         for anchor in (node.get("$anchor"), node.get("$dynamicAnchor"), identifier):
             if isinstance(anchor, str):
                 self._places.setdefault((base, anchor.removeprefix("#")), node)

@@ -128,7 +128,7 @@ class McpTool(Tool):
             result = await self._connection.call(tool, arguments)
         except ServerError as error:
             return f"Error: the MCP server failed: {error}", True
-        return bounded(_text(result), _LONGEST), result.is_error
+        return bounded(_text(result), _LONGEST), result.is_error is True
 
 
 def named(tools: Iterable[OfferedTool]) -> dict[str, OfferedTool]:
@@ -153,16 +153,17 @@ def _described(tool: OfferedTool) -> dict[str, Any]:
 
 
 def _text(result: CallResult) -> str:
-    if not result.content and result.structured_content:
-        return _json_text(bytes(result.structured_content))
+    structured = bytes(result.structured_content)
+    if not result.content and structured not in (b"", b"null"):
+        return _json_text(structured)
     return "\n".join(map(_said, result.content))
 
 
 def _said(block: Block) -> str:
     if block.type == "text":
-        return block.text
+        return block.text or ""
     if block.type == "resource_link":
-        return f"[{block.name}: {block.uri}]"
+        return f"[{block.name or 'link'}: {block.uri or 'no address'}]"
     if block.type == "resource" and block.resource is not None and block.resource.text is not None:
         return block.resource.text
     found = block.resource or block

@@ -112,17 +112,17 @@ class OfferedTool(msgspec.Struct, frozen=True):
 
 class Resource(msgspec.Struct, rename="camel", gc=False):
     text: str | None = None
-    uri: str = ""
+    uri: str | None = None
     mime_type: str | None = None
 
 
 class Block(msgspec.Struct, rename="camel", gc=False):
-    """A part of a result. The data of images and sounds is not decoded."""
+    """A part of a result. Some servers write null for what a part lacks. Data of images and sounds is not decoded."""
 
     type: str
-    text: str = ""
-    name: str = ""
-    uri: str = ""
+    text: str | None = None
+    name: str | None = None
+    uri: str | None = None
     mime_type: str | None = None
     resource: Resource | None = None
 
@@ -130,7 +130,7 @@ class Block(msgspec.Struct, rename="camel", gc=False):
 class CallResult(msgspec.Struct, rename="camel"):
     content: list[Block] = []
     structured_content: msgspec.Raw = msgspec.Raw()
-    is_error: bool = False
+    is_error: bool | None = None
     result_type: str = "complete"
 
 

@@ -135,5 +135,5 @@ def test_one_text_has_a_bound(scripted: ScriptedServer, monkeypatch: pytest.Monk
     """The ids of a million emoji would be four million objects, made in one go."""
     monkeypatch.setattr(prompt, "_MOST_TOKENS", 1000)
     refused = scripted.post("/tokenize", {"prompt": "\U0001f600" * 400})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (refused.status_code, "more than the 1000 tokens" in refused.text) == (400, True)
     assert scripted.post("/tokenize", {"prompt": "\U0001f600" * 200}).json()["count"] == 800

@@ -40,20 +40,23 @@ class Prompts:
 
         Raises APIError for more tokens than the server takes at once, and for a text that no context holds.
         """
-        return await self._beside(lambda: self._encode(texts, param, self._max_model_len), sum(map(len, texts)))
+        return await self._beside(lambda: self._encode(texts, param), sum(map(len, texts)))
 
-    async def tokenize(self, text: str, param: str) -> list[int]:
-        """The ids of a text that may be longer than the context."""
-        (ids,) = await self._beside(lambda: self._encode([text], param, _MOST_TOKENS), len(text))
+    def _encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
+        for text in texts:
+            if self._tokenizer.exceeds([text], self._max_model_len):
+                raise self._overflow(self._tokenizer.count([text], self._most_counted), param)
+        return self._bounded(texts, self._max_queued_tokens)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """The ids of a text of any length, but for more tokens than the server takes at once: then raises APIError."""
+        most = min(_MOST_TOKENS, self._max_queued_tokens)
+        (ids,) = await self._beside(lambda: self._bounded([text], most), len(text))
         return ids
 
-    def _encode(self, texts: Sequence[str], param: str, most: int) -> list[list[int]]:
-        """`most`: tokens of one text."""
-        for text in texts:
-            if self._tokenizer.exceeds([text], most):
-                raise self._overflow(self._tokenizer.count([text], self._most_counted), param)
-        if self._tokenizer.exceeds(texts, self._max_queued_tokens):
-            raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
+    def _bounded(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        if self._tokenizer.exceeds(texts, most):
+            raise APIError(f"The request has more than the {most} tokens that this server takes.")
         return [self._tokenizer.encode(text) for text in texts]
 
     def _overflow(self, num_tokens: int, param: str) -> APIError:

@@ -123,6 +123,13 @@ class RankLostError(RuntimeError):
     """A process that computes together with this one has ended, or did not come in time."""
 
 
+class DecodeTimes(NamedTuple):
+    """Seconds of a step in which some number of sequences decode, as measured at the start."""
+
+    plain: float  # without drafts, and without any work for them
+    drafting: tuple[float, ...]  # of sequences that verify 0, 1, ... drafts each, with the time of the drafter
+
+
 class Executor(Protocol):
     """Runs plans in order while the caller goes on. Raises when a step failed; the engine then fails all requests."""
 

@@ -303,9 +303,7 @@ class TorchExecutor:
         else:
             self._recorded.replay(self._pack_padded(step.padded(size)))
 
-    def _replay_or_run(
-        self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool
-    ) -> Outcome:
+    def _replay_or_run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
         graphs = self._followed if follows else self._recorded
         size = self._graph_size(step, graphs, suits=not prompt_rows and graphs.fits(step))
         if size is not None:

@@ -15,20 +15,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from math import sqrt
+from math import inf
 from operator import mul
 from typing import Protocol
 
 from oscine.types import DecodeTimes, StepPlan
 
-_SHARE = 0.004  # of the time, for steps that try more drafts than seem best
-_PERIOD = 8  # steps between two decisions: one takes 0.2 ms for 256 sequences
-_SOON = 3  # the same after a change: it is judged as soon as its first step is known
-_WINDOW = 64.0  # samples that an acceptance rate is averaged over
-_OWN_WINDOW = 32.0  # steps of one sequence that its own acceptance is averaged over
-_STEPS = 64.0  # that the difference between steps and the table is averaged over
-_SIGNIFICANT = 2.0  # standard deviations of chance, by which sequences must differ more
-_MARGIN = 1.01  # gain below which drafts are not begun
+_SHARE = 0.003  # of the time, for steps that try more drafts than seem best
+_PERIOD = 4  # steps between two decisions: one takes 0.07 ms for 256 sequences
+_WINDOW = 64.0  # samples that a rate is averaged over: of acceptance, of one sequence, of the time of steps
 _UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # times that were not measured: a draft takes 0.3 plain steps
 _LEVELS = 8  # of 1.0: sequences are grouped by their acceptance, relative to that of all
 
@@ -68,7 +63,7 @@ class StepTable:
 class _Correction:
     """By how much steps take longer than the table says: a + b * (drafts per sequence).
 
-    Both grow with the context, b since each draft reads it once more. A least-squares fit over about the last _STEPS.
+    Both grow with the context, b since each draft reads it once more. A least-squares fit over about the last _WINDOW.
     """
 
     def __init__(self, is_measured: bool) -> None:
@@ -78,7 +73,7 @@ class _Correction:
     def note(self, drafts: float, ratio: float) -> None:
         if self._sums[0]:  # the machine may have done something else meanwhile
             ratio = min(ratio, 2 * self.of(drafts))
-        keep = 1 - 1 / _STEPS
+        keep = 1 - 1 / _WINDOW
         terms = 1.0, drafts, drafts * drafts, ratio, drafts * ratio
         self._sums = [keep * total + term for total, term in zip(self._sums, terms, strict=True)]
         count, x, xx, y, xy = self._sums
@@ -125,13 +120,15 @@ class _Acceptance:
         self._spread = self._weight = 0.0  # between sequences
         self.fold([])
 
-    def note(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
+    def note(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> float:
+        """Returns how many more drafts were accepted than expected."""
         self._new[most, num_drafted, num_accepted] += 1
-        keep, expected = 1 - 1 / _OWN_WINDOW, self._sums[most]
+        keep, expected = 1 - 1 / _WINDOW, self._sums[most]
         self._variance += ((num_accepted - expected) ** 2 - self._variance) / _WINDOW
         request.draft_steps = keep * request.draft_steps + 1
         request.drafts_expected = keep * request.drafts_expected + expected
         request.drafts_accepted = keep * request.drafts_accepted + num_accepted
+        return num_accepted - expected
 
     def fold(self, running: Collection[Drafting]) -> None:
         """Takes in what was noted since the last call."""
@@ -143,12 +140,13 @@ class _Acceptance:
         self.existing = [1.0] * len(self.accepted) if self._certain else self._existing.by_position()
         self._sums = [0.0, *accumulate(self.accepted)]
         if len(running) > 1:
-            offs = [request.drafts_accepted - request.drafts_expected for request in running]
-            chance = [request.draft_steps * self._variance for request in running]
-            keep = 1 - 1 / _STEPS
-            spread = sum(off * off for off in offs) - sum(chance) - _SIGNIFICANT * sqrt(2 * sum(c * c for c in chance))
-            self._spread = keep * self._spread + spread
-            self._weight = keep * self._weight + sum(request.drafts_expected**2 for request in running)
+            keep = 1 - 1 / _WINDOW
+            self._spread *= keep
+            self._weight *= keep
+            for request in running:
+                off = request.drafts_accepted - request.drafts_expected
+                self._spread += off * off - request.draft_steps * self._variance
+                self._weight += request.drafts_expected**2
 
     def level(self, request: Drafting) -> int:
         """Acceptance relative to that of all, in parts of _LEVELS: as far as it is more than chance."""
@@ -173,16 +171,18 @@ class SpeculationController:
     """Sets Request.num_drafts of running requests. Call note_drafts for the sequences of a step, then note_step."""
 
     def __init__(self, max_drafts: int, times: Mapping[int, DecodeTimes] | None, *, certain: bool) -> None:
-        """`times`: by sequences, if they were measured. `certain`: a head drafts, so a sequence has as many drafts as it may have, or none
-        while the head catches up with it."""
+        """`times`: by sequences, if they were measured. `certain`: a head drafts, so a sequence has as many drafts as
+        it may have, or none while the head catches up with it."""
         self._max_drafts, self._certain = max_drafts, certain
         self._table, self._correction = StepTable(times or _UNMEASURED, max_drafts), _Correction(times is not None)
         self._acceptance = _Acceptance(max_drafts, certain)
         self._by_level: dict[int, int] = {}
         self._is_plain = False  # whether drafts do not seem to pay
-        self._seconds_saved = 0.0  # for steps that try more drafts
+        self._seconds_saved = inf  # for steps that try more drafts; the first ones are free
         self._steps_left = 0  # until the next decision
-        self._num_asked = self._num_accepted = 0  # since the last step: sequences that could have drafts, drafts
+        self._num_tried = 1
+        self._num_asked = 0  # sequences that could have drafts, since the last step
+        self._surprise = 0.0  # drafts that were accepted beyond those expected, since the last step
 
     def begin(self, request: Drafting) -> None:
         """A request has its first token."""
@@ -191,14 +191,12 @@ class SpeculationController:
     def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
         """One step of a sequence: its limit `most` >= 1 of drafts, how many it had, and how many were accepted."""
         self._num_asked += 1
-        self._num_accepted += num_accepted
         if num_drafted or not self._certain:
-            self._acceptance.note(request, most, num_drafted, num_accepted)
+            self._surprise += self._acceptance.note(request, most, num_drafted, num_accepted)
 
     def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
         """A step has ended that took so long. Steps that compute prompts are not compared."""
-        num_asked, num_accepted = self._num_asked, self._num_accepted
-        self._num_asked = self._num_accepted = 0
+        num_asked, surprise, self._num_asked, self._surprise = self._num_asked, self._surprise, 0, 0.0
         batch = len(plan.sequences)
         if plan.new or not batch or plan.sequences[-1].num_tokens > 1:  # sequences with one token come first
             return
@@ -206,9 +204,9 @@ class SpeculationController:
         drafts = num_drafted / batch
         expected = _at(drafting, drafts) if num_asked or num_drafted else plain
         self._correction.note(drafts, seconds / expected)
-        self._seconds_saved += _SHARE * expected
+        self._seconds_saved += _SHARE * expected * self._correction.of(drafts)
         if self._is_plain:
-            self._seconds_saved += plain * num_accepted / batch
+            self._seconds_saved += max(0.0, surprise) * plain * self._correction.of(0) / batch
 
     def decide(self, running: Collection[Drafting]) -> None:
         """Before a step is scheduled. Most calls do nothing: a decision holds for some steps."""
@@ -222,12 +220,10 @@ class SpeculationController:
         plain, *drafting = self._table.of(batch)
         best = max(self._choices(counts, drafting), key=lambda choice: choice.speed)
         speed = batch / (plain * self._correction.of(0))
-        self._is_plain = best.speed < speed * (_MARGIN if self._is_plain else 1)
+        self._is_plain = best.speed < speed
         if self._is_plain:
             best = _Choice(dict.fromkeys(counts, 0), 0.0, speed)
-        if best.by_level != self._by_level:
-            self._steps_left = _SOON
-        self._by_level = self._tried(best, counts, plain, drafting) or best.by_level
+        self._by_level = self._tried(best, counts, drafting) or best.by_level
         for request, level in zip(running, levels, strict=True):
             request.num_drafts = self._by_level[level]
 
@@ -236,7 +232,7 @@ class SpeculationController:
         existing = self._acceptance.existing
         candidates: list[tuple[float, int, int, float]] = []
         for level in counts:
-            gains = [min(1.0, tokens * level / _LEVELS) for tokens in self._acceptance.accepted]
+            gains = self._gains(level)
             per_row = accumulate((gain / share for gain, share in zip(gains, existing, strict=True)), min)
             candidates += ((-order, i, level, gains[i]) for i, order in enumerate(per_row))
         batch = counts.total()
@@ -248,19 +244,30 @@ class SpeculationController:
             drafts = rows / batch
             yield _Choice({**by_level}, drafts, tokens / (_at(drafting, drafts) * self._correction.of(drafts)))
 
-    def _tried(self, best: _Choice, counts: Counter[int], plain: float, drafting: list[float]) -> dict[int, int] | None:
-        """One more draft for each sequence, if its time is saved. Where all have the most, one fewer."""
-        most, existing = self._max_drafts, self._acceptance.existing
-        change = 1 if min(best.by_level.values()) < most else -1
-        tried = {level: max(1, min(most, drafts + change)) for level, drafts in best.by_level.items()}
-        drafts = sum(counts[level] * sum(existing[:count]) for level, count in tried.items()) / counts.total()
-        cost = abs(_at(drafting, drafts) - (plain if self._is_plain else _at(drafting, best.drafts)))
-        if tried == best.by_level or self._seconds_saved < cost:
-            self._seconds_saved = min(self._seconds_saved, cost)
+    def _tried(self, best: _Choice, counts: Counter[int], drafting: list[float]) -> dict[int, int] | None:
+        """One more draft for each sequence, or the most in turns, once the time is saved that this may lose."""
+        most, deeper = self._max_drafts, self._is_plain and self._num_tried % 2 == 1
+        if min(best.by_level.values()) == most:
+            tried = dict.fromkeys(counts, max(1, most - 1))
+        else:
+            tried = {level: most if deeper else min(most, drafts + 1) for level, drafts in best.by_level.items()}
+        drafts = tokens = 0.0
+        for level, count in counts.items():
+            drafts += count * sum(self._acceptance.existing[: tried[level]])
+            tokens += count * (1 + sum(self._gains(level)[: tried[level]]))
+        drafts /= counts.total()
+        loses = _at(drafting, drafts) * self._correction.of(drafts) - tokens / best.speed
+        self._seconds_saved = min(self._seconds_saved, max(0.0, loses))
+        if tried == best.by_level or self._seconds_saved < loses:
             return None
         self._seconds_saved = 0.0
+        self._num_tried += 1
         self._steps_left = 2 if self._is_plain and self._certain else 1  # the head catches up in the first step
         return tried
+
+    def _gains(self, level: int) -> list[float]:
+        """Tokens that the draft at each position brings a sequence."""
+        return [min(1.0, tokens * level / _LEVELS) for tokens in self._acceptance.accepted]
 
 
 def _at(values: list[float], x: float) -> float:

@@ -4,11 +4,11 @@ Then kernels are compiled, memory has been taken, and it is known how long steps
 as the engine does. Every page of the imagined sequences is page 0.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import count, pairwise
 
 import numpy as np
 import torch
@@ -164,7 +164,7 @@ class _TimedSteps:
     """
 
     def __init__(self, executor: TorchExecutor, told: _Told | None) -> None:
-        self._executor, self._told, self._numbers = executor, told, count()
+        self._executor, self._told, self._numbers = executor, told, itertools.count()
         self._began_s = time.perf_counter()
 
     @property
@@ -190,9 +190,7 @@ class _TimedSteps:
         for i in range(steps):
             # A head follows a step with a new sequence, though it drafts nothing.
             taken = new if i == 0 else new[:1] if asks and not asked else []
-            sequences = [
-                ScheduledSequence(one.slot, _TIMED_CONTEXT + i, 1, True, nothing, asked) for one in new
-            ]
+            sequences = [ScheduledSequence(one.slot, _TIMED_CONTEXT + i, 1, True, nothing, asked) for one in new]
             executor.launch(StepPlan(next(self._numbers), taken, sequences))
             if i >= ahead:
                 executor.collect()
@@ -201,4 +199,6 @@ class _TimedSteps:
             executor.collect()
             ends_s.append(time.perf_counter())
         # A CPU may record the first one. On a GPU, a step that the host read late makes the next one look short.
-        return min(b - a for a, b in pairwise(ends_s)) if not ahead else (ends_s[-1] - ends_s[0]) / (steps - 1)
+        return (
+            min(b - a for a, b in itertools.pairwise(ends_s)) if not ahead else (ends_s[-1] - ends_s[0]) / (steps - 1)
+        )

@@ -97,7 +97,7 @@ class TorchExecutor:
         self.prompt_graphs = PromptGraphs(self._compute, self.state.padding_slot, self.device)
         self.followed_graphs = self.decode_graphs  # of steps that a head follows
         self._recorded: DecodeGraphs | RecordedSteps = self.decode_graphs
-        self._followed = self._recorded
+        self._followed: DecodeGraphs | RecordedSteps = self._recorded
         self.decode_times: dict[int, DecodeTimes] | None = None  # see time_decodes
         self._is_behind = np.zeros(max_num_seqs + 1, np.bool_)  # by slot: the head did not follow its last step
         self._launched: deque[LaunchedStep] = deque()

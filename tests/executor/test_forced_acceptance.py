@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.draft import Job, forced, measure, rates
+from benchmarks.draft import Job, measure, rates
+from benchmarks.draft_head import forced
 from oscine.checkpoint.opened import OpenedModel
 from oscine.executor.heads.find import OF_NANO
 from oscine.ops.interface import Batch

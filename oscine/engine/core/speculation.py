@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
 from operator import mul
 from typing import Protocol
 
@@ -61,27 +60,30 @@ class StepTable:
 
 
 class _Correction:
-    """By how much steps take longer than the table says: a + b * (drafts per sequence).
+    """How long steps really take: a * (seconds of the table) + b * (drafts per sequence) * (seconds of a plain step).
 
-    Both grow with the context, b since each draft reads it once more. A least-squares fit over about the last _WINDOW.
+    Both grow with the context, b since each draft reads it once more. A least-squares fit over the last steps.
     """
 
     def __init__(self, is_measured: bool) -> None:
-        self.base, self.slope = 1.0, 0.0
-        self._sums = [4.0, 0.0, 0.0, 4.0, 0.0] if is_measured else [0.0] * 5  # of 1, x, x * x, y, x * y
+        self.a, self.b = 1.0, 0.0
+        self._sums = [0.0] * 5  # of 1, x, x * x, y, x * y
+        self._knows_scale = is_measured  # of the table's seconds
 
-    def note(self, drafts: float, ratio: float) -> None:
-        if self._sums[0]:  # the machine may have done something else meanwhile
-            ratio = min(ratio, 2 * self.of(drafts))
+    def of(self, seconds: float, drafts: float, plain: float) -> float:
+        return self.a * max(0.1 * seconds, seconds + self.b / self.a * drafts * plain)
+
+    def note(self, found: float, seconds: float, drafts: float, plain: float) -> None:
+        """A step took `found` seconds, and by the table `seconds`."""
+        x, y = drafts * plain / seconds, found / seconds
+        if self._knows_scale:  # the machine may have done something else meanwhile
+            y = min(y, 2 * self.of(seconds, drafts, plain) / seconds)
+        self._knows_scale = True
         keep = 1 - 1 / _WINDOW
-        terms = 1.0, drafts, drafts * drafts, ratio, drafts * ratio
-        self._sums = [keep * total + term for total, term in zip(self._sums, terms, strict=True)]
-        count, x, xx, y, xy = self._sums
-        self.slope = (xy - x * y / count) / (xx - x * x / count + 1)  # + 1: of steps that are all alike it is 0
-        self.base = (y - self.slope * x) / count
-
-    def of(self, drafts: float) -> float:
-        return max(0.1 * self.base, self.base + self.slope * drafts)
+        self._sums = [keep * total + term for total, term in zip(self._sums, (1.0, x, x * x, y, x * y), strict=True)]
+        count, xs, xxs, ys, xys = self._sums
+        self.b = (xys - xs * ys / count) / (xxs - xs * xs / count + 1)  # + 1: of steps that are all alike it is 0
+        self.a = max(1e-9, (ys - self.b * xs) / count)
 
 
 class _Shares:
@@ -178,7 +180,8 @@ class SpeculationController:
         self._acceptance = _Acceptance(max_drafts, certain)
         self._by_level: dict[int, int] = {}
         self._is_plain = False  # whether drafts do not seem to pay
-        self._seconds_saved = inf  # for steps that try more drafts; the first ones are free
+        self._seconds_saved = 0.0  # for steps that try more drafts
+        self._knows_nothing = True  # the first steps that try drafts are free
         self._steps_left = 0  # until the next decision
         self._num_tried = 1
         self._num_asked = 0  # sequences that could have drafts, since the last step
@@ -203,10 +206,11 @@ class SpeculationController:
         plain, *drafting = self._table.of(batch)
         drafts = num_drafted / batch
         expected = _at(drafting, drafts) if num_asked or num_drafted else plain
-        self._correction.note(drafts, seconds / expected)
-        self._seconds_saved += _SHARE * expected * self._correction.of(drafts)
+        self._correction.note(seconds, expected, drafts, plain)
+        self._seconds_saved += _SHARE * self._correction.of(expected, drafts, plain)
         if self._is_plain:
-            self._seconds_saved += max(0.0, surprise) * plain * self._correction.of(0) / batch
+            self._seconds_saved += max(0.0, surprise) * self._correction.of(plain, 0, plain) / batch
+        self._knows_nothing &= not num_asked
 
     def decide(self, running: Collection[Drafting]) -> None:
         """Before a step is scheduled. Most calls do nothing: a decision holds for some steps."""
@@ -218,16 +222,16 @@ class SpeculationController:
         levels = [*map(self._acceptance.level, running)]
         counts, batch = Counter(levels), len(running)
         plain, *drafting = self._table.of(batch)
-        best = max(self._choices(counts, drafting), key=lambda choice: choice.speed)
-        speed = batch / (plain * self._correction.of(0))
+        best = max(self._choices(counts, drafting, plain), key=lambda choice: choice.speed)
+        speed = batch / self._correction.of(plain, 0, plain)
         self._is_plain = best.speed < speed
         if self._is_plain:
             best = _Choice(dict.fromkeys(counts, 0), 0.0, speed)
-        self._by_level = self._tried(best, counts, drafting) or best.by_level
+        self._by_level = self._tried(best, counts, drafting, plain) or best.by_level
         for request, level in zip(running, levels, strict=True):
             request.num_drafts = self._by_level[level]
 
-    def _choices(self, counts: Counter[int], drafting: list[float]) -> Iterator[_Choice]:
+    def _choices(self, counts: Counter[int], drafting: list[float], plain: float) -> Iterator[_Choice]:
         """More and more drafts. The one that brings most per row comes first."""
         existing = self._acceptance.existing
         candidates: list[tuple[float, int, int, float]] = []
@@ -242,9 +246,9 @@ class SpeculationController:
             rows += counts[level] * existing[i]
             tokens += counts[level] * gain
             drafts = rows / batch
-            yield _Choice({**by_level}, drafts, tokens / (_at(drafting, drafts) * self._correction.of(drafts)))
+            yield _Choice({**by_level}, drafts, tokens / self._correction.of(_at(drafting, drafts), drafts, plain))
 
-    def _tried(self, best: _Choice, counts: Counter[int], drafting: list[float]) -> dict[int, int] | None:
+    def _tried(self, best: _Choice, counts: Counter[int], drafting: list[float], plain: float) -> dict[int, int] | None:
         """One more draft for each sequence, or the most in turns, once the time is saved that this may lose."""
         most, deeper = self._max_drafts, self._is_plain and self._num_tried % 2 == 1
         if min(best.by_level.values()) == most:
@@ -256,12 +260,12 @@ class SpeculationController:
             drafts += count * sum(self._acceptance.existing[: tried[level]])
             tokens += count * (1 + sum(self._gains(level)[: tried[level]]))
         drafts /= counts.total()
-        loses = _at(drafting, drafts) * self._correction.of(drafts) - tokens / best.speed
+        loses = self._correction.of(_at(drafting, drafts), drafts, plain) - tokens / best.speed
         self._seconds_saved = min(self._seconds_saved, max(0.0, loses))
-        if tried == best.by_level or self._seconds_saved < loses:
+        if tried == best.by_level or (self._seconds_saved < loses and not self._knows_nothing):
             return None
         self._seconds_saved = 0.0
-        self._num_tried += 1
+        self._num_tried += not self._knows_nothing
         self._steps_left = 2 if self._is_plain and self._certain else 1  # the head catches up in the first step
         return tried
 

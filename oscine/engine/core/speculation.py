@@ -189,7 +189,8 @@ class SpeculationController:
 
     def begin(self, request: Drafting) -> None:
         """A request has its first token."""
-        request.num_drafts = self._by_level.get(_LEVELS, 0)
+        nearest = min(self._by_level, key=lambda level: abs(level - _LEVELS), default=0)
+        request.num_drafts = self._by_level.get(nearest, 0)
 
     def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
         """One step of a sequence: its limit `most` >= 1 of drafts, how many it had, and how many were accepted."""

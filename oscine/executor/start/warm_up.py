@@ -40,8 +40,8 @@ SAMPLINGS = (
 
 
 _TIMED_ROWS = 768  # of a step, at most
-_TIMED_STEPS = 3  # of one kind; the first is not counted
-_FEW_TIMED = 32  # sequences up to which a GPU runs as many; of more, two
+# Steps of one kind, of which all but the first are timed: of up to so many sequences, and of more.
+_TIMED_STEPS = {"cuda": (32, 3, 2), "cpu": (8, 6, 3)}
 _TIMED_CONTEXT = 8  # tokens
 _CPU_LIMIT_S = 0.5  # for all steps that are timed
 _CPU_STEP_S = 0.1  # a CPU whose steps take longer times none
@@ -112,7 +112,7 @@ def time_decodes(
     is_limited, most_rows = executor.device.type == "cpu", min(_TIMED_ROWS, max_num_batched_tokens)
     if is_limited and (executor.communicator.num_ranks > 1 or executor.lockstep is not None):
         return None
-    if executor.memory.max_model_len < _TIMED_CONTEXT + _TIMED_STEPS + executor.max_drafts:
+    if executor.memory.max_model_len < 2 * _TIMED_CONTEXT + executor.max_drafts:
         return None
     told = None if drafter is None else _Told(drafter)
     steps, found = _TimedSteps(executor, told), {}
@@ -178,7 +178,8 @@ class _TimedSteps:
         """Of a step of `size` sequences. `asks`: whether a drafter works for them."""
         executor, ends_s = self._executor, list[float]()
         ahead = 0 if executor.device.type == "cpu" else 1  # a CPU has done a step when it is launched
-        steps = _TIMED_STEPS if size <= _FEW_TIMED or not ahead else 2
+        few, steps_of_few, steps_of_many = _TIMED_STEPS[executor.device.type]
+        steps = steps_of_few if size <= few else steps_of_many
         length = _TIMED_CONTEXT + steps + num_drafts
         pages = [[0] * -(-length // executor.memory.page_size) for _ in executor.memory.groups]
         draw = np.random.default_rng(size)

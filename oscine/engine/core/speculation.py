@@ -195,6 +195,7 @@ class SpeculationController:
     def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
         """One step of a sequence: its limit `most` >= 1 of drafts, how many it had, and how many were accepted."""
         self._num_asked += 1
+        self._knows_nothing = False
         if num_drafted or not self._certain:
             self._surprise += self._acceptance.note(request, most, num_drafted, num_accepted)
 
@@ -211,7 +212,6 @@ class SpeculationController:
         self._seconds_saved += _SHARE * self._correction.of(expected, drafts, plain)
         if self._is_plain:
             self._seconds_saved += max(0.0, surprise) * self._correction.of(plain, 0, plain) / batch
-        self._knows_nothing &= not num_asked
 
     def decide(self, running: Collection[Drafting]) -> None:
         """Before a step is scheduled. Most calls do nothing: a decision holds for some steps."""

@@ -229,6 +229,16 @@ def test_engines_that_measured_nothing_learn_what_drafts_cost(batch: int, level:
     assert engine.run(400) > 0.97
 
 
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_drafts_stop_where_steps_get_much_slower(batch: int) -> None:
+    shape = 1.01, 1.1, 1.2, 3.0, 3.2, 3.4, 3.6
+    cliff = {n: DecodeTimes(n**0.5 / 1e3, tuple(n**0.5 * x / 1e3 for x in shape)) for n in (1, 4, 16, 64)}
+    controller = SpeculationController(6, noisy(cliff, 0.01, 1), certain=True)
+    engine = Engine(controller, batch, [0.8**i for i in range(1, 7)], times=cliff)
+    assert engine.run(200) > 0.96
+    assert engine.run(300) > 0.99
+
+
 @pytest.mark.parametrize("batch", [4, 8, 64])
 def test_sequences_whose_drafts_fail_have_none_beside_others(batch: int) -> None:
     engine = with_head(batch, GOOD, of_odd=NONE)

@@ -441,7 +441,7 @@ def summary(found: Sequence[Compared]) -> Iterator[str]:
         for rates in dict.fromkeys(one.forced for one in here):
             of_fixed = {one.k: _ratio(one) for one in here if one.k and one.forced == rates}
             chosen = [_ratio(one) for one in here if one.k is None and one.forced == rates]
-            best = max(1.0, *of_fixed.values(), 1.0)
+            best = max([1.0, *of_fixed.values()])
             fixed = "  ".join(f"K {k} {ratio:.3f}" for k, ratio in of_fixed.items())
             choice = "".join(f"  controller {ratio:.3f}, of the best {ratio / best:.3f}" for ratio in chosen)
             yield f"     {_acceptance(rates):22} {fixed}{choice}"

@@ -23,6 +23,7 @@ from oscine.types import DecodeTimes, StepPlan
 _SHARE = 0.003  # of the time, for steps that try more drafts than seem best
 _PERIOD = 4  # steps between two decisions: one takes 0.07 ms for 256 sequences
 _WINDOW = 64.0  # samples that a rate is averaged over: of acceptance, of one sequence, of the time of steps
+_PRIOR = 4.0  # samples that the rate of the position before counts for: a lone sequence has few of later positions
 _UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # times that were not measured: a draft takes 0.3 plain steps
 _LEVELS = 8  # of 1.0: sequences are grouped by their acceptance, relative to that of all
 
@@ -105,7 +106,8 @@ class _Shares:
         for i, samples in enumerate(self._samples):
             if samples > _WINDOW:
                 self._samples[i], self._hits[i] = _WINDOW, self._hits[i] * _WINDOW / samples
-            expected = (self._hits[i] + expected) / (self._samples[i] + 1)
+            prior = _PRIOR if i else 1.0
+            expected = (self._hits[i] + prior * expected) / (self._samples[i] + prior)
             rates.append(expected)
         return [*accumulate(rates, mul)]
 

@@ -165,8 +165,10 @@ def test_the_used_slots_are_those_with_pages_that_are_held() -> None:
     assert (stats.kv_slots_used, stats.kv_slots_total) == (2 + 3, 20)
     assert (stats.full_pages_total, stats.sliding_pages_total) == (40, 20)
     assert stats.kv_usage == 0.25
+    assert stats.kv_slots_cached == 0
     run.finish()
     assert run.loop.stats().kv_usage == 0
+    assert run.loop.stats().kv_slots_cached == 1 + 2  # 47 tokens are computed, so two pages of each group are full
 
 
 def test_of_memory_that_is_not_shared_the_fullest_counts() -> None:

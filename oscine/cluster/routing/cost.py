@@ -33,7 +33,8 @@ QUEUED = 0.75
 # So unlike a missing token it adds no work, but an even share of this work ends sooner.
 ACTIVE = 0.03
 REQUEST = 24.0  # per other request on the replica: its rows in each step
-# Per token that a missing token evicts from a full cache and that may be needed again; none in an empty cache.
+# Per missing token in a full cache: it evicts another, and if another replica has it, that copy takes memory in vain.
+# Less by the share of the cache that is free.
 EVICTED = 1.0
 # Per token by which live requests would exceed the share FULL of the cache: one of them would be preempted and computed
 # again.

@@ -49,7 +49,7 @@ class Pools:
         return len(self._pools)
 
     @property
-    def usage(self) -> "Usage":
+    def usage(self) -> Usage:
         """Of the arena with the largest share of held slots."""
         usages = [arena.usage for _, arena in self._arenas]
         return max(usages, key=lambda usage: usage.held / max(usage.total, 1))
@@ -77,13 +77,11 @@ class Pools:
         Each argument has one entry per group. A page may be released by several of its holders.
         """
         for groups, arena in self._arenas:
-            needed = (
-                self._pools[group].slots_for(
-                    wanted[group], retained[group] if retained else (), released[group] if released else ()
-                )
-                for group in groups
-            )
-            if sum(needed) > arena.num_open:
+            num_open = arena.num_open
+            for group in groups:
+                known = retained[group] if retained else ()
+                num_open -= self._pools[group].slots_for(wanted[group], known, released[group] if released else ())
+            if num_open < 0:
                 return False
         return True
 

@@ -214,7 +214,9 @@ class Scheduler:
             self._preempt(lower.pop())
         return hit
 
-    def _fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, preempted: bool = False) -> bool:
+    def _fits(
+        self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, preempted: bool = False
+    ) -> bool:
         """Whether a waiting request finds pages, after giving up those held for requests that come after it.
 
         Running requests keep a page to go on with, except for those of `lower` priority. `preempted`: whether it would,

@@ -4,7 +4,7 @@ The ids of harmony's special tokens differ between models.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -162,22 +162,34 @@ class Tokenizer:
                     return True
         return False
 
-    def count(self, text: str) -> int:
-        """The number of ids that `encode` gives, without holding more than a slice of them.
+    def count(self, texts: Sequence[str], most: int | None = None) -> int:
+        """The number of ids that `encode` gives for all texts, or `most`, where counting stops.
+
+        No more than a slice of a text is encoded at once.
+        """
+        total = 0
+        for count in (count for text in texts for count in self._counts(text)):
+            total += count
+            if most is not None and total >= most:
+                return most
+        return total
+
+    def _counts(self, text: str) -> Iterator[int]:
+        """The number of ids of each slice of a text.
 
         A slice ends with a word whose tokens do not depend on what comes after the slice. So the count is exact, unless
         a single word is longer than a slice: it is cut, which changes few tokens, as encoding it whole takes seconds.
         """
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        count = start = 0
+        start = 0
         while start + _SLICE < len(text):
             piece = text[start : start + _SLICE]
             encoding = self._encoded(self._inner.encode_batch, piece)
             words = [word or 0 for word in encoding.word_ids]
             kept = words.index(sorted({*words})[-_UNSURE_WORDS:][0]) or len(words)
             start += len(b"".join(map(self.token_bytes, encoding.ids[:kept])).decode())
-            count += kept
-        return count + len(self.encode(text[start:]))
+            yield kept
+        yield len(self.encode(text[start:]))
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""

@@ -27,7 +27,7 @@ class Tokenize:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either 'prompt' or 'messages'")
         if body.prompt is not None:
-            (ids,) = await ready.prompts.encode([body.prompt])
+            ids = await ready.prompts.tokenize(body.prompt, "prompt")
         else:
             chat = await decode(received, ChatCompletionRequest, request.scope)
             talk = await beside(lambda: conversation(chat, self.service.date), len(received))

@@ -276,9 +276,14 @@ class EngineStats:
 
     num_running: int = gauge("Sequences that run", "num_requests_running", "engine", "replica", "load")
     num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", "engine", "replica", "load")
-    # Cached pages that no request holds do not count. Sliding pages are those of all groups with a window. Groups may
-    # share memory: each slot has pages of one of them. Where they do not, slots are those of the fullest group.
+    # Only pages that a request holds are used. Sliding pages are those of all groups with a window. Groups may share
+    # memory: each slot has pages of one of them. Where they do not, slots are those of the fullest group.
     kv_slots_used: int = gauge("KV memory slots with pages held by live requests", "kv_slots_used", "engine")
+    kv_slots_cached: int = gauge(
+        "KV memory slots with cached pages that no live request holds and that are worth keeping",
+        "kv_slots_cached",
+        "engine",
+    )
     kv_slots_total: int = gauge("KV memory slots", "kv_slots", "engine")
     full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", "engine")
     full_pages_total: int = gauge("Full-attention pages at most", "full_pages", "engine")

@@ -7,6 +7,7 @@ The configuration comes first and the weights last, so that a model of another k
 resumes, caches, and obeys HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 """
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -47,7 +48,7 @@ def find_model(options: ModelOptions) -> Path:
 
 def find_head(name: str, options: ModelOptions) -> Path:
     """The folder of a head that drafts for the model: a folder, or a repository of the hub. Raises ValueError."""
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     if not _HUB_NAME.fullmatch(name) or name[0] in "./~":
         raise ValueError(f"head {name!r} is neither a folder nor a Hugging Face name (owner/name)")
@@ -115,7 +116,7 @@ def random_config(name: str) -> ModelConfig:
     if name in PUBLISHED:
         return PUBLISHED[name]()
     path = Path(name)
-    if not path.exists():
+    if not os.path.exists(name):
         raise ValueError(f"--random-weights {name!r} is neither {' nor '.join(PUBLISHED)} nor a config.json")
     return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)
 
@@ -164,9 +165,9 @@ def _here(options: ModelOptions) -> Path | None:
 def _local(name: str) -> Path | None:
     """The folder or GGUF file that `name` means; None for a name on the hub. Raises ValueError for any other name."""
     path = NANO_FOLDER if name == NANO else Path(name)
-    if path.is_dir():
+    if name and os.path.isdir(path):  # False, too, for a name that no file can have
         return _within(path)
-    if path.is_file():
+    if os.path.isfile(path):
         if not is_gguf(path):
             raise ValueError(f"model {name!r} is a file, and not a GGUF file")
         return parts_of(path)[0]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -196,9 +197,10 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path}: holds neither ")
 
 
-def test_a_model_that_is_nowhere() -> None:
-    with pytest.raises(ValueError, match="'no such model' is neither a folder"):
-        open_model(ModelOptions(model="no such model"))
+@pytest.mark.parametrize("name", ["no such model", "", "x" * 5000, "x\0"])
+def test_a_model_that_is_nowhere(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(repr(name))} is neither a folder"):
+        open_model(ModelOptions(model=name))
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="is about a torch for CPUs")

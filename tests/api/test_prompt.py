@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oscine.api.serving import prompt
+from oscine.api.openai import tokenization
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
@@ -78,6 +78,24 @@ def test_a_conversation_that_no_context_holds_is_counted(scripted: ScriptedServe
     assert scripted.engine.requests == []
 
 
+@pytest.mark.parametrize(("path", "more"), [("/v1/completions", {}), ("/api/generate", {"raw": True})])
+def test_a_text_that_no_context_holds_is_counted(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, bool]
+) -> None:
+    lengths: list[int] = []
+    whole = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str) -> list[int]:
+        lengths.append(len(text))
+        return whole(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    response = scripted.post(path, {"model": scripted.service.names[0], "prompt": LONG * 6, **more})
+    assert response.status_code == 400
+    assert f"{6 * len(LONG)} in 'prompt'" in response.text
+    assert max(lengths) < len(LONG)
+
+
 def test_texts_with_more_tokens_than_the_queue_takes_are_refused(model_folder: Path) -> None:
     limits = SchedulerOptions(max_queued_tokens=1000)
     with ScriptedServer(model_folder, scheduler=limits) as server:
@@ -102,7 +120,7 @@ def test_characters_of_many_tokens_count_as_many(tokenizer: Tokenizer) -> None:
 
 def test_one_text_has_a_bound(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of a million emoji would be four million objects, made in one go."""
-    monkeypatch.setattr(prompt, "_MOST_TOKENS", 1000)
+    monkeypatch.setattr(tokenization, "MOST_TOKENS", 1000)
     refused = scripted.post("/tokenize", {"prompt": "\U0001f600" * 400})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert scripted.post("/tokenize", {"prompt": "\U0001f600" * 200}).json()["count"] == 800

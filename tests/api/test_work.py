@@ -1,10 +1,13 @@
 """Work on requests beside streams."""
 
 import asyncio
+import threading
+from itertools import pairwise
 
 import pytest
 
-from oscine.api.http.work import InlineWork
+from oscine.api.http.work import BODIES, INLINE_SIZE, InlineWork, beside
+from tests.waiting import wait_until
 
 
 class Work:
@@ -61,3 +64,43 @@ def test_a_loop_that_ended_in_its_turn_delays_no_later_one() -> None:
     for name in "ab":
         asyncio.run(work.do(name, 9.0))
     assert work.turns == [["a", "b"]]
+
+
+def test_between_two_calls_into_c_the_loop_goes_round() -> None:
+    turns = 0
+    calls: list[tuple[int, int]] = []  # the turns at the begin and at the end of each
+
+    def call() -> None:
+        begin = turns
+        wait_until(lambda: turns > begin, "the loop goes round during a call")
+        calls.append((begin, turns))
+
+    async def go() -> None:
+        nonlocal turns
+        work = asyncio.gather(*(beside(call, INLINE_SIZE + 1, BODIES) for _ in range(3)))
+        while not work.done():
+            await asyncio.sleep(0)
+            turns += 1
+
+    asyncio.run(go())
+    assert all(begin > end for (_, end), (begin, _) in pairwise(calls))
+    assert len(calls) == 3
+
+
+def test_a_call_ends_though_its_loop_is_closed() -> None:
+    began, closed = threading.Event(), threading.Event()
+
+    def call() -> str:
+        began.set()
+        assert closed.wait(30)
+        return "done"
+
+    async def begin() -> None:
+        asking = asyncio.ensure_future(beside(call, INLINE_SIZE + 1, BODIES))
+        while not began.is_set():
+            await asyncio.sleep(0)
+        asking.cancel()
+
+    asyncio.run(begin())
+    closed.set()
+    assert BODIES.submit(lambda: "the next one").result(30) == "the next one"

@@ -5,15 +5,19 @@ decoding a body. `memory` bounds those calls.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
 
 INLINE_SIZE = 16_384  # characters, bytes or tokens: some milliseconds of work
+_TURNS_S = 1.0  # for two turns of the event loop, at most
 TURN_S = 0.005  # of inline work in one turn of the event loop; many small requests may come at once
 
 REQUESTS = ThreadPoolExecutor(2, "requests")  # more would delay the event loop and hold more memory at once
@@ -55,4 +59,21 @@ async def beside(make: Callable[[], T], size: int, threads: ThreadPoolExecutor =
     does."""
     if size <= INLINE_SIZE:
         return await _inline.run(make)
-    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, make)
+    run = partial(copy_context().run, make)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(threads, run if threads is REQUESTS else partial(_in_turn, run, loop))
+
+
+def _in_turn(run: Callable[[], T], loop: asyncio.AbstractEventLoop) -> T:
+    """Runs a call into C, then waits until the event loop has gone round twice.
+
+    An event comes in and goes out within two turns, in which the loop takes the interpreter back several times. Each
+    time it would wait for another call.
+    """
+    try:
+        return run()
+    finally:
+        turned = threading.Event()
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(loop.call_soon, turned.set)
+            turned.wait(_TURNS_S)

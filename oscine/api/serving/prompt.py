@@ -12,7 +12,7 @@ from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_MOST_TOKENS = 1 << 20  # of one text: more than any context, and as many as become Python's without a pause
+MOST_TOKENS = 1 << 20  # of one text, for clients that want its tokens alone
 
 
 class Prompts:
@@ -34,17 +34,19 @@ class Prompts:
     async def _beside(self, make: Callable[[], T], size: int) -> T:
         return await beside(make, size, self._threads)
 
-    async def encode(self, texts: Sequence[str], param: str = "prompt") -> list[list[int]]:
+    async def encode(self, texts: Sequence[str], param: str = "prompt", most: int | None = None) -> list[list[int]]:
         """Special tokens typed in are plain text. `param`: the parameter with the texts.
 
-        Raises APIError for more tokens than the server takes at once.
+        Raises APIError for more tokens than the server takes at once, and for a text that certainly has more than
+        `most`, or else more than the context: its tokens are only counted.
         """
-        return await self._beside(lambda: self._encode(texts, param), sum(map(len, texts)))
+        longest = self._max_model_len if most is None else most
+        return await self._beside(lambda: self._encode(texts, param, longest), sum(map(len, texts)))
 
-    def _encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], param: str, most: int) -> list[list[int]]:
         if self._tokenizer.exceeds(texts, self._max_queued_tokens):
             raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
-        if any(self._tokenizer.exceeds([text], _MOST_TOKENS) for text in texts):
+        if any(self._tokenizer.exceeds([text], most) for text in texts):
             longest = max(map(self._tokenizer.count, texts))
             raise context_overflow(longest, self._max_model_len, prompt=param)
         return [self._tokenizer.encode(text) for text in texts]

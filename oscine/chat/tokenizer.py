@@ -149,9 +149,9 @@ class Tokenizer:
         start, size = 0, _SLICE
         while start + size < len(text) and self._words_are_apart:
             encoding = self._encoded(self._inner.encode_batch, text[start : start + size])
-            words = [word or 0 for word in encoding.word_ids]
-            sure = bisect_left(words, words[-1] + 1 - _UNSURE_WORDS) if words else 0
+            words: list[int] = encoding.word_ids
             ids: list[int] = encoding.ids
+            sure = bisect_left(words, words[-1] + 1 - _UNSURE_WORDS) if words else 0
             said = self.decode(ids[:sure])
             if said and text.startswith(said, start):  # a vocabulary may lack bytes
                 start += len(said)
@@ -201,7 +201,7 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""
-        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+        return b"".join(map(self._bytes.__getitem__, token_ids)).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token: a special token's name, nothing for an id outside of the vocabulary."""

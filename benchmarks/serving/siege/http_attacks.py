@@ -31,6 +31,13 @@ TLS_FOLDER = Path(__file__).parents[3] / "tests" / "api" / "tls"
 TLS = ("--ssl-certfile", str(TLS_FOLDER / "certificate.pem"), "--ssl-keyfile", str(TLS_FOLDER / "key.pem"))
 
 
+LargeBody = tuple[str, str, dict[str, Any]]  # name, path, value
+BODY_OF_4_MB: LargeBody = ("messages", CHAT, chat(messages=[{"role": "user", "content": "a" * 40}] * 50_000))
+BODIES_OF_1_MB: tuple[LargeBody, ...] = (
+    ("token ids", TEXT, {"prompt": [65] * 260_000, "max_tokens": 1}),
+    ("names", CHAT, chat(metadata={f"k{i}": "v" * 8 for i in range(72_000)})),
+    ("text parts", CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a" * 10}] * 35_000}])),
+)
 _BRIEF = json.dumps(chat()).encode()[:-1]  # of few tokens: the fake model may go on with JSON of its own for minutes
 
 
@@ -69,11 +76,14 @@ def ask_raw(server: Server, body: bytes, path: str = CHAT) -> int | None:
     return asyncio.run(make_in_time(server, Attack("a body", (post(path, body, HOSTILE),))))
 
 
-def bodies_at_once(server: Server) -> str:
-    """Twelve of 4 MB, of many values."""
-    body = json.dumps(chat(messages=[{"role": "user", "content": "a" * 40}] * 50_000)).encode()
-    request = post(CHAT, body, HOSTILE)
-    return shown(asyncio.run(make_all(server, [Attack("a body of 4 MB", (request,))] * 12, clients=12)))
+def bodies_at_once(count: int, body: LargeBody) -> Callable[[Server], str]:
+    name, path, value = body
+
+    def run(server: Server) -> str:
+        attack = Attack(name, (post(path, json.dumps(value).encode(), HOSTILE),))
+        return shown(asyncio.run(make_all(server, [attack] * count, clients=count)))
+
+    return run
 
 
 def half_closed(server: Server) -> str:

@@ -40,14 +40,13 @@ from torch.nn.functional import silu
 
 from benchmarks.draft_head import model_options, write_head
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.bench.engine import engine_options
 from oscine.bench.machine import Machine, describe
 from oscine.bench.passes import OwnEngine
 from oscine.bench.result import Point
 from oscine.bench.timer import seconds_on_gpu
 from oscine.checkpoint.head import open_head
 from oscine.checkpoint.opened import OpenedModel, open_model
-from oscine.config import CacheOptions, EngineOptions, SpeculationOptions
+from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.request import Request
 from oscine.engine.core.speculation import SpeculationController
@@ -398,16 +397,13 @@ def shared_weights() -> Iterator[None]:
 def measure(job: Job) -> list[Compared]:
     # Recorded steps of a CPU have calls of the C library alone.
     graphs = not job.forced or job.device != "cpu"
-    options = engine_options(
-        model_options(job.model, job.device),
-        job.points,
-        max_num_batched_tokens=None,
-        cache=CacheOptions(),
-        cuda_graphs=graphs,
-    )
-    model = replace(options.model, max_model_len=job.isl + job.osl + MOST_DRAFTS)
-    cache = replace(options.cache, kv_cache_bytes=kv_cache_bytes(job, options), gpu_memory_utilization=0.97)
-    options = replace(options, model=model, cache=cache, quiet=True)
+    most = max(job.concurrency)
+    model = replace(model_options(job.model, job.device), max_model_len=job.isl + job.osl + MOST_DRAFTS)
+    step = max(most, 16384 if most >= 64 else 4096)
+    scheduler = SchedulerOptions(max_num_seqs=most, max_num_batched_tokens=step, max_waiting=most)
+    options = EngineOptions(model, scheduler=scheduler, cuda_graphs=graphs, quiet=True)
+    cache = CacheOptions(prefix_caching=False, kv_cache_bytes=kv_cache_bytes(job, options), gpu_memory_utilization=0.97)
+    options = replace(options, cache=cache)
     with shared_weights():
         plain = OwnEngine(build_engine(replace(options, speculation=SpeculationOptions(method="none"))))
         acceptance = ForcedAcceptance(job.device) if job.forced else None

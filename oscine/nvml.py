@@ -1,4 +1,4 @@
-"""The energy that NVIDIA GPUs have used: the driver's counter, read through NVML. Nothing is sampled.
+"""NVML, the library of NVIDIA's driver, and the energy that GPUs have used by its counter. Nothing is sampled.
 
 The counter grows since the driver was loaded. Volta and newer GPUs have it; a part of a GPU (MIG) has none.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"  # of the driver
-_SUCCESS = 0
+SUCCESS = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class EnergyCounter:
         """None if the GPU has no such counter, or is lost."""
         millijoules = ctypes.c_ulonglong()
         status = self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules))
-        return millijoules.value / 1e3 if status == _SUCCESS else None
+        return millijoules.value / 1e3 if status == SUCCESS else None
 
 
 def energy_counters(uuids: Iterable[str], library: str = LIBRARY) -> list[EnergyCounter]:
@@ -31,21 +31,27 @@ def energy_counters(uuids: Iterable[str], library: str = LIBRARY) -> list[Energy
     names = [*uuids]
     if not names:
         return []
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError:
-        return []
-    if nvml.nvmlInit_v2() != _SUCCESS:
+    nvml = open_nvml(library)
+    if nvml is None:
         return []
     found = (_counter(nvml, name) for name in names)
     return [counter for counter in found if counter is not None and counter.joules() is not None]
 
 
+def open_nvml(library: str = LIBRARY) -> ctypes.CDLL | None:
+    """None without a driver that answers."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return None
+    return nvml if nvml.nvmlInit_v2() == SUCCESS else None
+
+
 def _counter(nvml: ctypes.CDLL, uuid: str) -> EnergyCounter | None:
     device, number = ctypes.c_void_p(), ctypes.c_uint()
-    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) != _SUCCESS:
+    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) != SUCCESS:
         return None
-    if nvml.nvmlDeviceGetIndex(device, ctypes.byref(number)) != _SUCCESS:
+    if nvml.nvmlDeviceGetIndex(device, ctypes.byref(number)) != SUCCESS:
         return None
     return EnergyCounter(number.value, nvml, device)
 

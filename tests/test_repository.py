@@ -89,6 +89,8 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.tools.builtin", ("torch", "httpx2", "mcp", "starlette", "yaml")),
         ("oscine.engine.process.client", ("torch", "triton", "starlette")),
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
+        ("oscine.executor.kv.fit", ("torch", "triton")),
+        ("oscine.cli.serve.layout", ("torch", "numpy")),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
         ("oscine.bench.serve.run", ("torch", "matplotlib", "zmq", "msgspec", "starlette", "uvicorn", "httpx")),

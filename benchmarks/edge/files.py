@@ -12,7 +12,7 @@ from oscine.checkpoint.folder import Checkpoint
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.model.config import ModelConfig, gpt_oss_20b
 from oscine.model.o200k import o200k_folder
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 from tests.model.gguf_files import Quantization, describe_for_llama_cpp, finish, write_llama_cpp
 
 _SPECIAL, _ORDINARY = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL

@@ -21,7 +21,8 @@ from oscine.bench.timer import time_call
 from oscine.checkpoint.hub import PUBLISHED
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Shard, load_weights
+from oscine.model.tensors import Shard
+from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, Chooser, KVCache, Ops, Routing
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target

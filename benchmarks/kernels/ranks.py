@@ -1,4 +1,4 @@
-"""Runs a function of a module in one process per rank, each with a GPU of its own.
+"""Runs a function of a module in one process per rank, each with a GPU of its own if there are any.
 
     results = run_ranks("benchmarks.kernels.communication", "measure", num_ranks=2, limit=55)
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.comm.symmetric import SymmetricCommunicator
 from oscine.ops.target import Target
 
@@ -43,6 +44,11 @@ class Ranks:
 
     def communicator(self, max_rows: int, hidden: int) -> SymmetricCommunicator:
         return SymmetricCommunicator(self.rank, self.num_ranks, self.device, self.group, max_rows, hidden)
+
+    def collectives(self) -> CollectiveCommunicator:
+        """Over NCCL between GPUs, over gloo on a CPU."""
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        return CollectiveCommunicator(self.group, dist.new_group(backend=backend))
 
     def target(self, max_rows: int, hidden: int) -> Target:
         return Target.of(self.device, self.communicator(max_rows, hidden))
@@ -93,8 +99,10 @@ def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> bool:
 
 
 def _be_rank(module: str, function: str, rank: int, num_ranks: int, port: int, result: Path) -> None:
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
     group = dist.group.WORLD

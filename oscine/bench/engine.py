@@ -19,22 +19,13 @@ from oscine.bench import machine, roofline
 from oscine.bench.parallel import EngineProcesses
 from oscine.bench.passes import Engines, MeasureError, OwnEngine, Timing
 from oscine.bench.result import Layout, Point, Result
-from oscine.config import (
-    STREAMED_TOKENS,
-    CacheOptions,
-    Config,
-    EngineOptions,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from oscine.config import CacheOptions, Config, EngineOptions
 from oscine.devices import engines_of
 from oscine.engine.build import build_engine
 from oscine.environment import Environment
 from oscine.model.config import ModelConfig
 from oscine.nvml import Energy
 
-MANY = 64  # from this many requests on, prompts are computed in large steps
 _ALONE = Layout()
 
 
@@ -58,15 +49,17 @@ class EngineBench:
         self._first_s: dict[tuple[int, int], float] = {}  # (concurrency, isl) -> seconds for one token per request
 
     @classmethod
-    def load(cls, options: EngineOptions, *, num_engines: int = 1, share_experts: bool = False) -> "EngineBench":
-        """`options`: for the whole load. Raises ValueError for an unknown model or memory that does not suffice."""
+    def load(cls, config: Config) -> "EngineBench":
+        """The engines of a server. Raises ValueError for an unknown model or memory that does not suffice."""
         from oscine.checkpoint.opened import open_model
 
-        engines = _one(options) if num_engines == 1 else _several(options, num_engines, share_experts)
+        options, num_engines = config.engine, config.server.data_parallel_size
+        share_experts = config.server.enable_expert_parallel and num_engines > 1
+        engines = _one(options) if num_engines == 1 else _several(config, share_experts=share_experts)
         ready_s, model = machine.process_age_s(), options.model
-        config = open_model(replace(model, device=model.device.partition(",")[0])).config
+        opened = open_model(replace(model, device=model.device.partition(",")[0]))
         layout = Layout(model.tensor_parallel_size, num_engines, num_engines if share_experts else 1)
-        return cls(engines, config, options.cache, ready_s, layout, activation_dtype=model.activation_dtype)
+        return cls(engines, opened.config, options.cache, ready_s, layout, activation_dtype=model.activation_dtype)
 
     def run(
         self,
@@ -113,7 +106,7 @@ class EngineBench:
         return replace(timing, energy_j=after_j - before_j)
 
     def num_held(self, point: Point) -> int:
-        """Sequences of this length that the KV cache holds at once; further ones wait, or are computed twice."""
+        """Sequences of this length that run at once; further ones wait, or are computed twice."""
         return self._engines.num_held(point)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
@@ -136,6 +129,7 @@ class EngineBench:
             first_token_ms=round(timing.first_s * 1e3, 3) if point.concurrency == 1 else None,
             kv_cache_dtype="fp8" if self._cache.fp8 else "auto",
             activation_dtype=self._activation_dtype,
+            **self._engines.limits._asdict(),
         )
 
     @property
@@ -169,33 +163,17 @@ def _one(options: EngineOptions) -> OwnEngine:
     return engine
 
 
-def _several(options: EngineOptions, count: int, share_experts: bool) -> EngineProcesses:
-    scheduler = replace(options.scheduler, max_num_seqs=ceil(options.scheduler.max_num_seqs / count))
-    server = ServerOptions(data_parallel_size=count, enable_expert_parallel=share_experts)
-    config = Config(replace(options, scheduler=scheduler), server)
+def _several(config: Config, *, share_experts: bool) -> EngineProcesses:
     return EngineProcesses(engines_of(config, Environment().num_gpus), share_experts=share_experts)
 
 
-def engine_options(
-    model: ModelOptions,
-    points: Sequence[Point],
-    *,
-    max_num_batched_tokens: int | None,
-    cache: CacheOptions,
-    cuda_graphs: bool = True,
-    num_threads: int | None = None,
-) -> EngineOptions:
-    """An engine sized for the largest of the points. Its prefix cache is always off."""
-    num_seqs = max(point.concurrency for point in points)
-    chunk = 16384 if num_seqs >= MANY else 4096
-    if model.experts_on_host is not None:
-        chunk = STREAMED_TOKENS
-    scheduler = SchedulerOptions(
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=max(num_seqs, chunk) if max_num_batched_tokens is None else max_num_batched_tokens,
-        max_waiting=num_seqs,
-    )
-    model = replace(model, max_model_len=max(point.isl + point.osl for point in points))
-    return EngineOptions(
-        model, replace(cache, prefix_caching=False), scheduler, cuda_graphs=cuda_graphs, num_threads=num_threads
-    )
+def measured(config: Config, points: Sequence[Point]) -> Config:
+    """A server's configuration for its bare engines at these points: without prefix cache, and all requests may wait.
+
+    Limits stay as they are, so that the figures are those of a server with the same options.
+    """
+    engine = config.engine
+    waiting = max(engine.scheduler.max_waiting, *(point.concurrency for point in points))
+    scheduler = replace(engine.scheduler, max_waiting=waiting)
+    cache = replace(engine.cache, prefix_caching=False)
+    return replace(config, engine=replace(engine, cache=cache, scheduler=scheduler))

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
-from oscine.bench.passes import MeasureError, OwnEngine, Timing
+from oscine.bench.passes import Limits, MeasureError, OwnEngine, Timing
 from oscine.bench.result import Point
 from oscine.config import EngineOptions
 from oscine.engine.build import build_engine
@@ -50,6 +50,7 @@ class EngineProcesses:
             raise
         self.model = str(ready[0]["model"])
         self.gpus: Sequence[str] = [gpu for one in ready for gpu in one["gpus"]]
+        self.limits = Limits(*map(min, zip(*(one["limits"] for one in ready), strict=True)))
 
     def prepare(self, point: Point) -> None:
         self._ask(replace(point, osl=0))
@@ -140,7 +141,7 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
     engine = OwnEngine(built, share=rank, num_shares=num_engines)
     gc.collect()
     gc.freeze()  # as the engine process does
-    asked.sendall(_line({"model": engine.model, "gpus": engine.gpus}))
+    asked.sendall(_line({"model": engine.model, "gpus": engine.gpus, "limits": engine.limits}))
     loop, lines = built.loop, asked.makefile("rb")
     waiting: list[Any] = [asked] if loop.partners is None else [asked, loop.partners]
     while True:
@@ -155,7 +156,7 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
 
 
 def _pass(engine: OwnEngine, point: Point) -> dict[str, float]:
-    """Without requests, what the cache holds. Without tokens to generate, only the prompts are made."""
+    """Without requests, how many run at once. Without tokens to generate, only the prompts are made."""
     if not point.concurrency:
         return {"num_held": engine.num_held(point)}
     engine.prepare(point)

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from oscine.bench.result import Point
 from oscine.engine.build import BuiltEngine
@@ -27,11 +27,19 @@ class Timing:
     energy_j: float | None = None  # that the GPUs used in full_s; None if they do not count it
 
 
+class Limits(NamedTuple):
+    """Of each engine, as its memory plan has them."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
 class Engines(Protocol):
     """What is measured: an engine, or several that share the requests."""
 
     model: str  # as loaded
     gpus: Sequence[str]  # UUIDs, of all engines
+    limits: Limits
 
     def prepare(self, point: Point) -> None:
         """Makes the prompts, outside of what is timed."""
@@ -42,7 +50,7 @@ class Engines(Protocol):
         ...
 
     def num_held(self, point: Point) -> int:
-        """Sequences of this length that the KV cache holds at once, over all engines."""
+        """Sequences of this length that run at once, over all engines."""
         ...
 
 
@@ -54,6 +62,7 @@ class OwnEngine:
     ) -> None:
         self.loop, self.model = engine.loop, engine.model
         self.gpus: Sequence[str] = engine.gpus
+        self.limits = Limits(engine.scheduler.max_num_seqs, engine.scheduler.max_num_batched_tokens)
         self._vocab_size, self._clock, self._share = engine.vocab_size, clock, slice(share, None, num_shares)
         self._prompts: dict[Point, list[list[int]]] = {}  # by the point, but for its generated tokens
 
@@ -65,7 +74,7 @@ class OwnEngine:
 
     def num_held(self, point: Point) -> int:
         cache = self.loop.cache
-        return cache.num_held(cache.num_pages(point.isl + point.osl - 1))
+        return min(self.limits.max_num_seqs, cache.num_held(cache.num_pages(point.isl + point.osl - 1)))
 
     def prompts(self, point: Point) -> list[list[int]]:
         key = replace(point, osl=0)

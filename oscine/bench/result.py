@@ -46,7 +46,8 @@ class Layout(NamedTuple):
     expert_parallel_size: int = 1
 
 
-_OPTIONAL = ("joules_per_output_token", "watts", "first_token_ms")
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+_OPTIONAL = (*_LIMITS, "joules_per_output_token", "watts", "first_token_ms")
 # What must be equal for two results to be comparable: model, ..., types of keys and of activations.
 Key = tuple[str, Point, Layout, tuple[str, str]]
 
@@ -76,6 +77,8 @@ class Result:
     expert_parallel_size: int = 1
     kv_cache_dtype: str = "auto"  # as the option has it; auto is exact, here and in the next
     activation_dtype: str = "auto"
+    max_num_seqs: int | None = None  # of each engine, as is the next; a line without them is older than they are
+    max_num_batched_tokens: int | None = None
     # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
     joules_per_output_token: float | None = None
     watts: float | None = None

@@ -30,10 +30,6 @@ _ANALYSIS, _COMMENTARY, _FINAL = map(_Fixed, ("analysis", "commentary", "final")
 class PromptTooLong(Exception):  # noqa: N818  (reads as what it is)
     """A conversation that no context holds."""
 
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(num_tokens)
-        self.num_tokens = num_tokens  # of the prompt
-
 
 class HarmonyRenderer:
     """Renders conversations with one tokenizer.
@@ -51,11 +47,20 @@ class HarmonyRenderer:
         Raises ConversationError for a tool that cannot be declared or a tool_call_id without a call. Raises
         PromptTooLong for a conversation that certainly has more than `most` tokens, without holding them all.
         """
-        pieces = [*self._prompt(conversation), self._tokenizer.start, _ASSISTANT]
-        texts = [piece for piece in pieces if isinstance(piece, str)]
-        if most is not None and self._tokenizer.exceeds(texts, most):
-            raise PromptTooLong(len(pieces) - len(texts) + sum(map(self._tokenizer.count, texts)))
+        pieces = self._pieces(conversation)
+        if most is not None and self._tokenizer.exceeds(_texts(pieces), most):
+            raise PromptTooLong
         return self._encode(pieces)
+
+    def count(self, conversation: Conversation, most: int | None = None) -> int:
+        """The number of tokens that `render` gives, without holding them all, or `most`, where counting stops."""
+        pieces = self._pieces(conversation)
+        texts = _texts(pieces)
+        num_special = len(pieces) - len(texts)
+        return num_special + self._tokenizer.count(texts, None if most is None else most - num_special)
+
+    def _pieces(self, conversation: Conversation) -> list[_Piece]:
+        return [*self._prompt(conversation), self._tokenizer.start, _ASSISTANT]
 
     def render_completion(self, message: Message) -> list[int]:
         """The tokens that the model generates after the prompt for an assistant `message`, its terminator included.
@@ -191,6 +196,10 @@ class HarmonyRenderer:
         tools = system_tools_section(conversation.namespaces)
         parts = [IDENTITY + date, f"Reasoning: {conversation.reasoning_effort}", tools, channels]
         return "\n\n".join(part for part in parts if part)
+
+
+def _texts(pieces: list[_Piece]) -> list[str]:
+    return [piece for piece in pieces if isinstance(piece, str)]
 
 
 def is_final(message: Message) -> bool:

@@ -192,12 +192,19 @@ class Tokenizer:
                     return True
         return False
 
-    def count(self, text: str) -> int:
-        """The number of ids that `encode` gives, without holding more than a slice of them.
+    def count(self, texts: Sequence[str], most: int | None = None) -> int:
+        """The number of ids that `encode` gives for all texts, or `most`, where counting stops.
 
-        It is exact, unless a single word is longer than a slice: it is cut, as encoding it whole takes seconds.
+        No more than a slice of a text is encoded at once. The number is exact, unless a single word is longer than a
+        slice: it is cut, as encoding it whole takes seconds.
         """
-        return sum(map(len, self._slices(_well_formed(text), cuts_words=True)))
+        total = 0
+        for text in texts:
+            for ids in self._slices(_well_formed(text), cuts_words=True):
+                total += len(ids)
+                if most is not None and total >= most:
+                    return most
+        return total
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""

@@ -11,10 +11,12 @@ anything else are written as JSON strings.
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
 from oscine.chat.messages import ConversationError
+from oscine.chat.schemas.references import References
 
 _NAMES = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
 _LISTED_NAMES = {**_NAMES, "array": "array", "object": "object"}
@@ -48,18 +50,20 @@ class SchemaTypes:
         self._root = root
         self._owner = owner  # the tool, for errors
         self._taken = taken
-        self._names: dict[str, str] = {}  # reference -> type name
-        self._references: list[str] = []  # in order of first use
+        self._names: dict[str, str] = {}  # type names by the URI of what is referred to
+        self._uris: list[str] = []  # in order of first use
 
     def declarations(self) -> Iterator[str]:
         """Every definition referred to so far, as lines that end in a blank one. Writing one may refer to others."""
-        for reference in self._references:  # which grows meanwhile
-            schema = self._resolve(reference)
+        for uri in self._uris:  # which grows meanwhile
+            schema = self._target(uri)
             about = _keywords(schema)
             for comment in [*text_lines(about.get("description")), *constraints(schema)]:
                 yield f"// {comment}"
             bare = {key: value for key, value in about.items() if key != "description"}
-            yield f"type {self._names[reference]} = {self.type_of(bare if about else schema)};\n"
+            if isinstance(bare.get("$ref"), str):
+                bare["$ref"] = self._uri(about)
+            yield f"type {self._names[uri]} = {self.type_of(bare if about else schema)};\n"
 
     def type_of(self, schema: Any, indent: str = "") -> str:
         """The type of a schema; `indent` stands before the lines of an object's properties."""
@@ -76,7 +80,7 @@ class SchemaTypes:
     def _combined(self, schema: dict[str, Any], indent: str) -> Iterator[str]:
         """The types of $ref, allOf, anyOf and oneOf; all of them hold at once."""
         if isinstance(schema.get("$ref"), str):
-            yield self._reference(schema["$ref"])
+            yield self._reference(self._uri(schema))
         for part in _list(schema, "allOf"):
             yield self.type_of(part, indent)
         any_of = _list(schema, "anyOf")
@@ -170,35 +174,40 @@ class SchemaTypes:
             lines.append(" | null")
         return "".join(f"{indent}{line}\n" for line in [*lines, ","])
 
-    def _reference(self, reference: str) -> str:
+    def _reference(self, uri: str) -> str:
         """The name of the type that a reference stands for."""
-        if reference not in self._names:
-            self._resolve(reference)
-            last = reference.rstrip("/").rpartition("/")[2]
+        if uri not in self._names:
+            self._target(uri)
+            document, _, fragment = uri.partition("#")
+            last = (fragment or document).rstrip("/").rpartition("/")[2]
             stem = re.sub(r"\W", "_", unquote(last)).strip("_") or f"{self._owner}_parameters"
             name = stem
             while name in self._taken:
                 self._taken[stem] += 1
                 name = f"{stem}_{self._taken[stem]}"
             self._taken[name] = 1
-            self._names[reference] = name
-            self._references.append(reference)
-        return self._names[reference]
+            self._names[uri] = name
+            self._uris.append(uri)
+        return self._names[uri]
 
-    def _resolve(self, reference: str) -> Any:
-        """The target of a JSON pointer into the root schema."""
-        target: Any = self._root
+    @cached_property
+    def _references(self) -> References:
+        return References(self._root)
+
+    def _uri(self, schema: dict[str, Any]) -> str:
         try:
-            document, _, pointer = reference.partition("#")
-            if document or (pointer and not pointer.startswith("/")):
-                raise KeyError(reference)
-            for segment in unquote(pointer).split("/")[1:]:
-                key = segment.replace("~1", "/").replace("~0", "~")
-                target = target[int(key)] if isinstance(target, list) else target[key]
-        except (KeyError, IndexError, TypeError, ValueError):
-            why = f"tool {self._owner!r}: schema reference {reference!r} cannot be resolved"
-            raise ConversationError("tools", why) from None
-        return target
+            return self._references.uri(schema["$ref"], schema)
+        except ValueError as error:
+            raise self._refusal(error) from None
+
+    def _target(self, uri: str) -> Any:
+        try:
+            return self._references.target(uri)[0]
+        except ValueError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: ValueError) -> ConversationError:
+        return ConversationError("tools", f"tool {self._owner!r}: {error}")
 
 
 def _name(key: str) -> str:

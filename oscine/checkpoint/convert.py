@@ -24,7 +24,8 @@ from oscine.checkpoint.opened import open_model
 from oscine.checkpoint.quantize import QuantizationError
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
-from oscine.model.weights import BYTES, TensorSource, tensor_specs
+from oscine.model.tensors import BYTES, tensor_specs
+from oscine.model.weights import TensorSource
 from oscine.system.model_files import MOST_BYTES, MOST_TOKENIZER_BYTES, read_file, read_json
 
 SHARD_BYTES = 2 << 30

@@ -88,16 +88,26 @@ def check_ranks(options: ModelOptions) -> None:
     """Raises ValueError if --tensor-parallel-size cannot divide the model. Fetches at most its configuration."""
     if (num_ranks := options.tensor_parallel_size) == 1:
         return
-    if options.random_weights is not None:
-        config: ModelConfig | None = random_config(options.random_weights)
-    else:
-        found = _here(options)
-        config = _Hub(options, options.model).config() if found is None else config_at(found)
+    config = shapes_of(options)
     try:
         if config is not None:
             config.check_divisible(num_ranks)
     except ValueError as error:
         raise ValueError(f"--tensor-parallel-size {num_ranks}: {error}") from None
+
+
+def shapes_of(options: ModelOptions) -> ModelConfig | None:
+    """The configuration of a model, of which no more is fetched; that of a published model is known.
+
+    None for a GGUF file that is on the hub. Raises ValueError.
+    """
+    if options.random_weights is not None:
+        return random_config(options.random_weights)
+    if (found := _here(options)) is not None:
+        return config_at(found)
+    if (size := repository(options.model).removeprefix("openai/gpt-oss-")) in PUBLISHED:
+        return PUBLISHED[size]()
+    return _Hub(options, options.model).config()
 
 
 def random_config(name: str) -> ModelConfig:
@@ -218,7 +228,7 @@ class _Hub:
     def require(self) -> None:
         """Raises ValueError if the hub cannot be reached."""
         if self._unreachable is not None:
-            raise ValueError(f"the hub cannot be reached: {self._unreachable}")
+            raise ValueError(f"the hub cannot be reached: {self._unreachable}{_hint(self._where['repo_id'])}")
 
     def fetch_model(self) -> Path:
         """Fetches the configuration, the tokenizer, then the weights, so that errors come before the large download."""
@@ -310,8 +320,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     """What `fetch` returns. `of`: the repository, as errors name it. `offline`: why the hub cannot be asked."""
     from huggingface_hub import errors
 
-    published = _SHORT_NAMES.values()
-    hint = "" if where["repo_id"] in published else did_you_mean(where["repo_id"], published)
+    hint = _hint(where["repo_id"])
     of_its_library: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # for HTTP: one of two
     try:
         return str(fetch(**where))
@@ -329,6 +338,12 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
     except (of_its_library, errors.HFValidationError, OSError) as error:
         why = shown(str(error).strip().splitlines()[0])
         raise ValueError(f"{of} cannot be fetched: {why}") from error
+
+
+def _hint(repo_id: str) -> str:
+    """The published model that was probably meant, to append to an error."""
+    published = _SHORT_NAMES.values()
+    return "" if repo_id in published else did_you_mean(repo_id, published)
 
 
 def _list_files(repo_id: str, revision: str | None, cache_dir: str | None, local_files_only: bool) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 
 from oscine.model.config import ModelConfig
-from oscine.model.weights import TensorSpec, tensor_specs
+from oscine.model.tensors import TensorSpec, tensor_specs
 from oscine.ops.moe.mxfp4 import BLOCK
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

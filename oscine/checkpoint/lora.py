@@ -17,7 +17,8 @@ from oscine.checkpoint.folder import Checkpoint, open_tensors
 from oscine.checkpoint.hub import ADAPTER
 from oscine.checkpoint.layout import FLOATS
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
-from oscine.model.weights import TensorSource, TensorSpec
+from oscine.model.tensors import TensorSpec
+from oscine.model.weights import TensorSource
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
 from oscine.system.model_files import read_json, shown
 

@@ -26,7 +26,8 @@ from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import HostPlace, Shard, TensorSource, Weights, load_weights
+from oscine.model.tensors import Shard
+from oscine.model.weights import HostPlace, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.native.weights import LAYOUT
 from oscine.ops.triton_range import CUDA_REMEDY

@@ -151,6 +151,11 @@ class TorchExecutor:
         self.launch(plan)
         return self.collect()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the oldest launched step is."""
+        return self._launched[0].done.passed
+
     def collect(self) -> StepResult:
         launched = self._launched.popleft()
         self._read(launched.number + 1)

@@ -47,6 +47,10 @@ class Mark:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
+    @property
+    def passed(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         """Waits until the device has done all work queued before the mark."""
         if self._event is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oscine.model.config import ModelConfig
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 
 MATRIX_STD = 0.02
 VECTOR_STD = 0.1  # biases and sinks: large enough that a wrong one shows

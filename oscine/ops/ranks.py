@@ -15,6 +15,7 @@ So every rank has the same x after a norm, and chooses the same token.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oscine.ops.interface import Sample, Sampled, SamplingBatch
@@ -29,8 +30,10 @@ def across(ops: Mapping[str, Op], communicator: Communicator, adding: Collection
 
     def after_meeting(norm: Op) -> Op:
         def meet(x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor | None, *rest: Any) -> Any:
-            is_whole = residual_TH is None  # x is the embedding
-            return norm(x if is_whole else communicator.all_reduce(x), weight_H, eps, residual_TH, *rest)
+            if residual_TH is not None:  # else x is the embedding
+                # One row of a token per message instead of J.
+                x = communicator.all_reduce(x if x.dim() == 2 else x.sum(1, dtype=torch.float32).to(weight_H.dtype))
+            return norm(x, weight_H, eps, residual_TH, *rest)
 
         return meet
 

@@ -25,9 +25,12 @@ PART = ".part"  # ends the names of incomplete files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK  # neither a link nor a wait for the writer of a pipe
 _ATTEMPTS = 16
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _PARTS = re.compile(r".+\.[0-9a-f]{8}\.part")
 
 Report = Callable[[str], None]
+
+_reported: set[str] = set()  # what this process says once
 
 
 class Kind(NamedTuple):
@@ -92,7 +95,8 @@ def _opened(name: str, parent: int | None, shown: str, owners: tuple[int, ...], 
         return folder
     os.close(folder)
     if found.st_uid not in owners:
-        raise PermissionError(f"{shown} belongs to another user ({found.st_uid})")
+        remedy = "name a folder of this user, and a local one if NFS maps users"
+        raise PermissionError(f"{shown} belongs to another user ({found.st_uid}): {remedy}")
     raise PermissionError(f"every user may write to {shown} (a folder below it would do)")
 
 
@@ -102,7 +106,8 @@ def temporary_home(*, make: bool = True) -> Path:
     If another user has made the one with the expected name, it is one with a random end.
     """
     with _temporary() as (parent, above):
-        name, names = f"oscine-{os.geteuid()}", os.listdir(parent)
+        name = f"oscine-{os.geteuid()}"
+        names = _names(parent) or []
         for found in sorted(found for found in names if re.fullmatch(name + "(-[0-9a-f]{8})?", found)):
             with suppress(OSError):
                 os.close(open_below(parent, found, above / found, make=False))
@@ -151,6 +156,18 @@ def _new_part(folder: int, name: str) -> tuple[str, BinaryIO]:
     raise OSError(f"new files of {name} vanish")
 
 
+def take_lock(file: int, *, needed: bool) -> bool:
+    """False where the file system has no locks, unless one is `needed`. Raises BlockingIOError for a locked file, and
+    OSError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if needed or error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
 def remove_parts(folder: int) -> None:
     """Removes incomplete files of processes that are gone. Raises OSError if the folder cannot be read."""
     for name in filter(_PARTS.fullmatch, os.listdir(folder)):
@@ -176,8 +193,11 @@ class OwnedFolder:
         self._parent, self.descriptor, self.lock = descriptors
 
     @classmethod
-    def make(cls, kind: Kind, parent: int, path: Path) -> "OwnedFolder | None":
-        """A new folder in `parent`, named path.name; None if there is one. Raises OSError."""
+    def make(cls, kind: Kind, parent: int, path: Path, *, needs_lock: bool = True) -> "OwnedFolder | None":
+        """A new folder in `parent`, named path.name; None if there is one. Raises OSError.
+
+        Without a lock it gets no mark, so that no other process takes it. `needs_lock`: a lack of locks is an error.
+        """
         try:
             os.mkdir(path.name, 0o700, dir_fd=parent)
         except FileExistsError:
@@ -186,8 +206,8 @@ class OwnedFolder:
             folder = _keep(kept, os.open(path.name, _FOLDER, dir_fd=parent))
             try:
                 lock = _keep(kept, os.open(MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder))
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.write(lock, kind.mark)  # only now: without its text it is no mark
+                if take_lock(lock, needed=needs_lock):
+                    os.write(lock, kind.mark)  # only now: without its text it is no mark
             except (BlockingIOError, FileNotFoundError):  # another process looks at it, or has removed it
                 return None
             except OSError:
@@ -219,6 +239,11 @@ class OwnedFolder:
             if not is_there or os.read(lock, len(kind.mark) + 1) != kind.mark:
                 return None
             return cls(kind, path, (_keep(kept, os.dup(parent)), folder, lock), kept.pop_all())
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether another process may take it when this one is gone."""
+        return os.fstat(self.lock).st_size > 0
 
     def close(self) -> None:
         """The folder stays, for another process to take."""
@@ -293,26 +318,45 @@ def remove_left(kind: Kind, path: Path, report: Report = say) -> None:
         os.close(parent)
 
 
-def make_temporary(kind: Kind, report: Report = say) -> OwnedFolder:
+def make_temporary(kind: Kind, report: Report = say, *, needs_lock: bool = False) -> OwnedFolder:
     """As make_inside, in the temporary folder."""
     with _temporary() as (parent, above):
-        return make_inside(kind, parent, above, report)
+        return make_inside(kind, parent, above, report, needs_lock=needs_lock)
 
 
-def make_inside(kind: Kind, parent: int, above: Path, report: Report = say) -> OwnedFolder:
+def make_inside(kind: Kind, parent: int, above: Path, report: Report = say, *, needs_lock: bool = False) -> OwnedFolder:
     """A new folder in `parent`, whose path is `above`. Those of its kind there whose owners are gone are removed.
 
-    Raises OSError.
+    If that cannot be, as there are no locks or the names cannot be read, one line says so. Raises OSError.
     """
     prefix = f"oscine-{kind.name}-"
-    for name in sorted(name for name in os.listdir(parent) if re.fullmatch(prefix + "[0-9a-f]{8}", name)):
+    names = _names(parent)
+    for name in sorted(name for name in names or () if re.fullmatch(prefix + "[0-9a-f]{8}", name)):
         with suppress(OSError):
             if (left := OwnedFolder.find(kind, parent, above / name)) is not None:
                 left.remove(report)
     for _ in range(_ATTEMPTS):
-        if (made := OwnedFolder.make(kind, parent, above / f"{prefix}{secrets.token_hex(4)}")) is not None:
+        path = above / f"{prefix}{secrets.token_hex(4)}"
+        if (made := OwnedFolder.make(kind, parent, path, needs_lock=needs_lock)) is not None:
+            if names is None or not made.has_mark:
+                why = "cannot be listed" if names is None else "has no file locks"
+                _report_once(report, f"{above} {why}, so what a killed process leaves in it stays")
             return made
     raise OSError(f"{above}: new folders in it are taken at once")
+
+
+def _names(folder: int) -> list[str] | None:
+    """None for a folder that can be written and not listed."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return None
+
+
+def _report_once(report: Report, text: str) -> None:
+    if text not in _reported:
+        _reported.add(text)
+        report(text)
 
 
 @contextmanager
@@ -321,7 +365,11 @@ def _temporary() -> Iterator[tuple[int, Path]]:
     with ExitStack() as kept:
         try:
             above = Path(os.path.realpath(tempfile.gettempdir()))
-            yield _keep(kept, os.open(above, _FOLDER)), above
+            try:
+                folder = os.open(above, _FOLDER)
+            except PermissionError:  # it cannot be listed
+                folder = os.open(above, _FOLDER | os.O_PATH)
+            yield _keep(kept, folder), above
         except OSError as error:
             raise OSError(f"no folder for temporary files can be made: {error}; TMPDIR names another place") from None
 

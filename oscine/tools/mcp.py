@@ -15,6 +15,7 @@ import msgspec
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.tools import NAME, NAMESPACE, TRAINED
+from oscine.system.model_files import shown
 from oscine.system.yaml_text import parse_yaml
 from oscine.tools.mcp_session import Block, CallResult, Connection, ListedTool, OfferedTool, ServerEntry
 from oscine.tools.mcp_wire import ServerError
@@ -164,7 +165,9 @@ def _said(block: Block) -> str:
         return f"[{block.name}: {block.uri}]"
     if block.type == "resource" and block.resource is not None and block.resource.text is not None:
         return block.resource.text
-    return f"[{block.type} that cannot be shown as text]"
+    found = block.resource or block
+    facts = shown(", ".join(filter(None, (found.uri, found.mime_type))))
+    return f"[{shown(block.type)}: {facts or 'of an unknown kind'}; not shown, as this model reads text only]"
 
 
 def _json_text(raw: bytes) -> str:

@@ -110,17 +110,20 @@ class OfferedTool(msgspec.Struct, frozen=True):
     size: int  # bytes, about
 
 
-class Resource(msgspec.Struct, gc=False):
+class Resource(msgspec.Struct, rename="camel", gc=False):
     text: str | None = None
+    uri: str = ""
+    mime_type: str | None = None
 
 
-class Block(msgspec.Struct, gc=False):
+class Block(msgspec.Struct, rename="camel", gc=False):
     """A part of a result. The data of images and sounds is not decoded."""
 
     type: str
     text: str = ""
     name: str = ""
     uri: str = ""
+    mime_type: str | None = None
     resource: Resource | None = None
 
 

@@ -7,8 +7,9 @@ const INLINE_LENGTH = 2000; // characters; longer ones are text
 const TEX_SIGN = /[\\^_={}<>]/;
 const WORD = /[\p{L}\p{N}]/u;
 
-let setting = null; // a promise of KaTeX, once it was asked for
+let setting = null; // a promise of KaTeX, while it is asked for
 let katex = null;
+let attempts = 0;
 
 /** `written`: the source with its delimiters. */
 export function formula(source, display, written) {
@@ -18,13 +19,29 @@ export function formula(source, display, written) {
   return element;
 }
 
+/** The next formula tries again after a fetch that failed. */
 function load() {
-  setting ??= import("./vendor/katex.min.js").then(() => {
-    const href = new URL("vendor/katex.min.css", import.meta.url).href;
-    document.head.append(h("link", { rel: "stylesheet", href }));
-    katex = globalThis.katex;
+  setting ??= fetchKatex().catch((error) => {
+    setting = null;
+    throw error;
   });
   return setting;
+}
+
+async function fetchKatex() {
+  const again = attempts ? `?attempt=${attempts}` : ""; // a browser may keep the failure of a module
+  attempts += 1;
+  await import(`./vendor/katex.min.js${again}`);
+  const link = h("link", { rel: "stylesheet", href: new URL(`vendor/katex.min.css${again}`, import.meta.url).href });
+  await new Promise((resolve, reject) => {
+    link.addEventListener("load", resolve);
+    link.addEventListener("error", () => {
+      link.remove();
+      reject(new Error("no stylesheet"));
+    });
+    document.head.append(link);
+  });
+  katex = globalThis.katex;
 }
 
 function set(element, source, displayMode) {

@@ -1,7 +1,10 @@
 """Files of batches without a server: lines, uploads that come at once, and what lines may take."""
 
 import asyncio
+import errno
+import fcntl
 import json
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -84,9 +87,9 @@ def test_what_a_problem_repeats_is_short(tmp_path: Path) -> None:
 # ---- a batch ----
 
 
-def batch_of(file_id: str) -> BatchObject:
+def batch_of(file_id: str, batch_id: str = "batch_1") -> BatchObject:
     return BatchObject(
-        id="batch_1",
+        id=batch_id,
         endpoint=CHAT,
         input_file_id=file_id,
         created_at=1,
@@ -139,6 +142,24 @@ def test_files_of_a_batch_are_read_beside_the_event_loop(tmp_path: Path, monkeyp
     assert seen == {"batches_0"}
 
 
+def test_a_batch_runs_where_files_have_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    async def ask(line: BatchLine) -> Answered:
+        return Answered(200, "", b"{}")
+
+    async def work(store: FileStore) -> None:
+        batch = await run_lines(store, ask, Room(), line("1"))
+        assert (batch.status, batch.request_counts.completed) == ("completed", 1)
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with_files(tmp_path, work)
+    assert f"{tmp_path} has no file locks" in caplog.text
+
+
 def test_lines_wait_until_there_is_room_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_BATCHES_BYTES", 10_000)
     held, most = 0, 0
@@ -162,6 +183,43 @@ def test_lines_wait_until_there_is_room_for_them(tmp_path: Path, monkeypatch: py
     with_files(tmp_path, work)
     assert most >= 3000
     assert most <= 45_000
+
+
+def test_lines_that_wait_for_their_keys_rate_leave_room_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "MAX_BATCHES_BYTES", 10_000)
+    waits, other_done = asyncio.Event(), asyncio.Event()
+    asked: list[tuple[str, bytes]] = []
+
+    async def ask(line: BatchLine) -> Answered:
+        if line.custom_id != "other" and not other_done.is_set():
+            waits.set()
+            return Answered(429, "", b"{}", retry_after="0")
+        asked.append((str(line.custom_id), line.body))
+        return Answered(200, "", b"{}")
+
+    async def work(store: FileStore) -> None:
+        content = {"messages": [{"role": "user", "content": "\u00e9" * 600}]}
+        texts = {name: line(name, **content) for name in ("1", "2", "3", "4", "other")}
+        room = Room()
+        limited = made(store, ask, room)
+        store.new("file-in").write_bytes(b"\n \n".join(text for name, text in texts.items() if name != "other"))
+        running = asyncio.create_task(limited.run(asyncio.Semaphore(8), 8))
+        await waits.wait()
+        store.new("file-other").write_bytes(texts["other"])
+        other = BatchJob(batch_of("file-other", "batch_2"), "you", store, ask, lambda model: None, room, 1 << 20)
+        await asyncio.wait_for(other.run(asyncio.Semaphore(8), 8), 60)
+        assert [name for name, _ in asked] == ["other"]
+        other_done.set()
+        await running
+        assert limited.batch.request_counts.completed == 4
+        assert {name: json.loads(body) for name, body in asked} == {
+            name: json.loads(text)["body"] for name, text in texts.items()
+        }
+        assert room.has_few
+
+    with_files(tmp_path, work)
 
 
 def test_a_file_of_too_many_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

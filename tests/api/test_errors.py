@@ -271,6 +271,48 @@ def test_context_overflow_shows_the_arithmetic(scripted: ScriptedServer) -> None
     assert scripted.post("/v1/completions", {**body, "max_tokens": 10}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/chat/completions", {}, "max_tokens"),
+        ("/v1/messages", {"max_tokens": 1}, "max_tokens"),
+        ("/v1/responses", {}, "max_output_tokens"),
+        ("/v1/completions", {"max_tokens": 1}, "max_tokens"),
+    ],
+)
+def test_a_prompt_that_fills_the_context_is_too_long(
+    scripted: ScriptedServer, path: str, body: dict[str, Any], limit: str
+) -> None:
+    """Fewer tokens to generate do not help, so none are asked for."""
+    rest = MAX_MODEL_LEN
+    if path != "/v1/completions":
+        rest -= scripted.post("/tokenize", {"messages": [{"role": "user", "content": ""}]}).json()["count"]
+
+    def answer(num_tokens: int, **more: Any) -> Any:
+        content = "x" * (rest + num_tokens - MAX_MODEL_LEN)
+        said = (
+            {"prompt": content} if path == "/v1/completions" else {"messages": [{"role": "user", "content": content}]}
+        )
+        said = {"input": content} if path == "/v1/responses" else said
+        return scripted.post(path, {"model": scripted.service.names[0], **body, **said, **more})
+
+    for num_tokens in (MAX_MODEL_LEN, MAX_MODEL_LEN + 1):
+        response = answer(num_tokens, **{limit: 7})
+        assert response.status_code == 400
+        message = response.json()["error"]["message"]
+        assert "lower" not in message
+        assert "input length" not in message
+        assert f"prompt is too long: {num_tokens} " in message
+        if path == "/v1/messages":
+            most = min(MAX_MODEL_LEN, num_tokens - 1)
+            assert message == f"prompt is too long: {num_tokens} tokens > {most} maximum"
+        elif num_tokens == MAX_MODEL_LEN:
+            assert f" + 1 to generate = {MAX_MODEL_LEN + 1};" in message
+    t = scripted.tokenizer
+    scripted.says(*("!" if path == "/v1/completions" else (t.channel, "final", t.message, "", t.return_)))
+    assert answer(MAX_MODEL_LEN - 1, **{limit: 1}).status_code == 200
+
+
 def test_unknown_paths_and_methods(scripted: ScriptedServer) -> None:
     assert refused(scripted, "/v1/nothing", {}, 404)["code"] == "unknown_url"
     assert refused(scripted, "/v1/models", {}, 405)["code"] == "unknown_url"

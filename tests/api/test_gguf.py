@@ -7,7 +7,7 @@ from pathlib import Path
 from oscine.checkpoint.folder import Checkpoint
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.model.config import ModelConfig
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 from tests.model.gguf_files import write_llama_cpp
 from tests.server import ServerProcess
 

@@ -344,18 +344,47 @@ def test_a_published_model_is_described_as_ollama_describes_it(model_folder: Pat
             assert info["gptoss.context_length"] == MAX_MODEL_LEN
 
 
-def test_whole_numbers_of_options_may_be_floats(server: ScriptedServer) -> None:
+@pytest.mark.parametrize("rest", [0, 0.0, 0.9])
+def test_whole_numbers_of_options_may_be_floats(server: ScriptedServer, rest: float) -> None:
+    """What is behind the point is cut, as a conversion in Go does."""
     for ask in (chat, generate):
-        options = {"num_predict": 9.0, "top_k": 4.0, "seed": 7.0, "num_ctx": 4096.0, "temperature": 1}
+        options = {"num_predict": 9 + rest, "top_k": 4 + rest, "seed": 7 + rest, "num_ctx": 4096.5, "temperature": 1}
         assert ask(server, options=options).status_code == 200
         sampling = asked(server).sampling
         assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (9, 4, 7)
         assert {type(value) for value in (sampling.max_tokens, sampling.top_k, sampling.seed)} == {int}
         for name in ("num_predict", "top_k", "seed"):
-            for wrong in (5.5, 1e30, "5", True):
+            for wrong in (1e30, "5", True):
                 refused = ask(server, options={name: wrong})
                 assert refused.status_code == 400
                 assert f"'options.{name}'" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "meant"),
+    [
+        ("temperature", 9.5, 9.5),
+        ("temperature", -1, 0.0),
+        ("top_p", 1.5, 1.0),
+        ("min_p", 2, 1.0),
+        ("min_p", -0.5, 0.0),
+        ("top_k", -5, 0),
+        ("repeat_penalty", 0, 1.0),
+        ("repeat_penalty", 200.0, 200.0),
+        ("presence_penalty", 5.0, 5.0),
+        ("frequency_penalty", -3.0, -3.0),
+        ("num_predict", -0.5, MAX_MODEL_LEN),
+    ],
+)
+def test_bounds_of_options_are_those_of_ollama(server: ScriptedServer, option: str, given: float, meant: float) -> None:
+    field = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}.get(option, option)
+    for ask in (chat, generate):
+        assert ask(server, options={option: given}).status_code == 200
+        found = getattr(asked(server).sampling, field)
+        assert found == (meant - len(asked(server).prompt_token_ids) if field == "max_tokens" else meant)
+        for wrong in (1e30, "hot"):
+            refused = ask(server, options={option: wrong})
+            assert (refused.status_code, f"'options.{option}'" in refused.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show", "/api/pull"])

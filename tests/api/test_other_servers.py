@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from oscine.api.conventions.profiles import PROFILES, find_profile, profile_of
 from oscine.config import NANO, CacheOptions, Config
 from oscine.types import SamplingParams
 from tests.api.scripted_server import ScriptedServer
+from tests.fake_model import write_fake_model
 
 NAME = "openai/gpt-oss-20b"  # with a slash, as in paths
 GENERATE = f"/v2/models/{NAME}/generate"
@@ -213,6 +215,26 @@ def test_load_options_and_tokenizer(server: ScriptedServer) -> None:
     tokenizer = got(server, "/tokenizer_info")
     assert tokenizer["eos_token"] == "<|return|>"
     assert tokenizer["vocab_size"] == server.tokenizer.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda path: path.write_text("{{ messages }}"), "{{ messages }}"),
+        (lambda path: path.write_bytes(b"\xff"), None),
+        (os.mkfifo, None),
+        (Path.mkdir, None),
+        (lambda path: None, None),
+    ],
+    ids=["text", "bytes", "pipe", "folder", "none"],
+)
+def test_a_chat_template_that_cannot_be_read_is_none(
+    tmp_path: Path, make: Callable[[Path], object], shown: str | None
+) -> None:
+    folder = write_fake_model(tmp_path)
+    make(folder / "chat_template.jinja")
+    with ScriptedServer(folder, served_model_names=(NAME,)) as server:
+        assert got(server, "/tokenizer_info")["chat_template"] == shown
 
 
 # ---- keys ----

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from oscine.api.openai import tokenization
+from oscine.api.serving import prompt
+from oscine.chat import tokenizer as tokenizer_module
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
 from oscine.config import SchedulerOptions
+from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
 
 LONG = "x" * 20_000
@@ -63,37 +65,48 @@ def test_many_tokens_are_decoded_beside_the_event_loop(
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
-def test_a_conversation_that_no_context_holds_is_counted(scripted: ScriptedServer, path: str) -> None:
-    """By less than all of its tokens at once, and to the last one."""
-    long = [{"role": "user", "content": LONG * 2}] * 3
-    body = {"model": scripted.service.names[0], "messages": long, "input": long}
-    if path == "/v1/messages":
-        body["max_tokens"] = 5
-    response = scripted.post(path, body)
+PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/v1/completions"]
+
+
+def overflow(server: ScriptedServer, path: str, *texts: str) -> str:
+    messages = [{"role": "user", "content": text} for text in texts]
+    body: dict[str, Any] = {"model": server.service.names[0]}
+    if path == "/v1/completions":
+        body["prompt"] = "".join(texts)
+    else:
+        body |= {"messages": messages, "input": messages}
+    response = server.post(path, body | ({"max_tokens": 5} if path == "/v1/messages" else {}))
     assert response.status_code == 400
-    short = scripted.post("/tokenize", {"messages": [{"role": "user", "content": ""}] * 3}).json()["count"]
-    assert str(short + 6 * len(LONG)) in response.text
     assert "prompt is too long" in response.text
-    assert scripted.engine.requests == []
+    assert server.engine.requests == []
+    return response.text
 
 
-@pytest.mark.parametrize(("path", "more"), [("/v1/completions", {}), ("/api/generate", {"raw": True})])
-def test_a_text_that_no_context_holds_is_counted(
-    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, bool]
+@pytest.mark.parametrize("path", PATHS)
+def test_a_conversation_of_up_to_two_contexts_is_counted_to_the_last_token(scripted: ScriptedServer, path: str) -> None:
+    short = scripted.post("/tokenize", {"messages": [{"role": "user", "content": ""}] * 3}).json()["count"]
+    text = "x" * ((2 * MAX_MODEL_LEN - short) // 3)
+    count = 3 * len(text) + (0 if path == "/v1/completions" else short)
+    assert f"prompt is too long: {count} " in overflow(scripted, path, *[text] * 3)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_longer_conversation_is_counted_no_further(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    lengths: list[int] = []
-    whole = Tokenizer.encode
+    num_read: list[int] = []
+    encoded = Tokenizer._encoded
 
-    def watched(self: Tokenizer, text: str) -> list[int]:
-        lengths.append(len(text))
-        return whole(self, text)
+    def watched(self: Tokenizer, encode: Any, text: str) -> Any:
+        num_read.append(len(text))
+        return encoded(self, encode, text)
 
-    monkeypatch.setattr(Tokenizer, "encode", watched)
-    response = scripted.post(path, {"model": scripted.service.names[0], "prompt": LONG * 6, **more})
-    assert response.status_code == 400
-    assert f"{6 * len(LONG)} in 'prompt'" in response.text
-    assert max(lengths) < len(LONG)
+    monkeypatch.setattr(Tokenizer, "_encoded", watched)
+    monkeypatch.setattr(tokenizer_module, "_SLICE", 256)
+    said = overflow(scripted, path, *["x" * 50 * MAX_MODEL_LEN] * 3)
+    assert f"prompt is too long: {2 * MAX_MODEL_LEN} " in said
+    assert "or more" in said
+    assert sum(num_read) < 5 * MAX_MODEL_LEN
 
 
 def test_texts_with_more_tokens_than_the_queue_takes_are_refused(model_folder: Path) -> None:
@@ -120,7 +133,7 @@ def test_characters_of_many_tokens_count_as_many(tokenizer: Tokenizer) -> None:
 
 def test_one_text_has_a_bound(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of a million emoji would be four million objects, made in one go."""
-    monkeypatch.setattr(tokenization, "MOST_TOKENS", 1000)
+    monkeypatch.setattr(prompt, "_MOST_TOKENS", 1000)
     refused = scripted.post("/tokenize", {"prompt": "\U0001f600" * 400})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert scripted.post("/tokenize", {"prompt": "\U0001f600" * 200}).json()["count"] == 800

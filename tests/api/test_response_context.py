@@ -63,7 +63,7 @@ def test_a_count_of_what_cannot_be_is_refused(server: ScriptedServer) -> None:
     for param, body in (
         ("previous_response_id", {"previous_response_id": "resp_none"}),
         ("conversation", {"conversation": "c"}),
-        ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[0].type", {"input": [{"type": "hologram_call"}]}),
     ):
         answer = server.post("/v1/responses/input_tokens", body)
         assert (answer.status_code // 100, answer.json()["error"]["param"]) == (4, param)

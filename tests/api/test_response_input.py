@@ -217,7 +217,7 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
     ("param", "body"),
     [
         ("input", {"input": 5}),
-        ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[0].type", {"input": [{"type": "hologram_call"}]}),
         ("input[0].type", {"input": [{"type": []}]}),
         ("input[0].id", {"input": [{"role": "user", "content": "x", "id": 5}]}),
         ("input[0].role", {"input": [{"role": "robot", "content": "x"}]}),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.chat.messages import FunctionTool, ToolNamespace
+from oscine.chat.messages import ConversationError, FunctionTool, ToolNamespace
+from oscine.chat.schemas.reduction import reduced
 from oscine.chat.tools import tools_section
 from oscine.chat.typescript import SchemaTypes
 
@@ -167,7 +168,53 @@ def test_types_of_several_tools_do_not_clash() -> None:
 
 @pytest.mark.parametrize("reference", ["#/$defs/None", "https://example.com/schema", "#anchor", "#/properties/x/9"])
 def test_a_reference_to_nothing_is_named(reference: str) -> None:
-    with pytest.raises(ValueError, match=f"tool 'f': schema reference '{reference}'".replace("$", r"\$")):
+    with pytest.raises(ValueError, match=f"tool 'f': the '$ref' '{reference}' ".replace("$", r"\$")):
+        property_of({"$ref": reference})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "types"),
+    [
+        ({"$ref": "#here", "$defs": {"x": {"$anchor": "here", "type": "integer"}}}, {"here": "number"}),
+        ({"$ref": "#top", "$defs": {"x": {"$dynamicAnchor": "top", "type": "integer"}}}, {"top": "number"}),
+        ({"$ref": "#a/items", "$defs": {"x": {"$anchor": "a", "items": {"type": "null"}}}}, {"items": "null"}),
+        ({"$ref": "b.json", "$defs": {"x": {"$id": "b.json", "type": "string"}}}, {"b_json": "string"}),
+        (
+            {"$id": "https://x.org/a", "$ref": "b", "$defs": {"q": {"$id": "b", "$ref": "#/x", "x": {"type": "null"}}}},
+            {"b": "x", "x": "null"},
+        ),
+        (
+            {"$id": "https://x.org/a", "$ref": "https://x.org/a#/$defs/T", "$defs": {"T": {"type": "string"}}},
+            {"T": "string"},
+        ),
+        (
+            {"allOf": [{"$ref": "#/$defs/T"}, {"$ref": "b"}],
+             "$defs": {"T": {"type": "null"},
+                       "b": {"$id": "b", "$ref": "#/$defs/T", "$defs": {"T": {"type": "string"}}}}},
+            {"T": "null", "b": "T_2", "T_2": "string"},
+        ),
+        (
+            {"$ref": "b", "$defs": {"b": {"$id": "b", "description": "A b.", "$ref": "#c", "x": {"$anchor": "c"}}}},
+            {"b": "c", "c": "any"},
+        ),
+        (
+            {"$schema": "http://json-schema.org/draft-04/schema#", "$ref": "b",
+             "definitions": {"b": {"id": "b", "type": "null"}}},
+            {"b": "null"},
+        ),
+    ],
+)  # fmt: skip
+def test_anchors_and_identifiers_are_followed_as_the_grammar_does(
+    parameters: dict[str, Any], types: dict[str, str]
+) -> None:
+    text = section(FunctionTool("f", "", parameters))
+    assert dict(re.findall(r"type (\w+) = ([^(].*);", text)) == types
+    assert reduced(parameters)
+
+
+@pytest.mark.parametrize("reference", ["http://[", "#/$defs/\ud800"])
+def test_a_reference_that_is_no_address_is_refused(reference: str) -> None:
+    with pytest.raises(ConversationError, match=r"^tool 'f': [^\n]*$"):
         property_of({"$ref": reference})
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,11 @@ from oscine.cli.machine import facts as facts_module
 from oscine.cli.machine.doctor import diagnose, report
 from oscine.cli.machine.facts import Facts, Gpu, gather
 from oscine.cli.machine.fits import Fit, fits
+from oscine.cli.serve.layout import choose
+from oscine.cli.serve.read_options import read_profile
+from oscine.system.gpus import Gpu as MachineGpu
+from oscine.system.gpus import Machine
+from oscine.timing.machine import Link
 from tests.cli.test_commands import run
 from tests.cli.test_nim import GIB, H200, facts
 
@@ -115,6 +120,21 @@ def test_it_works_without_a_torch_that_can_be_imported(tmp_path: Path) -> None:
     assert answer["healthy"] is False
     assert "libgomp.so.1 is missing" in answer["problems"][0]["what"]
     assert done.stderr == "oscine: error: nothing can be served here: see the problems above\n"
+
+
+@pytest.mark.parametrize(("link", "says"), [(Link("NVLink", 1.66e-6, 3.5e11), "NVLink"), (None, "no peer access")])
+def test_several_gpus_are_used_as_the_server_would(link: Link | None, says: str) -> None:
+    h200 = MachineGpu("NVIDIA H200", H200.total, H200.free, (9, 0), 4.9e12, 1.07e15)
+    machine = Machine((h200, h200), link)
+    diagnosis = diagnose(replace(facts(H200, H200), machine=machine))
+    text = report(diagnosis)
+    assert f"\nlinks      {says}\n" in text
+    for model in ("gpt-oss-20b", "gpt-oss-120b"):
+        for profile in ("low_latency", "max_throughput"):
+            layout, why = choose(read_profile(profile) | {"profile": profile, "model": model}, 2, machine)
+            assert f"\n  {model}, --profile {profile}: {layout}: {why}\n" in text
+    json.dumps(asdict(diagnosis))
+    assert "layouts" not in report(diagnose(facts(H200)))
 
 
 def test_a_healthy_machine_has_no_fatal_problem() -> None:

@@ -16,6 +16,12 @@ MODEL = "openai/gpt-oss-20b"
 THROUGHPUT = ("--profile", "max_throughput")
 
 
+@pytest.fixture(autouse=True)
+def _unknown_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has, its driver says nothing."""
+    monkeypatch.setattr("oscine.cli.serve.layout.describe_gpus", lambda *_, **__: None)
+
+
 def config_of(*arguments: str, num_gpus: int | None) -> tuple[Config, list[str]]:
     notes: list[str] = []
     return read_config(vars(parser().parse_args(arguments)), notes.append, num_gpus), notes
@@ -115,19 +121,26 @@ def test_the_command_line_wins_over_a_file(tmp_path: Path) -> None:
     assert (config.engine.model.device, config.server.data_parallel_size, notes) == ("cuda:1", 1, [])
 
 
-def test_offloading_makes_an_engine_per_gpu() -> None:
+def test_what_needs_engines_of_one_gpu_gets_them() -> None:
     assert layout(MODEL, "--kv-offload-bytes", "1GiB", num_gpus=4) == (4, 1)
     assert layout(MODEL, "--kv-offload-bytes", "0", num_gpus=4) == (1, 4)
+    assert layout(MODEL, "--experts-on-host", "auto", "--gpus", "4", num_gpus=4) == (4, 1)
+    head = '{"method": "eagle3", "model": "a/head"}'
+    assert layout(MODEL, "--speculative-config", head, num_gpus=4) == (4, 1)
+    assert layout(MODEL, "--speculative-config", '{"method": "ngram"}', num_gpus=4) == (1, 4)
 
 
 def test_the_log_says_which_layout_and_why() -> None:
     [one] = config_of(MODEL, num_gpus=4)[1]
     assert one == (
-        "4 GPUs are used as 1 engine of 4 GPUs, for the shortest time per token; "
-        "--profile max_throughput makes an engine of each. See --gpus"
+        "4 GPUs are used as 1 engine of 4 GPUs: the shortest time per token; "
+        "--profile max_throughput is for many requests. See --gpus"
     )
     [sharing] = config_of(MODEL, "--gpus", "2", "--enable-expert-parallel", num_gpus=2)[1]
-    assert sharing == "2 GPUs are used as 2 engines of one GPU each, which share their experts. See --gpus"
+    assert (
+        sharing
+        == "2 GPUs are used as 2 engines of one GPU each that share their experts: as an option says. See --gpus"
+    )
     [several] = config_of(MODEL, *THROUGHPUT, num_gpus=2)[1]
     assert several == (
         "2 GPUs are used as 2 engines of one GPU each: --profile max_throughput is for the most tokens per second. "

@@ -229,7 +229,15 @@ def test_models_that_cannot_be_downloaded(machine: Machine) -> None:
     machine.environment["HF_TOKEN"] = TOKEN
     machine.said("pull", NAME)
     machine.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
-    assert "the hub cannot be reached: http://127.0.0.1:1" in machine.said("pull", NAME, status=1)
+    unreachable = machine.said("pull", NAME, status=1)
+    assert "the hub cannot be reached: http://127.0.0.1:1" in unreachable
+    assert "did you mean" not in unreachable
+    for name, meant in (
+        ("openai/gpt-os-20b", NAME),
+        ("openai/gpt-oss120b", "openai/gpt-oss-120b"),
+        ("gptoss-20b", "gpt-oss-20b"),
+    ):
+        assert machine.said("pull", name, status=1).endswith(f"; did you mean {meant}?")
     assert "'oscine-nano' is on this machine already" in machine.said("pull", "oscine-nano", status=1)
 
 

@@ -10,6 +10,7 @@ from oscine.api.responses.service import ResponseService
 from oscine.api.serving.sampling import _seed
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import Config, ServerOptions
+from tests.cli.test_commands import run
 from tests.server import ServerProcess
 
 
@@ -43,3 +44,15 @@ def test_a_seed_makes_the_seeds_of_requests() -> None:
 
     assert seeds(7) == seeds(7) != seeds(8)
     assert seeds(None) != seeds(None)
+
+
+def test_a_model_that_is_not_there_ends_the_start_before_the_server_listens(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    for name, why in (
+        ("gpt-os-20b", "; did you mean gpt-oss-20b?"),
+        (str(tmp_path), f"{tmp_path}/config.json: not JSON"),
+    ):
+        done = run("serve", name, "--port", "0")
+        assert done.returncode == 1
+        assert why in done.stderr
+        assert done.stderr.startswith("oscine: error: ")

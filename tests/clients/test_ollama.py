@@ -212,5 +212,5 @@ def test_errors_have_ollamas_form(client: ollama.Client) -> None:
         client.embed("oscine-nano", "hi")
     with pytest.raises(ollama.ResponseError, match=r"messages\[0\].images"):
         client.chat("oscine-nano", [{"role": "user", "content": "What is it?", "images": [b"a picture"]}])
-    with pytest.raises(ollama.ResponseError, match="temperature"):
-        client.chat("oscine-nano", [user(SUM)], options={"temperature": -1})
+    with pytest.raises(ollama.ResponseError, match="repeat_penalty"):
+        client.chat("oscine-nano", [user(SUM)], options={"repeat_penalty": -1})

@@ -1,14 +1,24 @@
-"""The table of GPUs in docs/gpus.md, by the engine's memory plan: `python -m tests.documents.gpu_table` prints it."""
+"""The tables of docs/gpus.md, by the engine's memory plan and the choice of layouts.
+
+`python -m tests.documents.gpu_table` prints them.
+"""
 
 from collections.abc import Iterator
 
 from oscine.checkpoint.hub import PUBLISHED
+from oscine.cli.serve.layout import choose
+from oscine.cli.serve.options import PROFILES
+from oscine.cli.serve.read_options import read_profile
 from oscine.config import Config
+from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
-from oscine.executor.start.fit import plan_on_gpus
+from oscine.system.gpus import Gpu, Machine
+from oscine.timing.machine import Link
 
 GIB = 1 << 30
 IN_USE = GIB // 2  # by the system and the CUDA context, before the model is loaded
+NVLINK, PCIE = Link("NVLink", 1.66e-6, 3.51e11), Link("PCIe", 5e-6, 2.4e10)
+FASTER_NVLINK, SLOWER_NVLINK = Link("NVLink", 1.66e-6, 7.0e11), Link("NVLink", 1.66e-6, 2.3e11)
 GPUS = {  # by memory in GiB
     12: "RTX 3060, RTX 4070",
     16: "RTX 4060 Ti, RTX 4080, RTX 5080",
@@ -21,6 +31,15 @@ GPUS = {  # by memory in GiB
     141: "H200",
     180: "B200, GB200",
 }
+# Bandwidth and dense bfloat16 arithmetic as the driver's clocks and widths have them, and how the GPUs are linked.
+LINKED = (
+    ("H100, NVLink", Gpu("NVIDIA H100 80GB HBM3", 80 * GIB, 80 * GIB - IN_USE, (9, 0), 3.35e12, 1.07e15), NVLINK),
+    ("H200, NVLink", Gpu("NVIDIA H200", 141 * GIB, 141 * GIB - IN_USE, (9, 0), 4.92e12, 1.07e15), NVLINK),
+    ("B200, NVLink", Gpu("NVIDIA B200", 180 * GIB, 180 * GIB - IN_USE, (10, 0), 8.0e12, 2.3e15), FASTER_NVLINK),
+    ("A100 80 GB, NVLink", Gpu("NVIDIA A100", 80 * GIB, 80 * GIB - IN_USE, (8, 0), 2.04e12, 3.1e14), SLOWER_NVLINK),
+    ("L40S, PCIe", Gpu("NVIDIA L40S", 48 * GIB, 48 * GIB - IN_USE, (8, 9), 8.6e11, 3.7e14), PCIE),
+    ("RTX 4090, no peer access", Gpu("NVIDIA RTX 4090", 24 * GIB, 24 * GIB - IN_USE, (8, 9), 1.01e12, 4.2e14), None),
+)
 HOPPER = {"H100", "GH200", "H200"}
 RANKS = (1, 2, 4, 8)
 
@@ -74,5 +93,27 @@ def limits_table() -> Iterator[str]:
         yield f"| {gib} GB | {plan('120b', gib, 8).max_num_batched_tokens:,} | {' | '.join(cells)} |"
 
 
+def layout(model: str, profile: str, gpu: Gpu, link: Link | None, count: int) -> str:
+    """What `oscine serve` chooses, in short; "-" where no layout fits."""
+    values = read_profile(profile) | {"profile": profile, "model": f"gpt-oss-{model}"}
+    found, why = choose(values, count, Machine((gpu,) * count, link))
+    if "estimated" not in why and "peer access" not in why:
+        return "-"
+    if found.shares_experts:
+        return f"EP {count}"
+    names = [f"{name} {size}" for name, size in (("DP", found.engines), ("TP", found.ranks)) if size > 1]
+    return " x ".join(names)
+
+
+def layouts_table() -> Iterator[str]:
+    columns = [(model, count) for model in ("20b", "120b") for count in RANKS[1:]]
+    names = (f"{model} on {count}" for model, count in columns)
+    yield f"| GPUs | profile | {' | '.join(names)} |\n|---|---|{'---|' * len(columns)}"
+    for name, gpu, link in LINKED:
+        for profile in PROFILES:
+            cells = (layout(model, profile, gpu, link, count) for model, count in columns)
+            yield f"| {name} | `{profile}` | {' | '.join(cells)} |"
+
+
 if __name__ == "__main__":
-    print("\n".join((*table(), "", *limits_table())))
+    print("\n".join((*table(), "", *limits_table(), "", *layouts_table())))

@@ -98,6 +98,7 @@ def test_the_table_of_gpus_is_that_of_the_memory_plan() -> None:
     text = (DOCS / "gpus.md").read_text()
     assert "\n".join(gpu_table.table()) in text
     assert "\n".join(gpu_table.limits_table()) in text
+    assert "\n".join(gpu_table.layouts_table()) in text
 
 
 # ---- the site ----

@@ -7,7 +7,7 @@ import tokenizers
 import torch
 
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 from tests.model.saved import save
 from tests.tiny import BYTES
 

@@ -1,6 +1,8 @@
 """A rank that cannot start, or that fails in a step, fails the engine with its reason. Nothing is left."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -9,6 +11,7 @@ import torch
 from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
+from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.types import GenerationRequest, RankLostError, SamplingParams
 from tests.children import children, shared_files
 from tests.waiting import wait_until
@@ -63,3 +66,22 @@ def test_an_error_names_the_option_for_a_model_that_cannot_be_divided(monkeypatc
     options = EngineOptions(ModelOptions(device="cpu", tensor_parallel_size=3), quiet=True)
     with pytest.raises(ValueError, match=r"--tensor-parallel-size 3: 3 ranks cannot divide a num_attention_heads of 8"):
         build_engine(options)
+
+
+def test_a_rank_that_ends_is_noticed_while_a_step_waits_for_it() -> None:
+    """Kernels of NCCL wait without end. The step of this device is never done; the rank ends at the third look."""
+    from oscine.executor.parallel.ranked import RankedExecutor  # it needs msgspec
+
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            raise RankLostError("rank 1 is gone")
+
+    executor = SimpleNamespace(communicator=object.__new__(CollectiveCommunicator), is_done=False)
+    processes: Any = SimpleNamespace(watch=lambda: look)
+    ranked = RankedExecutor(executor, processes, SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(RankLostError, match="rank 1 is gone"):
+        ranked.collect()
+    assert looks == [0, 1, 2]

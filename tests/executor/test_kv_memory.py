@@ -8,11 +8,11 @@ from oscine.checkpoint.opened import OpenedModel
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.executor.kv import memory
 from oscine.executor.kv.allocate import allocate_kv
+from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.late_cache import filled
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host
 from oscine.executor.start import load
 from oscine.executor.start.device_memory import Budget, capped, with_cache
-from oscine.executor.start.fit import plan_on_gpus
 from oscine.executor.start.load import weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import Slots

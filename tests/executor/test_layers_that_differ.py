@@ -20,7 +20,8 @@ from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.kv_group import apart
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.weights import load_weights, tensor_specs
+from oscine.model.tensors import tensor_specs
+from oscine.model.weights import load_weights
 from tests.model.tiny import relative_error, whole
 from tests.ops.bound import reference_ops
 from tests.tiny import TINY

@@ -8,10 +8,11 @@ import torch
 
 from oscine.config import Config, EngineOptions, SpeculationOptions
 from oscine.devices import engines_of
+from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 from oscine.executor.start.communicator import least_of
-from oscine.executor.start.fit import plan_on_cpu, plan_on_gpus
+from oscine.executor.start.fit import plan_on_cpu
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 
 GIB = 1 << 30
@@ -43,7 +44,7 @@ def weights_by_hand(model: str) -> int:
 
 
 def sequences_by_hand(model: str, gib: int, tokens: int) -> int:
-    """The largest size whose sequences of 1,536 tokens fit beside the weights and the largest step."""
+    """The largest size whose prompts of 1,024 tokens fit beside the weights and the largest step."""
     page = LAYERS[model][0] // 2 * 2 * 8 * D * 64 * 2  # of 64 tokens: half of the layers, K and V, 8 heads, bfloat16
     small = gib <= 24
     screen = V * H + 4 * V  # the head in int8 with a scale per token
@@ -55,9 +56,9 @@ def sequences_by_hand(model: str, gib: int, tokens: int) -> int:
 
     def needed(count: int, logits_of: int) -> int:
         logits = 8 * min(logits_of, 512) * V + 20 * min(logits_of, 128) * V
-        return logits + count * (24 + 3) * page
+        return logits + count * (16 + 3) * page
 
-    if small or fixed + needed(512, 64) > limit:
+    if small or fixed + needed(512, 512) > limit:
         fixed -= 2 * V * H  # the embedding stays on the host
     padding = page
     return max((count for count in SIZES if fixed + padding + needed(count, count) <= limit), default=0)
@@ -66,14 +67,14 @@ def sequences_by_hand(model: str, gib: int, tokens: int) -> int:
 @pytest.mark.parametrize(
     ("model", "gib", "tokens", "seqs"),
     [
-        ("20b", 16, 1024, 32),
-        ("20b", 24, 2048, 208),
-        ("20b", 32, 4096, 384),
+        ("20b", 16, 1024, 40),
+        ("20b", 24, 2048, 288),
+        ("20b", 32, 4096, 512),
         ("20b", 48, 4096, 512),
         ("20b", 80, 8192, 512),
         ("20b", 141, 8192, 512),
-        ("120b", 80, 8192, 240),
-        ("120b", 96, 8192, 480),
+        ("120b", 80, 8192, 320),
+        ("120b", 96, 8192, 512),
         ("120b", 141, 8192, 512),
     ],
 )
@@ -87,7 +88,7 @@ def test_limits_are_those_of_a_calculation_by_hand(model: str, gib: int, tokens:
 def test_the_plan_holds_its_sequences_and_stays_within_the_memory() -> None:
     for model, gib in (("20b", 16), ("20b", 40), ("120b", 80), ("120b", 141)):
         found = plan(model, gib)
-        assert found.slots[0].count >= (24 + 3) * found.max_num_seqs
+        assert found.slots[0].count >= (16 + 3) * found.max_num_seqs
         assert found.total <= (gib - 0.5 - max(0.25, gib / 64)) * GIB
 
 
@@ -132,10 +133,10 @@ def test_values_that_are_given_are_taken() -> None:
 
 
 def test_short_contexts_and_a_given_cache_count() -> None:
-    assert plan("120b", 80, max_model_len=512).max_num_seqs > plan("120b", 80).max_num_seqs == 240
-    assert plan("120b", 80, max_model_len=100_000).max_num_seqs == 240, "sequences need not use their whole context"
+    assert plan("120b", 80, max_model_len=512).max_num_seqs > plan("120b", 80).max_num_seqs == 320
+    assert plan("120b", 80, max_model_len=100_000).max_num_seqs == 320, "sequences need not use their whole context"
     page = 18 * 2 * 8 * D * 64 * 2
-    cache = page * 24 * (24 + 3)
+    cache = page * 24 * (16 + 3)
     assert plan("120b", 141, kv_cache_bytes=cache).max_num_seqs == 24
     assert plan("120b", 141, kv_cache_bytes=cache - 1).max_num_seqs == 16
     drafts = replace(Config.of({"kv-cache-bytes": cache}).engine, speculation=SpeculationOptions("ngram"))
@@ -195,7 +196,7 @@ def test_the_search_takes_the_last_size_that_fits() -> None:
     """A plan that holds a given number of sequences, whatever the number."""
     example, left = plan("20b", 80), Config.of({"max-num-batched-tokens": 4096}).engine
     for held in (1, 8, 11, 12, 100, 511, 512, 10_000):
-        slots = replace(example.slots[0], count=held * 27)
+        slots = replace(example.slots[0], count=held * 19)
         holding = replace(example, slots=[slots])
         chosen = with_sequences(left, lambda options, holding=holding: holding).scheduler  # type: ignore[misc]
         assert chosen.max_num_seqs == max((size for size in SIZES if size <= held), default=8)

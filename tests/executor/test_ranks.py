@@ -21,7 +21,8 @@ from oscine.executor.start.load import load_executor, weight_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Part, Shard, Weights, load_weights, tensor_specs
+from oscine.model.tensors import Part, Shard, tensor_specs
+from oscine.model.weights import Weights, load_weights
 from oscine.ops.target import Alone, Communicator
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.model.saved import save

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from oscine.checkpoint.hub import CONFIG, INDEX, SINGLE
 from oscine.model.config import ModelConfig
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 
 
 def save(folder: Path, config: ModelConfig, tensors: dict[str, Tensor], max_shard_bytes: int | None = None) -> None:

@@ -19,7 +19,8 @@ from oscine.checkpoint.hub import INDEX, NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Shard, load_weights, tensor_specs
+from oscine.model.tensors import Shard, tensor_specs
+from oscine.model.weights import load_weights
 from oscine.ops.interface import MxExperts
 from tests.model.saved import save
 from tests.model.tiny import CPU, checkpoint_bytes, tensors

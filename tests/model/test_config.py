@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
-from oscine.model.weights import size_of, tensor_specs
+from oscine.model.tensors import size_of, tensor_specs
 from oscine.types import ModelSize
 from tests.tiny import SMALL, WIDE_GROUP
 

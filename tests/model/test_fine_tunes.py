@@ -22,7 +22,7 @@ from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.model.answers import greedy
 from tests.model.saved import save

@@ -20,7 +20,7 @@ from oscine.checkpoint.opened import open_model
 from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 from tests.model.answers import greedy
 from tests.model.gguf_files import Quantization, gguf, write_llama_cpp, write_ollama
 from tests.model.tiny import tensors

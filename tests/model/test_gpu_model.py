@@ -15,7 +15,8 @@ from torch import Tensor
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import Shard, load_weights
+from oscine.model.tensors import Shard
+from oscine.model.weights import load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.moe.on_host import HostLayers
 from oscine.ops.table import choose, platform, resolve

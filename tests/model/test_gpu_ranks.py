@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from benchmarks.kernels.ranks import Ranks, run_ranks
-from oscine.model.weights import Part, Shard
+from oscine.model.tensors import Part, Shard
 from oscine.ops.comm.tokens import SymmetricExchange
 from oscine.ops.target import Target
 from tests.model.test_gpu_model import SHAPES, STEPS, Error, errors
@@ -33,10 +33,17 @@ def errors_on_a_rank(ranks: Ranks) -> list[list[Error]]:
     return [errors(shape, target) for shape in SHAPES]
 
 
+def errors_over_nccl(ranks: Ranks) -> list[list[Error]]:
+    """As where no GPU can reach the memory of another."""
+    target = Target.of(ranks.device, ranks.collectives())
+    return [errors(shape, target) for shape in SHAPES]
+
+
 @pytest.mark.multi_gpu
 @pytest.mark.timeout(300)
-def test_two_ranks_cost_at_most_twice_what_bfloat16_costs() -> None:
-    ranks = run_ranks(__name__, "errors_on_a_rank", limit=200)
+@pytest.mark.parametrize("function", ["errors_on_a_rank", "errors_over_nccl"])
+def test_two_ranks_cost_at_most_twice_what_bfloat16_costs(function: str) -> None:
+    ranks = run_ranks(__name__, function, limit=200)
     found, others = ([[Error(*error) for error in steps] for steps in rank] for rank in ranks)
     for shape, steps, other in zip(SHAPES, found, others, strict=True):
         check_rows(shape.name, steps)

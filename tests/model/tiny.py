@@ -9,7 +9,8 @@ from oscine.executor.kv.allocate import allocate_group, dtype_name
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
-from oscine.model.weights import load_weights, size_of, tensor_specs
+from oscine.model.tensors import size_of, tensor_specs
+from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, KVCache, PageGroup
 from tests.ops.bound import reference_ops
 from tests.ops.cases import to_device

@@ -23,7 +23,8 @@ from triton.runtime.jit import JITFunction
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
-from oscine.model.weights import load_weights, tensor_specs
+from oscine.model.tensors import tensor_specs
+from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.table import choose, platform, resolve

@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from oscine.bench.engine import EngineBench, engine_options
+from oscine.bench.engine import EngineBench, measured
 from oscine.bench.machine import Machine
 from oscine.bench.passes import MeasureError, OwnEngine
 from oscine.bench.result import Point, results_of
 from oscine.bench.roofline import H200, decode_step_s
 from oscine.cli import main
-from oscine.config import CacheOptions, ModelOptions
+from oscine.config import Config
 from oscine.engine.build import BuiltEngine
 from oscine.engine.core.loop import EngineLoop
 from oscine.kv_group import apart
@@ -26,10 +27,17 @@ from tests.immediate import Immediate
 from tests.nvml_library import JOULES, compile_nvml, needs_compiler
 
 ROOT = Path(__file__).parents[2]
+
+
+class _StoppedError(Exception):
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
 KEYS = (
     "model concurrency isl osl output_tok_s prefill_tok_s decode_step_ms tok_s_user roofline_share ready_s gpu torch "
     "triton commit date num_gpus tensor_parallel_size data_parallel_size expert_parallel_size kv_cache_dtype "
-    "activation_dtype"
+    "activation_dtype max_num_seqs max_num_batched_tokens"
 )
 SERVER_PACKAGES = (
     *("starlette", "uvicorn", "uvloop", "httptools", "httpx", "msgspec", "zmq", "prometheus_client"),
@@ -131,7 +139,6 @@ def test_engines_end_when_one_is_killed() -> None:
         (["engine", "--points", "1:8:1"], "at least 2"),
         (["engine", "--points", "1:8:8", "--passes", "1"], "--passes"),
         (["engine", "--points", "1:8:8", "--baseline", "/no/such/file"], "/no/such/file"),
-        (["engine", "--points", "1:131072:8"], "--max-model-len"),
         (["engine", "--points", "1:8:8", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["engine"], "--points"),
         ([], "serve|sweep|engine|ops"),
@@ -168,11 +175,11 @@ class TimedExecutor(Immediate):
 
 def timed_bench(num_full_pages: int = 1000, energy: Energy | None = None) -> tuple[TimedExecutor, EngineBench]:
     executor = TimedExecutor()
-    options = engine_options(ModelOptions(), [POINT], max_num_batched_tokens=800, cache=CacheOptions())
+    options = measured(Config.of({"max-num-batched-tokens": 800}), [POINT]).engine
     config = gpt_oss_120b()
     groups = config.kv_groups(options.cache.page_size, "bfloat16")
     loop = EngineLoop(executor, options, groups=groups, memory=apart([num_full_pages, 1000]), max_model_len=200)
-    engine = BuiltEngine(loop, "120b", 200, config.vocab_size)
+    engine = BuiltEngine(loop, "120b", 200, config.vocab_size, scheduler=options.scheduler)
     own = OwnEngine(engine, executor.clock)
     return executor, EngineBench(own, config, options.cache, 12.34, energy=energy)
 
@@ -191,7 +198,8 @@ def test_the_figures_are_those_of_the_warm_pass() -> None:
     assert result.roofline_share == pytest.approx(decode_step_s(gpt_oss_120b(), 8, 105.5, H200) / step_s, abs=1e-4)
     assert result.ready_s == 12.3
     assert result.first_token_ms is None
-    assert bench.num_held(POINT) == 500  # of two pages each
+    assert (result.max_num_seqs, result.max_num_batched_tokens) == (64, 800)
+    assert bench.num_held(POINT) == 64  # the limit; the cache holds 500 of two pages each
 
 
 def test_the_first_token_of_one_prompt_is_the_median_of_all_passes() -> None:
@@ -259,14 +267,36 @@ def test_a_load_that_does_not_fit_at_once_is_measured_and_known() -> None:
     assert result.decode_step_ms == pytest.approx(2 * STEP_S * 1e3 + 8, rel=1e-3)
 
 
-def test_the_engine_is_sized_for_the_largest_point() -> None:
-    points = [Point(1, 30_000, 10), Point(1024, 1024, 1024)]
-    large = engine_options(ModelOptions(), points, max_num_batched_tokens=None, cache=CacheOptions())
-    assert (large.scheduler.max_num_seqs, large.scheduler.max_num_batched_tokens) == (1024, 16384)
-    assert large.model.max_model_len == 30_010
-    assert not large.cache.prefix_caching
-    small = engine_options(ModelOptions(), points[:1], max_num_batched_tokens=None, cache=CacheOptions())
-    assert (small.scheduler.max_num_seqs, small.scheduler.max_num_batched_tokens) == (1, 4096)
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "--max-num-seqs 1024",
+        "--max-num-batched-tokens 2048 --max-model-len 4096",
+        "--profile max_throughput --kv-cache-dtype fp8",
+        "--data-parallel-size 2 --enable-expert-parallel --gpu-memory-utilization 0.5",
+    ],
+)
+@pytest.mark.usefixtures("waiting_policy")
+def test_the_engine_is_that_of_a_server(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the points need, only the prefix cache is off, and no request is refused because many wait."""
+
+    def stop(config: Config, *_: object) -> None:
+        raise _StoppedError(config)
+
+    monkeypatch.setattr("oscine.cli.serve.command._with_environment", stop)
+    monkeypatch.setattr(EngineBench, "load", stop)
+    with pytest.raises(_StoppedError) as served:
+        main(["serve", "--random-weights", "120b", *given.split()])
+    with pytest.raises(_StoppedError) as benched:
+        main(["bench", "engine", "--model", "120b", "--points", "1:30000:10", "4000:1024:1024", *given.split()])
+    engine = served.value.config.engine
+    scheduler = replace(engine.scheduler, max_waiting=max(engine.scheduler.max_waiting, 4000))
+    engine = replace(engine, cache=replace(engine.cache, prefix_caching=False), scheduler=scheduler)
+    assert benched.value.config == replace(served.value.config, engine=engine)
+    limits = {"--max-num-seqs": "max_num_seqs", "--max-num-batched-tokens": "max_num_batched_tokens"}
+    left = () if "profile" in given else tuple(field for name, field in limits.items() if name not in given)
+    assert benched.value.config.engine.scheduler.by_memory == left
 
 
 def test_a_pass_too_short_for_a_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,9 @@ def test_what_another_user_has_made_is_not_ours(tmp_path: Path, monkeypatch: pyt
     with opened(tmp_path) as parent:
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
         assert OwnedFolder.find(DATA, parent, path) is None
-        with pytest.raises(PermissionError, match=rf"a belongs to another user \({user}\)"):
+        with pytest.raises(
+            PermissionError, match=rf"a belongs to another user \({user}\): .*a local one if NFS maps users"
+        ):
             open_below(parent, "a", path)
 
 
@@ -295,6 +297,51 @@ def test_a_temporary_folder_ends_with_its_owner_or_at_the_next_start(temporary: 
     assert living.path.exists()
     assert other.path.exists()
     assert (temporary / "oscine-data-00000000").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_temporary_folder_needs_no_locks_and_says_what_is_lost(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", none)
+        first = make_temporary(DATA, said.append)
+        second = make_temporary(DATA, said.append)
+        with pytest.raises(OSError, match=rf"{os.strerror(number)}; TMPDIR names another place"):
+            make_temporary(DATA, said.append, needs_lock=True)
+    assert said == [f"{temporary} has no file locks, so what a killed process leaves in it stays"]
+    assert sorted(os.listdir(temporary)) == sorted([first.path.name, second.path.name])
+    with opened(temporary) as parent:  # locks work again, or do so in another container
+        assert OwnedFolder.find(DATA, parent, first.path) is None
+    for made in (first, second):
+        (made.path / "1.data").touch()
+        made.remove(said.append)
+    assert os.listdir(temporary) == []
+
+
+def test_a_temporary_folder_need_not_be_listed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with mode 1733. Root may list any folder, so the system call is replaced."""
+    temporary.chmod(0o1733)
+    real, said = os.open, list[str]()
+
+    def forbidden(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if Path(path) == temporary and not flags & os.O_PATH:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    for _ in range(2):
+        made = make_temporary(DATA, said.append)
+        (made.path / "1.data").touch()
+        made.remove(said.append)
+    assert said == [f"{temporary} cannot be listed, so what a killed process leaves in it stays"]
+    assert temporary_home() == temporary_home() == temporary / f"oscine-{os.geteuid()}"
+    temporary.chmod(0o700)
+    assert os.listdir(temporary) == [f"oscine-{os.geteuid()}"]
 
 
 def test_without_room_the_message_names_the_variable(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,16 +80,20 @@ def test_a_long_text_is_cut_for_the_model() -> None:
 
 def test_images_and_resources_are_named() -> None:
     image = {"type": "image", "data": "A" * 3_200_000, "mimeType": "image/png"}
+    sound = {"type": "audio", "data": "AAAA"}
     resource = {"type": "resource", "resource": {"uri": "file:///a", "text": "inside", "mimeType": "text/plain"}}
-    blob = {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA"}}
+    blob = {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA", "mimeType": "image/gif\n" * 99}}
     link = {"type": "resource_link", "name": "n", "uri": "file:///c"}
-    _, said = asked(saying({"content": [image, resource, blob, link], "isError": False}))
-    assert said.split("\n") == [
-        "[image that cannot be shown as text]",
+    _, said = asked(saying({"content": [image, sound, resource, blob, link], "isError": False}))
+    lines = said.split("\n")
+    assert [*lines[:3], lines[4]] == [
+        "[image: image/png; not shown, as this model reads text only]",
+        "[audio: of an unknown kind; not shown, as this model reads text only]",
         "inside",
-        "[resource that cannot be shown as text]",
         "[n: file:///c]",
     ]
+    assert lines[3].startswith("[resource: file:///b, image/gif")
+    assert len(lines[3]) < 300
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
     from tests.server import ServerProcess
 
@@ -102,6 +102,36 @@ def test_formulas_are_set(page: "Page", text: str, sources: list[str]) -> None:
     assert [source.strip() for source in found] == sources
     assert displayed == [source in ("z", "x_i") or "frac" in source or "[ y" in text for source in sources]
     assert "\\(" not in shown
+
+
+_MAKE_VIEW = """async () => {
+  const {MarkdownView} = await import(new URL("playground/markdown.js", document.baseURI).href);
+  window.view = new MarkdownView(document.createElement("div"));
+  window.count = 0;
+}"""
+_SHOW_ANOTHER = """() => {
+  window.view.show(`$x_{${window.count++}}$`);
+  const styles = [...document.styleSheets].filter((sheet) => sheet.href?.includes("katex"));
+  return window.view.element.querySelector(".katex") !== null && styles.length === 1;
+}"""
+
+
+@pytest.mark.parametrize("file", ["katex.min.js", "katex.min.css"])
+def test_formulas_are_set_after_a_fetch_of_katex_has_failed(
+    browser: "Browser", fake_server: "ServerProcess", file: str
+) -> None:
+    page, asked = browser.new_page(), list[str]()
+
+    def answer(route: "Route") -> None:
+        asked.append(route.request.url)
+        route.abort() if len(asked) <= 2 else route.continue_()
+
+    page.route(re.compile(re.escape(file)), answer)
+    page.goto(fake_server.url)
+    page.evaluate(_MAKE_VIEW)
+    page.wait_for_function(_SHOW_ANOTHER, timeout=20_000)
+    assert len(asked) == 3
+    page.close()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Literal, TypeVar
@@ -204,41 +204,52 @@ class BatchJob:
 
     async def _work(self, output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore, at_once: int) -> None:
         with self._input() as lines:
-            todo = self._missing(lines, output, errors)
+            answers = partial(self._answer_next, lines, self._missing(lines, output, errors), slots)
             self._count(output, errors)
             async with asyncio.TaskGroup() as group:
                 for _ in range(at_once):
-                    group.create_task(self._take_turns(todo, output, errors, slots))
+                    group.create_task(self._take_turns(answers, output, errors))
 
     def _missing(self, lines: BatchInput, output: BatchOutput, errors: BatchOutput) -> Iterator[BatchLine]:
         return (line for line in lines if not (output.has(line) or errors.has(line)))
 
     async def _take_turns(
-        self, todo: Iterator[BatchLine], output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore
+        self,
+        answer_next: Callable[[], Awaitable[tuple[BatchLine, Answered] | None]],
+        output: BatchOutput,
+        errors: BatchOutput,
     ) -> None:
-        while True:
-            line, size = await self._room.read(partial(next, todo, None))
-            if line is None:
-                return
-            try:
-                answered = await self._answered(line, slots)
-            finally:
-                self._room.give_back(size)
+        while (found := await answer_next()) is not None:
+            line, answered = found
             kept = output if 200 <= answered.status < 300 else errors
             kept.answer(line, answered.status, answered.request_id, answered.body)
             self._count(output, errors)
             if time.monotonic() - self._saved_s >= _SAVE_S:
                 await self._save()
 
-    async def _answered(self, line: BatchLine, slots: asyncio.Semaphore) -> Answered:
-        """Tries again while the server is busy. A line that waits for that takes no slot."""
-        retries = Retries()
+    async def _answer_next(
+        self, lines: BatchInput, todo: Iterator[BatchLine], slots: asyncio.Semaphore
+    ) -> tuple[BatchLine, Answered] | None:
+        """The next line, without its body, and its answer; None after the last one.
+
+        Tries again while the server is busy. A line that waits for that takes neither a slot nor room: it is read
+        again.
+        """
+        retries, read = Retries(), partial(next, todo, None)
         while True:
-            async with slots:
-                answered = await self._ask(line)
+            line, size = await self._room.read(read)
+            if line is None:
+                return None
+            try:
+                async with slots:
+                    answered = await self._ask(line)
+            finally:
+                self._room.give_back(size)
+            line = replace(line, body=b"")
             delay_s = retries.delay_s(answered.status, answered.body, answered.retry_after)
             if delay_s is None:
-                return answered
+                return line, answered
+            read = partial(lines.again, line)
             await asyncio.sleep(delay_s)
 
     def _count(self, output: BatchOutput, errors: BatchOutput) -> None:

@@ -3,8 +3,8 @@
 A run can be resumed from the files. Neither file is in memory as a whole, nor are their ids.
 """
 
-import fcntl
 import hashlib
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from oscine.system.owned_folder import take_lock
+
+logger = logging.getLogger(__name__)
 
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages")
 LONGEST_LINE = 64 << 20  # bytes
@@ -83,6 +87,7 @@ class BatchLine:
     body: bytes = b""  # JSON
     model: str | None = None
     number: int = 0  # of the line, from 1
+    place: tuple[int, int] = (0, 0)  # in the file: where it begins, and its bytes
     problem: str = ""  # why it is no request
     code: str = ""  # of the problem, as OpenAI has it
 
@@ -147,10 +152,11 @@ class BatchOutput:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["BatchOutput"]:
-        """The file is locked meanwhile. Raises FileInUseError if another process has locked it."""
+        """The file is locked meanwhile, if there are locks. Raises FileInUseError if another process has locked it."""
         with _opened_to_append(path) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not take_lock(file.fileno(), needed=False):
+                    logger.warning("%s has no file locks, so nothing keeps two processes from one batch", path.parent)
             except BlockingIOError:
                 raise FileInUseError(f"{path}: another batch is writing it") from None
             try:
@@ -235,12 +241,18 @@ class BatchInput:
     def __iter__(self) -> Iterator[BatchLine]:
         while True:
             self._skip_blank()
+            start = self._file.tell()
             line = self._file.readline(self._longest + 1)
             if not line:
                 return
             found = self._read(line, self._number)
             self._number += 1
-            yield found
+            yield replace(found, place=(start, len(line)))
+
+    def again(self, line: BatchLine) -> BatchLine:
+        """The same line with its body, which was dropped meanwhile."""
+        start, size = line.place
+        return replace(line, body=_body(os.pread(self._file.fileno(), size, start)))
 
     def _skip_blank(self) -> None:
         """Skips blank lines, and spaces before a line. Python does nothing per line: a file may have millions."""
@@ -259,7 +271,7 @@ class BatchInput:
             return BatchLine(line_id, None, number=number, problem=problem, code="line_too_long")
         try:
             given = msgspec.json.decode(line, type=_Given)
-            body = bytes(msgspec.json.decode(line, type=_Body).body)
+            body = _body(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem, code = f"Line {number} is no request of a batch: {error}.", "invalid_json_line"
             if isinstance(error, msgspec.ValidationError):
@@ -280,6 +292,10 @@ class BatchInput:
         if not self._met.add(given.custom_id):
             return "duplicate_custom_id", f"'custom_id' {given.custom_id[:_MOST_SHOWN]!r} is that of an earlier line"
         return None
+
+
+def _body(line: bytes) -> bytes:
+    return bytes(msgspec.json.decode(line, type=_Body).body)
 
 
 def _custom_id(line: bytes) -> str | None:

@@ -1,6 +1,7 @@
 """vLLM's endpoints about a server: /load, /server_info, /tokenizer_info."""
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.config import EngineOptions
 from oscine.option import Option, Options, options_of
+from oscine.system.model_files import read_file
 
 _TEMPLATE = "chat_template.jinja"
 
@@ -73,7 +75,7 @@ def _limits(model: ServedModel) -> dict[str, int]:
 
 
 def _template(folder: Path) -> str | None:
-    try:
-        return (folder / _TEMPLATE).read_text()
-    except OSError:
-        return None
+    """None without a template that can be read."""
+    with suppress(ValueError):
+        return read_file(folder / _TEMPLATE).decode()
+    return None

@@ -102,26 +102,30 @@ def unsupported(param: str, why: str = "it is not supported") -> APIError:
 
 
 def context_overflow(
-    num_prompt_tokens: int, max_model_len: int, *, prompt: str, limit: str = "", wanted: int = 0
+    num_prompt_tokens: int, max_model_len: int, *, prompt: str, limit: str = "", wanted: int = 0, whole: bool = True
 ) -> APIError:
     """A prompt that does not fit the context, alone or with the tokens `wanted` after it.
 
-    `prompt` and `limit` are the parameters of the two. Clients find these very words in a message: some then compact
-    their conversation, and some ask for fewer tokens.
+    `prompt` and `limit` are the parameters of the two. `whole`: whether all of the prompt was counted. Clients find
+    these very words in a message: some then compact their conversation, and some ask for fewer tokens.
     """
-    lower = f" or lower '{limit}'" if limit else ""
-    more = f" + {wanted} to generate = {num_prompt_tokens + wanted}" if wanted else ""
-    message = (
-        f"This model's maximum context length is {max_model_len} tokens, and the prompt is too long: "
-        f"{num_prompt_tokens} in '{prompt}'{more}; shorten the prompt{lower}."
-    )
-    to_anthropic = f"prompt is too long: {num_prompt_tokens} tokens > {max_model_len} maximum"
-    if num_prompt_tokens <= max_model_len:
-        sum_of_both = f"{num_prompt_tokens} + {wanted} > {max_model_len}"
+    found = f"{num_prompt_tokens}{'' if whole else ' or more'} in '{prompt}'"
+    if num_prompt_tokens >= max_model_len:  # fewer tokens after it do not help
+        most = min(max_model_len, num_prompt_tokens - 1)
+        uncounted = "" if whole else " (or more: its tokens were not counted further)"
+        to_anthropic = f"prompt is too long: {num_prompt_tokens} tokens > {most} maximum{uncounted}"
+        wanted, limit = int(num_prompt_tokens == max_model_len), ""
+    else:
         to_anthropic = (
-            f"input length and `max_tokens` exceed context limit: {sum_of_both}, "
+            f"input length and `max_tokens` exceed context limit: {num_prompt_tokens} + {wanted} > {max_model_len}, "
             "decrease input length or `max_tokens` and try again"
         )
+    more = f" + {wanted} to generate = {num_prompt_tokens + wanted}" if wanted else ""
+    lower = f" or lower '{limit}'" if limit else ""
+    message = (
+        f"This model's maximum context length is {max_model_len} tokens, and the prompt is too long: "
+        f"{found}{more}; shorten the prompt{lower}."
+    )
     return APIError(message, param=prompt, code="context_length_exceeded", to_anthropic=to_anthropic)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from math import inf
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +18,6 @@ from oscine.api.ollama.schemas import (
 )
 from oscine.api.serving.formats import Form
 from oscine.api.serving.parameters import SamplingFields, refuse
-from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -32,7 +32,7 @@ from oscine.api.turns.attachments import described
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.tools import ModelNames
 
-_SAME = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"]
+_SAME = ["presence_penalty", "frequency_penalty", "stop"]
 _TIME = r"(\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)"
 _LONGEST = 200  # characters of a client's value that an error repeats
 _DURATION = re.compile(rf"[+-]?(?:0|(?:{_TIME})+)", re.ASCII)
@@ -97,18 +97,20 @@ def _sample(request: SamplingFields, body: OllamaRequest) -> None:
     refuse(options, "options.")
     for name in _SAME:
         setattr(request, name, getattr(options, name))
-    request.repetition_penalty = options.repeat_penalty
-    request.top_k = _whole(options, "top_k")
-    seed, most = _whole(options, "seed"), _whole(options, "num_predict")
+    request.temperature = _clamped(options.temperature, inf)
+    request.top_p, request.min_p = _clamped(options.top_p, 1.0), _clamped(options.min_p, 1.0)
+    request.repetition_penalty = options.repeat_penalty or None
+    request.top_k, seed, most = _whole(options.top_k), _whole(options.seed), _whole(options.num_predict)
     request.seed = None if seed is None or seed < 0 else seed
     request.max_tokens = None if most is None or most < 1 else most
 
 
-def _whole(options: OllamaOptions, name: str) -> int | None:
-    """A whole number that may be written as 5.0."""
-    given: float | None = getattr(options, name)
-    check(given is None or given == int(given), f"options.{name}", "a whole number", given)
+def _whole(given: float | None) -> int | None:
     return None if given is None else int(given)
+
+
+def _clamped(given: float | None, most: float) -> float | None:
+    return None if given is None else min(max(given, 0.0), most)
 
 
 def _top_logprobs(body: OllamaRequest) -> int:

@@ -8,7 +8,6 @@ from oscine.api.http.errors import invalid
 from oscine.api.http.keys import Caller
 from oscine.api.http.work import beside
 from oscine.api.openai.answers import Text, Tokens
-from oscine.api.serving.prompt import MOST_TOKENS
 from oscine.api.serving.sampling import check_ids
 from oscine.api.serving.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from oscine.api.serving.service import Service
@@ -28,7 +27,7 @@ class Tokenize:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either 'prompt' or 'messages'")
         if body.prompt is not None:
-            (ids,) = await ready.prompts.encode([body.prompt], most=MOST_TOKENS)
+            ids = await ready.prompts.tokenize(body.prompt, "prompt")
         else:
             chat = await decode(received, ChatCompletionRequest, request.scope)
             talk = await beside(lambda: conversation(chat, self.service.date), len(received))

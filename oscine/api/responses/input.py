@@ -3,23 +3,28 @@
 This module knows every type of item that a client may send back. Stored items are passed in.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from oscine.api.http.errors import invalid
+from oscine.api.responses.hosted import HOSTED, HostedCall, HostedItem
 from oscine.api.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
 from oscine.api.responses.tools import words_of
 from oscine.api.responses.view import Object, unsealed
 from oscine.api.serving.schemas import ContentPart, content_text, convert
-from oscine.api.turns.attachments import result_text
+from oscine.api.turns.attachments import described, result_text
 from oscine.chat import messages as chat
 from oscine.chat.tools import ModelNames
 
 _MOST_SHOWN = 200  # characters of an id that an error repeats
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
+_INSTEAD = {
+    "configuration_update": "; set 'reasoning' and 'text' of the request",
+    "compaction_trigger": "; POST /v1/responses/compact compacts a conversation",
+}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
@@ -59,18 +64,15 @@ class _CustomCall(_Call, kw_only=True):
 
 
 class _CallOutput(Struct):
-    call_id: str
     output: str | list[Object]
-
-
-class _Logs(Struct):
-    type: str
-    logs: str = ""
+    call_id: str | None = None
+    name: str | None = None  # of the function, in place of the id of a call
+    namespace: str | None = None
 
 
 class _CodeCall(Struct):
     code: str | None = None
-    outputs: list[_Logs] | None = None
+    outputs: list[Object] | None = None
 
 
 class _McpCall(Struct):
@@ -79,6 +81,22 @@ class _McpCall(Struct):
     arguments: str
     output: str | None = None
     error: Any = None
+
+
+class _McpRequest(Struct):
+    server_label: str
+    name: str
+    arguments: str
+
+
+class _McpConsent(Struct):
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+class _NewTools(Struct):
+    tools: list[Object]
 
 
 def references(given: str | list[Object]) -> list[str]:
@@ -109,13 +127,21 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
     head = convert(item, _Item, where)
     kind = head.type
     if kind not in ID_PREFIXES:
-        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
+        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported{_INSTEAD.get(kind, '')}")
     named = {"type": kind, **item, "id": head.id or new_id(ID_PREFIXES[kind])}
     if kind not in WITHOUT_STATUS:
         named["status"] = head.status or "completed"
     if kind == "message":
         named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
     return named
+
+
+def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str]]:
+    """The tools that came with items, each with its path in the parameter `where`."""
+    for i, item in enumerate(items):
+        if item["type"] in ("additional_tools", "tool_search_output"):
+            tools = convert(item, _NewTools, f"{where}[{i}]").tools
+            yield from ((tool, f"{where}[{i}].tools[{j}]") for j, tool in enumerate(tools))
 
 
 def _parts(content: Any, *, by_assistant: bool) -> Any:
@@ -141,6 +167,7 @@ class ItemHistory:
         self._content: str | None = None
         self._calls: list[chat.ToolCall] = []
         self._call_ids: set[str] = set()
+        self._mcp_requests: dict[str, _McpRequest] = {}  # for the user's consent, by their ids
 
     def messages(self) -> tuple[chat.Message, ...]:
         self._flush()
@@ -177,14 +204,21 @@ class ItemHistory:
                 self._output(convert(item, _CallOutput, where), where)
             case "code_interpreter_call":
                 code = convert(item, _CodeCall, where)
-                logs = "".join(output.logs for output in code.outputs or ())
-                self._builtin(chat.BuiltinCall("python", code.code or ""), logs)
+                outputs = (
+                    str(o.get("logs") or "") if o.get("type") == "logs" else described(o) for o in code.outputs or ()
+                )
+                self._builtin(chat.BuiltinCall("python", code.code or ""), "".join(outputs))
             case "mcp_call":
                 mcp = convert(item, _McpCall, where)
                 error = mcp.error if isinstance(mcp.error, str) else msgspec.json.encode(mcp.error).decode()
                 answer = f"Error: {error}" if mcp.output is None else mcp.output
-                recipient = f"{mcp.server_label}.{mcp.name}"
-                self._builtin(chat.BuiltinCall(recipient, mcp.arguments, "commentary"), answer)
+                self._mcp(mcp, answer)
+            case "mcp_approval_request":
+                self._mcp_requests[item["id"]] = convert(item, _McpRequest, where)
+            case "mcp_approval_response":
+                self._consent(convert(item, _McpConsent, where), where)
+            case kind if kind in HOSTED:
+                self._hosted(convert(item, HOSTED[kind], where), where)
 
     def _flush(self) -> None:
         """Ends the current message of the model."""
@@ -224,11 +258,39 @@ class ItemHistory:
         self._calls.append(chat.ToolCall(call.call_id, name, arguments))
 
     def _output(self, output: _CallOutput, where: str) -> None:
-        if output.call_id not in self._call_ids:
-            raise invalid(f"{where}.call_id", f"no call before it has the id {output.call_id!r}")
+        if output.call_id is None and output.name is None:
+            raise invalid(f"{where}.call_id", "it is required")
+        name = None if output.name is None else self._names.seen(*words_of(output.name, output.namespace))
+        self._result(output.call_id, name, result_text(output.output, f"{where}.output"), where)
+
+    def _hosted(self, item: HostedItem, where: str) -> None:
+        """A call that has no id is answered by the name of its function."""
+        name, text = self._names.seen(item.tool), item.text()
+        if isinstance(item, HostedCall):
+            call_id = item.call_id or item.id
+            self._call_ids.add(call_id)
+            self._calls.append(chat.ToolCall(call_id, name, msgspec.json.encode(item.input()).decode()))
+        if text is not None:
+            self._result(item.call_id, name, text, where)
+
+    def _result(self, call_id: str | None, name: str | None, text: str, where: str) -> None:
+        """`name`: of the function, for a result that names no call."""
+        if call_id is not None and call_id not in self._call_ids:
+            raise invalid(f"{where}.call_id", f"no call before it has the id {call_id!r}")
         self._flush()
-        text = result_text(output.output, f"{where}.output")
-        self._messages.append(chat.Message("tool", text, tool_call_id=output.call_id))
+        self._messages.append(chat.Message("tool", text, tool_call_id=call_id, name=name))
+
+    def _consent(self, consent: _McpConsent, where: str) -> None:
+        """A refusal takes the place of the call's result; a call that was allowed is an item of its own."""
+        request = self._mcp_requests.get(consent.approval_request_id)
+        if request is None:
+            wanted = repr(consent.approval_request_id[:_MOST_SHOWN])
+            raise invalid(f"{where}.approval_request_id", f"no request before it has the id {wanted}")
+        if not consent.approve:
+            self._mcp(request, ": ".join(filter(None, ("Error: the user refused this call", consent.reason))))
+
+    def _mcp(self, call: _McpCall | _McpRequest, result: str) -> None:
+        self._builtin(chat.BuiltinCall(f"{call.server_label}.{call.name}", call.arguments, "commentary"), result)
 
     def _builtin(self, call: chat.BuiltinCall, result: str) -> None:
         if self._calls:

@@ -51,9 +51,28 @@ ID_PREFIXES = {
     "web_search_call": "ws",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
     "compaction": "cmp",
+    "additional_tools": "at",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "file_search_call": "fs",
+    "image_generation_call": "ig",
+    "computer_call": "cu",
+    "computer_call_output": "cuo",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+    "program": "prog",
+    "program_output": "progo",
 }
-WITHOUT_STATUS = ("mcp_list_tools", "compaction")
+WITHOUT_STATUS = (
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "additional_tools", "program"),
+)
 
 
 def new_id(prefix: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from oscine.api.http.errors import APIError, invalid, not_found
 from oscine.api.http.work import beside
-from oscine.api.responses.input import ItemHistory, input_items, references
+from oscine.api.responses.input import ItemHistory, input_items, new_tools, references
 from oscine.api.responses.items import new_id
 from oscine.api.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.api.responses.schemas import ResponseRequest
@@ -136,18 +136,20 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
     found, calls = await _referenced(service, call)
-    tools = await beside(lambda: ClientTools(body.tools or ()), call.size, threads)
 
-    def said() -> tuple[list[Object], tuple[Message, ...]]:
-        history = ItemHistory(tools.names)
-        for stored, response in zip(chain, kept, strict=True):
-            history.add(msgspec.json.decode(stored.input), {}, "previous_response_id")
-            history.add(response.response.output, response.calls, "previous_response_id")
+    def said() -> tuple[ClientTools, list[Object], tuple[Message, ...]]:
+        before: list[list[Object]] = [msgspec.json.decode(stored.input) for stored in chain]
         items = input_items(body.input, found)
+        earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
+        tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
+        history = ItemHistory(tools.names)
+        for given, response in zip(before, kept, strict=True):
+            history.add(given, {}, "previous_response_id")
+            history.add(response.response.output, response.calls, "previous_response_id")
         history.add(items, calls, "input")
-        return items, history.messages()
+        return tools, items, history.messages()
 
-    items, messages = await beside(said, call.size + size, threads)
+    tools, items, messages = await beside(said, call.size + size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:

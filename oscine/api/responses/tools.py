@@ -71,9 +71,13 @@ class ClientTool:
 class ClientTools:
     """The tools that the client answers. Raises APIError that names the parameter."""
 
-    def __init__(self, tools: Sequence[Object]) -> None:
+    def __init__(self, tools: Sequence[Object], later: Iterable[tuple[Object, str]] = ()) -> None:
+        """`later`: tools that came with items of the conversation, with their paths; known ones are left out."""
         given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
         found = [*islice(given, MAX_TOOLS + 1)]
+        known = {tool.words for tool in found}
+        new = (client_tool for tool, where in later for client_tool in _client_tools(tool, where))
+        found += {tool.words: tool for tool in islice(new, MAX_TOOLS + 1) if tool.words not in known}.values()
         if len(found) > MAX_TOOLS:
             raise invalid("tools", f"there are more than {MAX_TOOLS} in all namespaces")
         self.names = ModelNames(tool.words for tool in found)

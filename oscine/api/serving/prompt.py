@@ -12,7 +12,7 @@ from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
-MOST_TOKENS = 1 << 20  # of one text, for clients that want its tokens alone
+_MOST_TOKENS = 1 << 20  # of one text for /tokenize: so many ids take 40 MiB
 
 
 class Prompts:
@@ -22,6 +22,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._renderer = HarmonyRenderer(tokenizer)
         self._max_model_len = max_model_len
+        self._most_counted = 2 * max_model_len  # tokens of a prompt that does not fit
         self._max_queued_tokens = max_queued_tokens
         self._threads = REQUESTS
 
@@ -34,22 +35,31 @@ class Prompts:
     async def _beside(self, make: Callable[[], T], size: int) -> T:
         return await beside(make, size, self._threads)
 
-    async def encode(self, texts: Sequence[str], param: str = "prompt", most: int | None = None) -> list[list[int]]:
-        """Special tokens typed in are plain text. `param`: the parameter with the texts.
+    async def encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
+        """The ids of prompts. Special tokens typed in are plain text. `param`: the parameter with the texts.
 
-        Raises APIError for more tokens than the server takes at once, and for a text that certainly has more than
-        `most`, or else more than the context: its tokens are only counted.
+        Raises APIError for more tokens than the server takes at once, and for a text that no context holds.
         """
-        longest = self._max_model_len if most is None else most
-        return await self._beside(lambda: self._encode(texts, param, longest), sum(map(len, texts)))
+        return await self._beside(lambda: self._encode(texts, param, self._max_model_len), sum(map(len, texts)))
+
+    async def tokenize(self, text: str, param: str) -> list[int]:
+        """The ids of a text that may be longer than the context."""
+        (ids,) = await self._beside(lambda: self._encode([text], param, _MOST_TOKENS), len(text))
+        return ids
 
     def _encode(self, texts: Sequence[str], param: str, most: int) -> list[list[int]]:
+        """`most`: tokens of one text."""
+        for text in texts:
+            if self._tokenizer.exceeds([text], most):
+                raise self._overflow(self._tokenizer.count([text], self._most_counted), param)
         if self._tokenizer.exceeds(texts, self._max_queued_tokens):
             raise APIError(f"The request has more than the {self._max_queued_tokens} tokens that this server takes.")
-        if any(self._tokenizer.exceeds([text], most) for text in texts):
-            longest = max(map(self._tokenizer.count, texts))
-            raise context_overflow(longest, self._max_model_len, prompt=param)
         return [self._tokenizer.encode(text) for text in texts]
+
+    def _overflow(self, num_tokens: int, param: str) -> APIError:
+        """`num_tokens`: counted up to `_most_counted`."""
+        whole = num_tokens < self._most_counted
+        return context_overflow(num_tokens, self._max_model_len, prompt=param, whole=whole)
 
     async def decode(self, token_ids: list[int]) -> str:
         """Special tokens by name, invalid UTF-8 as U+FFFD."""
@@ -62,19 +72,20 @@ class Prompts:
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
         """`size`: bytes of the request, with tools and schemas. `messages`: name of the parameter with the messages.
 
-        Raises APIError for a conversation that has no rendering, or that is so long that its tokens are only counted.
+        Raises APIError for a conversation that has no rendering, or that no context holds.
         """
         try:
             return await self._render(conversation, size, messages)
-        except PromptTooLong as error:
-            raise context_overflow(error.num_tokens, self._max_model_len, prompt=messages) from None
+        except PromptTooLong:
+            counted = await self._beside(lambda: self._renderer.count(conversation, self._most_counted), size)
+            raise self._overflow(counted, messages) from None
 
     async def count(self, conversation: Conversation, size: int, messages: str = "messages") -> int:
         """The number of tokens that `render` gives, or would give if the context were longer."""
         try:
             return len(await self._render(conversation, size, messages))
-        except PromptTooLong as error:
-            return error.num_tokens
+        except PromptTooLong:
+            return await self._beside(lambda: self._renderer.count(conversation), size)
 
     async def _render(self, conversation: Conversation, size: int, messages: str) -> list[int]:
         try:

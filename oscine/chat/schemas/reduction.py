@@ -10,9 +10,9 @@ part that was dropped.
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
 
 from oscine.chat.schemas.formats import FORMATS, MISSING, WITHOUT_LOOK_AROUND
+from oscine.chat.schemas.references import References
 from oscine.chat.schemas.rules import (
     OF_TYPE,
     RULES,
@@ -39,7 +39,6 @@ _KEYWORDS = {
     *("not", "if", "then", "else", *OF_TYPE),
 }
 _RULED = {keyword for keywords, _ in RULES for keyword in keywords}
-_VALUES = {"const", "enum", "default", "examples"}  # values, not schemas, even if they look like one
 _MAPS = {"properties", "patternProperties", "dependentSchemas", "dependentRequired", "dependencies"}
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 _SCHEMAS = {
@@ -47,7 +46,6 @@ _SCHEMAS = {
     *("unevaluatedProperties", "not", "if", "then", "else"),
 }
 _COUNTS = {f"{limit}{of}" for limit in ("min", "max") for of in ("Length", "Items", "Properties", "Contains")}
-_DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d+)")
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _SINCE = {  # the draft that introduced a keyword; earlier ones ignore it
     **dict.fromkeys(("contains", "propertyNames"), 6),
@@ -79,11 +77,8 @@ def reduced(schema: dict[str, Any], *, lenient: bool = False, any_format: bool =
 class _Reduction:
     def __init__(self, root: dict[str, Any], lenient: bool, any_format: bool) -> None:
         self._root, self._lenient, self._any_format = root, lenient, any_format
-        found = _DRAFT.search(str(root.get("$schema")))
-        self._draft = int(found[1]) if found else max(_SINCE.values())
-        self._bases: dict[int, str] = {}  # URI of the resource that a schema belongs to, by the schema's id()
-        self._places: dict[str, Any] = {"": root}  # resources and anchors by their URI
-        self._scan()
+        self._of_root = References(root)
+        self._draft = self._of_root.draft
         self._targets: dict[int, Schema] = {}  # reduced, by the id() of the schema as it was given
         self._ends: dict[Reference, Schema] = {}  # of references that lead to others
         self._names: dict[Reference, str] = {}  # of definitions
@@ -97,31 +92,13 @@ class _Reduction:
             definitions[self._names[reference]] = self._written(self._target(reference))
         return {**written, "$defs": definitions} if isinstance(written, dict) and definitions else written
 
-    def _scan(self) -> None:
-        """Notes resources, anchors, and where each schema belongs."""
-        left: list[tuple[Any, str]] = [(self._root, "")]
-        while left:
-            node, base = left.pop()
-            if isinstance(node, list):
-                left += [(part, base) for part in node if isinstance(part, _CONTAINERS)]
-                continue
-            identifier = node.get("$id" if self._draft > 4 else "id")
-            if isinstance(identifier, str) and not identifier.startswith("#"):
-                base = urldefrag(urljoin(base, identifier)).url
-                self._places[base] = node
-            for anchor in (node.get("$anchor"), node.get("$dynamicAnchor"), identifier):
-                if isinstance(anchor, str):
-                    self._places.setdefault(f"{base}#{anchor.removeprefix('#')}", node)
-            self._bases[id(node)] = base
-            left += [(part, base) for key, part in node.items() if isinstance(part, _CONTAINERS) and key not in _VALUES]
-
     def _reduced(self, schema: Any, path: tuple[str, ...] = ()) -> Schema:
         """Without references being followed. What cannot be expressed becomes a _Refusal."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
             raise ValueError(f"{_dotted(path)} is no schema: neither an object nor a boolean")
-        base, only_reference = self._bases.get(id(schema), ""), self._draft < 2019 and schema.get("$ref") is not None
+        only_reference = self._draft < 2019 and schema.get("$ref") is not None
         keywords = {"$ref"} if only_reference else _KEYWORDS
         if self._lenient and not {*kinds(schema)}.issubset(TYPES):
             keywords = keywords - {"type"}  # a type of another language, such as `any`
@@ -133,7 +110,7 @@ class _Reduction:
             if value is None and keyword != "const":  # serializers write what is not set
                 continue
             if len(types) == 1 or OF_TYPE.get(keyword) in types:  # else the values that it is about are refused
-                kept[keyword] = self._part(keyword, value, (*path, keyword), base)
+                kept[keyword] = self._part(keyword, value, (*path, keyword), schema)
         self._check_pattern(kept)
         self._check_format(kept, path)
         if not _RULED.isdisjoint(kept):
@@ -147,12 +124,12 @@ class _Reduction:
                 if not self._lenient:
                     schema[keyword] = _Refusal(f"no grammar can express {_dotted((*path, keyword))}")
 
-    def _part(self, keyword: str, value: Any, path: tuple[str, ...], base: str) -> Any:
-        """The value of a keyword, with reduced schemas."""
+    def _part(self, keyword: str, value: Any, path: tuple[str, ...], schema: dict[str, Any]) -> Any:
+        """The value of a keyword of a schema, with reduced schemas."""
         if keyword == "$ref":
             if not isinstance(value, str):
                 raise ValueError(f"{_dotted(path)} is no text")
-            return Reference(base + value if value.startswith("#") else urljoin(base, value))
+            return Reference(self._of_root.uri(value, schema))
         if keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
             if not isinstance(value, list):
                 raise ValueError(f"{_dotted(path)} is no list")
@@ -245,20 +222,9 @@ class _Reduction:
 
     def _target(self, reference: Reference) -> Schema:
         """The reduced schema that a reference leads to. Raises ValueError for one that leads nowhere."""
-        document, fragment = urldefrag(reference.uri)
-        node = self._places.get(document)
-        if node is None:
-            raise ValueError("a '$ref' names another document; only references within the schema are followed")
-        segments = [part.replace("~1", "/").replace("~0", "~") for part in unquote(fragment).split("/")]
-        try:
-            if segments[0]:
-                node = self._places[f"{document}#{segments[0]}"]
-            for segment in segments[1:]:
-                node = node[int(segment)] if isinstance(node, list) else node[segment]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise ValueError(f"the '$ref' {f'#{fragment}'[:80]!r} leads nowhere") from None
+        node, path = self._of_root.target(reference.uri)
         if id(node) not in self._targets:
-            self._targets[id(node)] = self._reduced(node, tuple(filter(None, segments)))
+            self._targets[id(node)] = self._reduced(node, path)
         target = self._targets[id(node)]
         return target if reference.tag is None else requiring(target, reference.tag)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from oscine.checkpoint.gguf.blocks import DENSE, EXPERTS, floats, mxfp4_blocks, mxfp4_scales
 from oscine.checkpoint.gguf.file import Gguf, Stored
 from oscine.model.config import ModelConfig
-from oscine.model.weights import tensor_specs
+from oscine.model.tensors import tensor_specs
 from oscine.system.model_files import shown
 
 _EMBEDDING = "model.embed_tokens.weight"

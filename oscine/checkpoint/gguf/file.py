@@ -161,9 +161,9 @@ class Gguf:
 def is_gguf(path: Path) -> bool:
     """Whether the content of a file is GGUF. Its name does not matter."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(4) == _MAGIC
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from oscine.bench.result import RESULTS, Point, append, latest, read, results_of
 from oscine.cli.bench import serving
 from oscine.cli.error import USAGE, ended_by
 from oscine.cli.parser import Parser, subcommand
-from oscine.cli.serve.options import add_some
-from oscine.config import NANO, OPTIONS, CacheOptions, EngineOptions, ModelOptions
+from oscine.cli.serve.options import PROFILE, add_some
+from oscine.cli.serve.read_options import read_config
+from oscine.config import NANO, OPTIONS, ModelOptions
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -27,8 +27,9 @@ def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     what = "tokens per second of the whole engine, at given points of load"
     more = (
-        "Measure the engine. All requests of a point run at once, with random prompts, greedy sampling, no end of "
-        "sequence and no prefix cache."
+        "Measure the engine, with the options and defaults of oscine serve but on one GPU unless an option says "
+        "otherwise. All requests of a point arrive at once, with random prompts, greedy sampling, no end of sequence "
+        "and no prefix cache."
     )
     parser = subcommand(kinds, "engine", what, description=more)
     parser.add_argument(
@@ -56,11 +57,11 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--one-pass-from", type=int, metavar="C", help="requests from which on there is only one pass (default: never)"
     )
-    step = replace(OPTIONS["max-num-batched-tokens"], shown="depends on the load")
+    limits = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
     parallel = ("tensor-parallel-size", "data-parallel-size", "enable-expert-parallel")
     memory = ("kv-cache-dtype", "activation-dtype", "gpu-memory-utilization", "gpu-memory-bytes")
-    names = (*parallel, "experts-on-host", *memory, "enforce-eager")
-    add_some(parser, (step, *(OPTIONS[name] for name in names)))
+    names = (*limits, *parallel, "experts-on-host", *memory, "enforce-eager")
+    add_some(parser, (PROFILE, *(OPTIONS[name] for name in names)))
     parser.add_argument(
         "--output",
         type=Path,
@@ -83,27 +84,18 @@ def _keep_threads_from_spinning() -> None:
 def run_engine(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
     from oscine.bench import machine, report
-    from oscine.bench.engine import EngineBench, engine_options
+    from oscine.bench.engine import EngineBench, measured
     from oscine.bench.passes import MeasureError
 
-    given = vars(args)
     with ended_by(ValueError, OSError, status=USAGE):
         points = [Point.parse(text) for text in args.points]
         baseline = None if args.baseline is None else latest(read(args.baseline))
         if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 0):
             raise ValueError("--passes must be at least 2, and --warmup-osl at least 0")
-        options = engine_options(
-            _model_options(args),
-            points,
-            max_num_batched_tokens=given.get("max-num-batched-tokens"),
-            cache=CacheOptions.of(given),
-            cuda_graphs=given.get("enforce-eager", EngineOptions.cuda_graphs),
-            num_threads=given.get("threads"),
-        )
-        size, share = given.get("data-parallel-size", 1), given.get("enable-expert-parallel", False)
+        config = measured(read_config(vars(args) | _named_model(args.model)), points)
         with ended_by(MeasureError):
-            bench = EngineBench.load(options, num_engines=size, share_experts=share and size > 1)
-    where = machine.describe(options.model.device.partition(",")[0], args.commit)
+            bench = EngineBench.load(config)
+    where = machine.describe(config.engine.model.device.partition(",")[0], args.commit)
     output = args.output or results_of(where.gpu)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)
@@ -114,7 +106,7 @@ def run_engine(args: argparse.Namespace) -> None:
             append(output, result)
             held = bench.num_held(result.point)
             if held < result.concurrency:
-                print(f"{'':>12} the KV cache holds {held} of these sequences at once", flush=True)
+                print(f"{'':>12} {held} of these sequences run at once", flush=True)
 
 
 def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
@@ -195,7 +187,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _model_options(args: argparse.Namespace) -> ModelOptions:
+    return ModelOptions.of(vars(args) | _named_model(args.model))
+
+
+def _named_model(name: str) -> dict[str, str]:
+    """Options for what --model says: 120b and 20b are random weights in the shapes of these models."""
     from oscine.checkpoint.hub import PUBLISHED
 
-    name = "random-weights" if args.model in PUBLISHED else "model"
-    return ModelOptions.of({**vars(args), "model": NANO, name: args.model})
+    return {"model": NANO, "random-weights": name} if name in PUBLISHED else {"model": name}

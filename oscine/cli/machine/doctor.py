@@ -11,6 +11,9 @@ from typing import Any
 
 from oscine.cli.error import FAILED, CommandError
 from oscine.cli.machine.facts import Facts, gather
+from oscine.cli.serve.layout import choose
+from oscine.cli.serve.options import PROFILES
+from oscine.cli.serve.read_options import read_profile
 from oscine.environment import Environment
 from oscine.ops.triton_range import CUDA_REMEDY, REMEDY, TESTED, TORCH, is_tested
 
@@ -33,6 +36,7 @@ class Diagnosis:
     fits: list[dict[str, Any]]
     models: list[dict[str, Any]]
     problems: list[Problem]
+    layouts: list[dict[str, Any]]  # of several GPUs, by model and profile
 
     @property
     def healthy(self) -> bool:
@@ -50,16 +54,16 @@ def diagnose(facts: Facts) -> Diagnosis:
     models = _installed()
     problems = [*_problems(facts), *_missing_models(models)]
     if "torch" not in facts.packages:
-        return Diagnosis(facts, "not looked for", [], models, problems)
+        return Diagnosis(facts, "not looked for", [], models, problems, [])
     try:
         why, fits = _kernels(), _fits(facts)
     except (ImportError, OSError) as error:  # a library that torch needs, and that is not there
         broken = Problem(f"torch cannot be imported: {error}", _INSTALL_TORCH, fatal=True)
-        return Diagnosis(facts, "not looked for", [], models, [broken, *problems])
+        return Diagnosis(facts, "not looked for", [], models, [broken, *problems], [])
     if why is not None:
         remedy = "install gcc 12 or newer, or clang"
         problems.append(Problem(f"there are no C kernels, so a CPU is slow: {why}", remedy))
-    return Diagnosis(facts, why or "compiled", fits, models, problems)
+    return Diagnosis(facts, why or "compiled", fits, models, problems, _layouts(facts))
 
 
 def _kernels() -> str | None:
@@ -84,6 +88,18 @@ def _fits(facts: Facts) -> list[dict[str, Any]]:
         }
         for found in fits(facts)
     ]
+
+
+def _layouts(facts: Facts) -> list[dict[str, Any]]:
+    """What `oscine serve` chooses where no option names a layout."""
+    from oscine.cli.machine.fits import MODELS
+
+    count, found = len(facts.gpus), []
+    for model in MODELS if count > 1 else ():
+        for profile in PROFILES:
+            layout, why = choose(read_profile(profile) | {"profile": profile, "model": model}, count, facts.machine)
+            found.append({"model": model, "profile": profile, "layout": str(layout), "why": why})
+    return found
 
 
 def _installed() -> list[dict[str, Any]]:
@@ -154,6 +170,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"GPU {i}      {gpu.name}, {sizes}, compute capability {gpu.capability}, driver {gpu.driver}"
     if not facts.gpus:
         yield "GPU        none"
+    if facts.machine is not None and len(facts.machine.gpus) > 1:
+        yield f"links      {facts.machine.link.name if facts.machine.link else 'no peer access'}"
     yield from (f"disk       {free / _GB:.0f} GB free in {folder}" for folder, free in facts.disk.items())
     yield "packages   " + ", ".join(f"{name} {version}" for name, version in facts.packages.items())
     yield "models"
@@ -162,5 +180,9 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     if found.fits:
         yield "what fits"
         yield from (f"  {fit['model']} on {fit['where']} {fit['says']}" for fit in found.fits)
+    if found.layouts:
+        yield "layouts"
+        for one in found.layouts:
+            yield f"  {one['model']}, --profile {one['profile']}: {one['layout']}: {one['why']}"
     yield "problems" if found.problems else "no problems"
     yield from (f"  {problem.what}\n    -> {problem.remedy}" for problem in found.problems)

@@ -14,6 +14,7 @@ from oscine.bench.machine import find_commit
 from oscine.cores import usable_cores
 from oscine.environment import Environment
 from oscine.executor.start.host_memory import available_bytes
+from oscine.system.gpus import Machine, describe_gpus
 
 _FEATURES = (  # that the C kernels use, as /proc/cpuinfo spells them
     *("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8"),
@@ -54,6 +55,7 @@ class Facts:
     compiler: str | None
     disk: dict[str, int]  # free bytes, by folder
     packages: dict[str, str]  # versions of those that are installed
+    machine: Machine | None = None  # the GPUs and their links, if the driver describes them
 
 
 def gather() -> Facts:
@@ -74,6 +76,7 @@ def gather() -> Facts:
         compiler=next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None),
         disk={_short(folder): _free(folder) for folder in (_hub_cache(), environment.packed_folder)},
         packages=_versions(),
+        machine=describe_gpus(None, environment.visible_gpus, peer_access=not environment.no_peer_access),
     )
 
 

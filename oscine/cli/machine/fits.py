@@ -50,7 +50,8 @@ def fit(model: str, where: str, facts: Facts, num_ranks: int) -> Fit:
 
 def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> MemoryPlan:
     from oscine.checkpoint.hub import NANO_FOLDER, PUBLISHED, config_at
-    from oscine.executor.start.fit import plan_on_cpu, plan_on_gpus
+    from oscine.executor.kv.fit import plan_on_gpus
+    from oscine.executor.start.fit import plan_on_cpu
 
     config = config_at(NANO_FOLDER) if model == NANO else PUBLISHED[model.rpartition("-")[2]]()
     if not num_ranks:

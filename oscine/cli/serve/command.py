@@ -38,6 +38,10 @@ def run(args: argparse.Namespace) -> None:
     for note in notes:
         _LOGGER.info(note)
 
+    from oscine.checkpoint.hub import check_local
+
+    with ended_by(ValueError):  # before it listens
+        check_local(config.engine.model)
     service = None
     if config.server.data_parallel_size > 1:
         from oscine.api.batches.service import BatchService

@@ -137,7 +137,7 @@ def disconnect() -> None:
 def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
     """Raises ClusterError when Ray does not start. `num_gpus`: None for those that Ray finds."""
     try:
-        owned = make_temporary(_KIND)  # mode 0700
+        owned = make_temporary(_KIND, needs_lock=True)  # mode 0700
     except OSError as error:
         raise ClusterError(str(error)) from None
     folder = owned.path

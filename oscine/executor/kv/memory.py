@@ -21,13 +21,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oscine.config import CPU_CACHE_BYTES, MOST_SEQS, EngineOptions
+from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.kv_group import FP8, KVGroup, Slots, most_pages, shared, slots_of
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 
 _GIB = 1 << 30
-TYPICAL_TOKENS = 1536  # of a sequence, over its life: a prompt of 1,024 and half of an answer of 1,024
+# As many sequences may run as the cache holds prompts of this length. Those that grow too long are preempted, which
+# costs less than running fewer of them (decision 29).
+TYPICAL_TOKENS = 1024
 # Tokens of the largest step with prompts that is a CUDA graph. A small GPU is slow, and memory is scarce there.
 _GRAPH_TOKENS, _SMALL_GPU_GRAPH_TOKENS = 2048, 256
 _DRAFTS = 8  # of a sequence in a step, by default
@@ -274,9 +276,9 @@ def _is_crowded(
     """Whether fewer sequences than may run find room beside all weights."""
     if options.cache.kv_cache_bytes is not None:
         return False
-    wanted = MOST_SEQS if "max_num_seqs" in options.scheduler.by_memory else options.scheduler.max_num_seqs
-    workspace = workspace_bytes(config, options, activation_bytes, gpu)
-    slots = shared(groups)
+    wanted, slots = min(options.scheduler.most_seqs, options.scheduler.max_num_batched_tokens), shared(groups)
+    all_of_them = replace(options, scheduler=replace(options.scheduler, max_num_seqs=wanted))
+    workspace = workspace_bytes(config, all_of_them, activation_bytes, gpu)
     needed = slots_of(groups, slots, wanted, typical_pages(options, groups), drafts=options.speculation.is_on)
     return gpu.allowed(options) - weights - workspace < needed * slots.slot_bytes
 

@@ -95,7 +95,11 @@ class ReservedMemory:
             finally:
                 _call("cuMemRelease", handle)  # it stays as long as it is mapped
             access = _Access(self._properties.location, _READ_WRITE)
-            _call("cuMemSetAccess", address, size, ctypes.byref(access), _size(1))
+            try:
+                _call("cuMemSetAccess", address, size, ctypes.byref(access), _size(1))
+            except BaseException:
+                _driver().cuMemUnmap(address, size)
+                raise
         self._mapped.append((start, end))
 
     def _granularity(self) -> int:

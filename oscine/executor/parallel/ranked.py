@@ -8,8 +8,10 @@ from oscine.executor.parallel.messages import decode_plan, encode_plan
 from oscine.executor.parallel.processes import RankProcesses
 from oscine.executor.parallel.ring import RingReader, RingWriter
 from oscine.executor.runner import TorchExecutor
+from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.types import RankLostError, SamplingParams, StepPlan, StepResult
 
+_PAUSE_S = 0.00005
 _LOOK_S = 1.0  # a kernel waits longer for another rank before it gives up
 
 
@@ -28,7 +30,16 @@ class RankedExecutor:
         self._own.launch(plan)
 
     def collect(self) -> StepResult:
+        if isinstance(self._executor.communicator, CollectiveCommunicator):
+            self._watch()
         return self._own.collect()
+
+    def _watch(self) -> None:
+        """Until the step is done. Raises RankLostError, as kernels would wait for a lost rank without end."""
+        look = self._ranks.watch()
+        while not self._executor.is_done:
+            look()
+            time.sleep(_PAUSE_S)
 
 
 def follow(executor: TorchExecutor, plans: RingReader) -> None:

@@ -104,7 +104,7 @@ def _load_torch(
     from oscine.executor.start.page_store import store_of
     from oscine.executor.start.threaded import ThreadedExecutor
     from oscine.executor.start.torch_process import use_threads
-    from oscine.model.weights import size_of
+    from oscine.model.tensors import size_of
 
     def report(text: str) -> None:
         if not options.quiet:

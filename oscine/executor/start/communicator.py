@@ -9,11 +9,14 @@ import torch.distributed as dist
 
 from oscine.checkpoint.opened import OpenedModel
 from oscine.config import EngineOptions
+from oscine.environment import Environment
+from oscine.ops.comm.collectives import LIMIT, MEETING, CollectiveCommunicator
 from oscine.ops.comm.host import HostCommunicator
 from oscine.ops.target import Communicator
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.comm.symmetric import SymmetricCommunicator
+
 
 MakeCommunicator = Callable[[OpenedModel], Communicator]
 
@@ -41,13 +44,41 @@ def least_of(number: int, communicator: Communicator, *, shares_experts: bool) -
 
 def between_gpus(
     rank: int, num_ranks: int, store: Any, opened: OpenedModel, options: EngineOptions
-) -> "SymmetricCommunicator":
-    """Returns when all ranks have made theirs. `store`: torch's, the same for all."""
-    from oscine.ops.comm.symmetric import MEETING, SymmetricCommunicator
+) -> "SymmetricCommunicator | CollectiveCommunicator":
+    """Returns when all ranks have made theirs. `store`: torch's, the same for all.
 
+    Messages go from GPU to GPU, or through NCCL where a GPU cannot reach the memory of another. Raises ValueError.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=MEETING)
     group = dist.group.WORLD
     assert group is not None
+    if not reach_each_other(opened.device, group):
+        return CollectiveCommunicator(group, _nccl())
+    from oscine.ops.comm.symmetric import SymmetricCommunicator
+
     most_rows = options.scheduler.max_num_batched_tokens
     return SymmetricCommunicator(rank, num_ranks, opened.device, group, most_rows, opened.config.hidden_size)
+
+
+def reach_each_other(device: torch.device, group: dist.ProcessGroup) -> bool:
+    """Whether the GPU of each rank has access to the memory of all others. All ranks get the same answer."""
+    index = torch.tensor([torch.cuda.current_device() if device.index is None else device.index])
+    indices = [torch.empty_like(index) for _ in range(group.size())]
+    dist.all_gather(indices, index, group=group)
+    own, others = int(index), {int(other) for other in indices} - {int(index)}
+    can = all(torch.cuda.can_device_access_peer(own, other) for other in others)
+    found = torch.tensor([int(can and not Environment().no_peer_access)])
+    dist.all_reduce(found, op=dist.ReduceOp.MIN, group=group)
+    return bool(found)
+
+
+def _nccl() -> dist.ProcessGroup:
+    """Of all ranks. Where peer access is only hidden, it is hidden from NCCL too. Raises ValueError."""
+    if not dist.is_nccl_available():
+        raise ValueError("these GPUs cannot reach each other's memory, so several ranks need a torch with NCCL")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if Environment().no_peer_access:
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+    found: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=LIMIT)
+    return found

@@ -12,6 +12,7 @@ from oscine.executor.parallel.clock import StepClock
 from oscine.executor.parallel.exchange import MemoryExchange
 from oscine.executor.parallel.meeting import Seat, tell_all, told_by_first
 from oscine.executor.start.communicator import between_gpus
+from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.target import Exchange
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
@@ -46,4 +47,7 @@ def _between_gpus(seat: Seat, opened: OpenedModel, options: EngineOptions) -> "S
         tell_all(seat, store.port)
     else:
         store = TCPStore("127.0.0.1", told_by_first(seat), is_master=False)
-    return SymmetricExchange(between_gpus(seat.rank, seat.num_ranks, store, opened, options))
+    communicator = between_gpus(seat.rank, seat.num_ranks, store, opened, options)
+    if isinstance(communicator, CollectiveCommunicator):
+        raise ValueError("--enable-expert-parallel needs GPUs that can reach each other's memory, unlike these")
+    return SymmetricExchange(communicator)

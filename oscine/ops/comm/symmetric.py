@@ -16,7 +16,6 @@ after it has received in another, and what it received was sent after its slot h
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +24,11 @@ import triton
 from torch import Tensor
 
 from oscine.ops.comm import exchange
+from oscine.ops.comm.collectives import MEETING
 from oscine.ops.comm.exchange import row_bytes
 from oscine.ops.comm.push import LIMIT_NS
 from oscine.ops.target import Target
 
-MEETING = timedelta(seconds=600)  # that ranks on the host wait for one another
 GATHERED = 32 << 20  # bytes of a half of a slot for gathering
 LIMIT = 1.5  # seconds that a kernel waits for another rank
 START_LIMIT = 120.0  # seconds; ranks may compile a kernel one after the other

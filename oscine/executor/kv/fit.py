@@ -1,0 +1,73 @@
+"""The memory plan of a model on GPUs that are only described: what would fit, without loading anything, or torch."""
+
+from bisect import bisect_right
+from math import ceil
+
+from oscine.config import EngineOptions
+from oscine.executor.kv.limits import with_sequences, with_step_tokens
+from oscine.executor.kv.memory import (
+    DeviceMemory,
+    MemoryPlan,
+    OnHost,
+    WeightBytes,
+    leave_on_host,
+    plan_memory,
+    second_form_bytes,
+)
+from oscine.kv_group import FP8, slots_of
+from oscine.model.config import ModelConfig
+from oscine.model.tensors import Part, Shard
+from oscine.ops.choose.screen_size import screen_bytes
+
+_DTYPE, _BYTES = "bfloat16", 2
+
+
+def plan_on_gpus(
+    config: ModelConfig,
+    options: EngineOptions,
+    gpu: DeviceMemory,
+    num_ranks: int = 1,
+    host_bytes: int | None = None,
+    *,
+    hopper: bool = False,
+    num_sharing: int = 1,
+) -> MemoryPlan:
+    """The plan of one rank in bfloat16. Raises ValueError with the arithmetic if it does not fit.
+
+    hopper: GPUs of compute capability 9.0, whose kernels may have projections in a second form. num_sharing: engines
+    that share experts.
+    """
+    options = with_step_tokens(options, gpu.total)
+    shard = Shard.of_everything(0, num_ranks) if num_sharing == 1 else Shard(experts=Part(0, num_sharing))
+    own = shard.config(config)
+    groups = config.kv_groups(options.cache.page_size, _DTYPE, num_ranks, FP8 if options.cache.fp8 else None)
+    specs = shard.specs(config)
+    head = screen_bytes(*specs["lm_head.weight"].shape)
+    total = sum(spec.num_bytes for spec in specs.values()) + head
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    second_form = second_form_bytes(gpu, options, total, shapes) if hopper else 0
+    total += second_form
+    experts = [0] * config.num_hidden_layers
+    for name, spec in specs.items():
+        if name.endswith(("_blocks", "_scales")):
+            experts[int(name.split(".")[2])] += spec.num_bytes
+    weights = WeightBytes(total, specs["model.embed_tokens.weight"].num_bytes, experts)
+    alone = num_ranks == num_sharing == 1
+    on_host = leave_on_host(own, groups, options, weights, _BYTES, gpu) if alone else OnHost()
+
+    def plan_of(options: EngineOptions) -> MemoryPlan:
+        host = host_bytes if alone else None
+        others = on_host, second_form
+        return plan_memory(own, groups, options, total - on_host.total, _BYTES, gpu, host, *others)
+
+    return plan_of(options if on_host.num_layers else with_sequences(options, plan_of))
+
+
+def held_sequences(plan: MemoryPlan, options: EngineOptions, tokens: int) -> int:
+    """Sequences of so many tokens that run at once, by the limit and by the memory of the cache."""
+    (slots,), pages, drafts = plan.slots, ceil(tokens / plan.page_size), options.speculation.is_on
+
+    def needed(count: int) -> int:
+        return slots_of(plan.groups, slots, count, pages, drafts=drafts)
+
+    return bisect_right(range(1, plan.max_num_seqs + 1), slots.count, key=needed)

@@ -1,0 +1,97 @@
+"""How several GPUs serve a model best, by estimate: as ranks of engines, as engines alone, or with shared experts.
+
+The estimate is arithmetic over step times and over the number of sequences that the memory of each layout holds. An
+engine with S sequences takes, for all answers of one round,
+
+    prompts:  S * prompt tokens, in steps of as many tokens as it computes at once
+    answers:  one decode step of S rows for each token of an answer, with the mean context
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from oscine.timing.machine import Group, NotMeasuredError, StepTimes
+
+MARGIN = 0.05  # of the estimates
+
+
+class Layout(NamedTuple):
+    """`engines` of `ranks` GPUs each."""
+
+    engines: int
+    ranks: int = 1
+    shares_experts: bool = False
+
+    @property
+    def group(self) -> Group:
+        return Group("experts", self.engines) if self.shares_experts else Group("tensor", self.ranks)
+
+    def __str__(self) -> str:
+        of_each = f"{self.ranks} GPUs" if self.ranks > 1 else "one GPU"
+        named = f"1 engine of {of_each}" if self.engines == 1 else f"{self.engines} engines of {of_each} each"
+        return f"{named} that share their experts" if self.shares_experts else named
+
+
+class Load(NamedTuple):
+    """Requests of equal size that arrive together."""
+
+    prompt: int  # tokens
+    answer: int
+    requests: int | None = None  # None: as many as the caches hold
+
+    @property
+    def tokens(self) -> int:
+        """Of a sequence, on average over the time that it generates."""
+        return self.prompt + self.answer // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    layout: Layout
+    sequences: int  # that an engine runs at once, by its limits and its memory
+    step_tokens: int  # of an engine's step
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    layout: Layout
+    sequences: int  # that an engine runs at once under the load
+    output_tok_s: float  # of all engines
+    tok_s_user: float  # prompts included
+    origin: str
+
+
+def estimate(times: StepTimes, candidate: Candidate, load: Load) -> Estimate:
+    """Raises NotMeasuredError."""
+    layout, group = candidate.layout, candidate.layout.group
+    asked = candidate.sequences if load.requests is None else -(-load.requests // layout.engines)
+    sequences = max(1, min(asked, candidate.sequences))
+    tokens = sequences * load.prompt
+    step = min(tokens, candidate.step_tokens)
+    prompts_s = times.prompts_s(group, step, load.prompt) * tokens / step
+    answers_s = load.answer * times.decode_s(group, sequences, load.tokens)
+    tok_s_user = load.answer / (prompts_s + answers_s)
+    return Estimate(layout, sequences, layout.engines * sequences * tok_s_user, tok_s_user, times.origin(group))
+
+
+def best_first(times: StepTimes, candidates: Iterable[Candidate], load: Load) -> list[Estimate]:
+    """By the tokens per second of all requests, or of each where their number is given.
+
+    Of those that are within MARGIN of the best, the one whose GPUs depend least on one another comes first. Candidates
+    of which no step times are known are left out.
+    """
+    found = []
+    for candidate in candidates:
+        try:
+            found.append(estimate(times, candidate, load))
+        except NotMeasuredError:
+            continue
+
+    def speed(one: Estimate) -> float:
+        return one.output_tok_s if load.requests is None else one.tok_s_user
+
+    least = max(map(speed, found), default=0.0) * (1 - MARGIN)
+    found.sort(key=speed, reverse=True)
+    first = min((one for one in found if speed(one) >= least), key=lambda one: one.layout.group.num_gpus, default=None)
+    return found if first is None else [first, *(one for one in found if one is not first)]

@@ -1,0 +1,82 @@
+"""Tables of step times: files of JSON lines, a header and then one line per point.
+
+Readers ignore further keys. The tables in `tables/` come with the package.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+Class = Literal["measured", "composed"]  # composed: calculated from times of other layouts or models
+Kind = Literal["decode", "prompts"]
+_FOLDER = Path(__file__).with_name("tables")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What was measured, and where. Rows and tokens of a point are those of one engine."""
+
+    model: str
+    layers: int
+    hidden: int  # size of a row that ranks exchange
+    gpu: str  # as its driver calls it
+    bytes_per_s: float  # of its memory, by clock and width
+    flops_per_s: float  # dense bfloat16, by clock and number of cores
+    source: str
+    figures: Class = "measured"
+    num_gpus: int = 1
+    tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1  # engines that share experts
+    link_latency_s: float = 0.0  # of a message between two of the GPUs
+    link_bytes_per_s: float = 0.0  # in one direction
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One step. A decode step has `rows` sequences of `context` tokens; the other kind has prompts only."""
+
+    kind: Kind
+    ms: float
+    rows: int = 0
+    context: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    pairs: int = 0  # of a query and a key, over all prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    header: Header
+    points: tuple[StepPoint, ...]
+
+
+def parse_table(lines: Iterable[str], name: str) -> Table:
+    """Raises ValueError that names the line."""
+    header: Header | None = None
+    points: list[StepPoint] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            if header is None:
+                header = Header(**_known(Header, values))
+            else:
+                points.append(StepPoint(**_known(StepPoint, values)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{name}:{number}: not a line of a table of step times: {error}") from None
+    if header is None or not points:
+        raise ValueError(f"{name} has no step times")
+    return Table(header, tuple(points))
+
+
+def _known(record: type, values: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in fields(record) if field.name in values}
+
+
+@cache
+def shipped_tables() -> tuple[Table, ...]:
+    return tuple(
+        parse_table(path.read_text("utf-8").splitlines(), path.name) for path in sorted(_FOLDER.glob("*.jsonl"))
+    )

@@ -149,9 +149,10 @@ class Tokenizer:
         start, size = 0, _SLICE
         while start + size < len(text) and self._words_are_apart:
             encoding = self._encoded(self._inner.encode_batch, text[start : start + size])
-            words: list[int] = encoding.word_ids
             ids: list[int] = encoding.ids
-            sure = bisect_left(words, words[-1] + 1 - _UNSURE_WORDS) if words else 0
+            words = encoding.word_ids  # ascending
+            last = words[-1] or 0 if words else 0
+            sure = bisect_left(words, last + 1 - _UNSURE_WORDS, key=lambda word: word or 0)
             said = self.decode(ids[:sure])
             if said and text.startswith(said, start):  # a vocabulary may lack bytes
                 start += len(said)

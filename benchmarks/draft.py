@@ -1,7 +1,8 @@
 """An EAGLE-3 head with the shape of NVIDIA's EAGLE3-v3 and random weights: its ops, its drafts, and an engine with it.
 
     python -m benchmarks.draft                                   gpt-oss-120b on one GPU: ops and drafts
-    python -m benchmarks.draft --parts engine --acceptance 73,52,36 --output benchmarks/results/speculation.jsonl
+    python -m benchmarks.draft --parts engine --acceptance 20,10,5 --acceptance 62,40,25 --acceptance 90,80,70 \
+        --k 0,1,2,3,c --concurrency 1,8,64,256 --isl 256 --rounds 2 --output benchmarks/results/speculation.jsonl
     python -m benchmarks.draft --model nano --device cpu --parts engine --concurrency 1,2 --isl 32 --osl 16
 
 1. Ops: products, choice and state against the reference. Exits with 1 if an error is larger than bfloat16 explains.
@@ -12,7 +13,8 @@
    Given more than once, each is measured. The embedded model has its own head.
 
 The engine without a head and the one with it are in one process and share their weights. They run in turns, so that a
-clock that falls does not decide. K = 0 measures plain steps of the engine with the head.
+clock that falls does not decide. K = 0 measures plain steps of the engine with the head. In the end the controller is
+compared with the best fixed number of drafts, no drafts included.
 
 Ops, drafts and engines run in a process of their own each.
 """
@@ -24,9 +26,10 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -38,7 +41,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from benchmarks.draft_head import model_options, write_head
+from benchmarks.draft_head import ForcedAcceptance, Rates, forced, model_options, write_head
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.bench.machine import Machine, describe
 from oscine.bench.passes import OwnEngine
@@ -48,8 +51,8 @@ from oscine.checkpoint.head import open_head
 from oscine.checkpoint.opened import OpenedModel, open_model
 from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
+from oscine.engine.core.loop import Speculation
 from oscine.engine.core.request import Request
-from oscine.engine.core.speculation import SpeculationController
 from oscine.executor.device_state import DeviceState
 from oscine.executor.heads.eagle import EagleDrafter
 from oscine.executor.heads.find import OF_NANO, DraftHead
@@ -275,11 +278,17 @@ class Job:
     device: str
     ks: tuple[int | None, ...]  # drafts; None: the controller's number of them
     head: str  # folder
-    forced: tuple[tuple[float, ...], ...]  # acceptance by position, of all steps; each is measured; none: as it comes
+    forced: tuple[Rates, ...]  # acceptance by position, of all steps; each is measured; none: as it comes
     concurrency: tuple[int, ...]
     isl: int
     osl: int
     rounds: int
+
+    @property
+    def variants(self) -> list[tuple[Rates | None, int | None]]:
+        """Acceptance and drafts; with none, acceptance does not matter."""
+        forced = self.forced or (None,)
+        return [(rates, k) for rates in forced for k in self.ks if k != 0 or rates == forced[0]]
 
     @property
     def points(self) -> list[Point]:
@@ -299,7 +308,7 @@ class Compared:
     """Passes of both engines in turns."""
 
     concurrency: int
-    forced: tuple[float, ...] | None
+    forced: Rates | None
     k: int | None
     plain: list[Measured]  # by round
     drafting: list[Measured]
@@ -326,44 +335,6 @@ class Always:
 
     def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
         pass
-
-
-def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Tensor) -> Tensor:
-    """Sampled ids of which draft j + 1 is accepted with chance_K[j], if all before it are; 0 in the last place.
-
-    Chances are hashed from position and row of the state, so that a CUDA graph draws anew in each replay.
-    """
-    rows_M = packed.logits_rows_N[: len(ids_M)].long()
-    given_M, next_id_M = packed.given_T[rows_M].long(), batch.token_ids_T[rows_M].roll(-1)
-    place_M = (-1 - given_M).clamp(0, len(chance_K) - 1)
-    verifies_M = (given_M < 0) & (given_M.roll(-1) == given_M - 1)
-    verifies_M[-1:] = False
-    drawn_M = batch.positions_T[rows_M] * 0x9E3779B1 + packed.sampled_slots_M[: len(ids_M)].long() * 0x85EBCA6B
-    drawn_M = ((drawn_M ^ (drawn_M >> 15)) * 0x2C1B3C6D >> 12 & 0xFFFF) / 65536
-    other_M = torch.where(ids_M == next_id_M, ids_M ^ 1, ids_M)
-    chosen_M = torch.where(drawn_M < chance_K[place_M], next_id_M, other_M)
-    return torch.where(verifies_M, chosen_M, ids_M)
-
-
-class ForcedAcceptance:
-    """From its making on, in this process; at first nothing is accepted."""
-
-    def __init__(self, device: str) -> None:
-        accept: Callable[..., Tensor] = DeviceState.accept
-        self._chance_K = chance_K = torch.zeros(MOST_DRAFTS + 1, device=device)  # 0 behind the last draft
-        change = forced
-        if device != "cpu":
-            from benchmarks.kernels.forced import forced as change  # needs Triton
-
-        def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
-            return accept(self, packed, batch, change(packed, batch, ids_M, chance_K))
-
-        DeviceState.accept = accept_forced  # type: ignore[method-assign]
-
-    def set(self, rates: tuple[float, ...]) -> None:
-        """CUDA graphs that were captured before obey too."""
-        chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
-        self._chance_K[:-1] = torch.tensor(chances)
 
 
 def kv_cache_bytes(job: Job, options: EngineOptions) -> int:
@@ -406,37 +377,38 @@ def measure(job: Job) -> list[Compared]:
     options = replace(options, cache=cache)
     with shared_weights():
         plain = OwnEngine(build_engine(replace(options, speculation=SpeculationOptions(method="none"))))
-        acceptance = ForcedAcceptance(job.device) if job.forced else None
+        acceptance = ForcedAcceptance(job.device, MOST_DRAFTS) if job.forced else None
         speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
         drafting = OwnEngine(build_engine(replace(options, speculation=speculation)))
     gc.collect()
     gc.freeze()  # as the engine process does
+    learnt = {rates: deepcopy(drafting.loop.speculation) for rates in job.forced or (None,)}  # on from point to point
     found: list[Compared] = []
-    for rates in job.forced or (None,):
-        if acceptance is not None and rates is not None:
-            acceptance.set(rates)
-        drafting.loop.speculation = SpeculationController(MOST_DRAFTS)
-        for point in job.points:
-            found += compare(plain, drafting, point, job, rates)
+    for point in job.points:
+        found += compare(plain, drafting, point, job, learnt, acceptance)
+        print("\n".join(map(line, found[-len(job.variants) :])), flush=True)
     return found
 
 
 def compare(
-    plain: OwnEngine, drafting: OwnEngine, point: Point, job: Job, forced: tuple[float, ...] | None
-) -> Iterator[Compared]:
-    controller = drafting.loop.speculation
+    plain: OwnEngine,
+    drafting: OwnEngine,
+    point: Point,
+    job: Job,
+    learnt: Mapping[Rates | None, Speculation | None],
+    acceptance: ForcedAcceptance | None,
+) -> list[Compared]:
+    """`learnt`: the controller for each acceptance."""
     of_plain: list[Measured] = []
-    of_k: dict[int | None, list[Measured]] = {k: [] for k in job.ks}
+    found = {variant: list[Measured]() for variant in job.variants}
     for _ in range(job.rounds):
         of_plain.append(_measure(plain, point))
-        for k, measured in of_k.items():
-            drafting.loop.speculation = controller if k is None else Always(k)
+        for (rates, k), measured in found.items():
+            if acceptance is not None and rates is not None:
+                acceptance.set(rates)
+            drafting.loop.speculation = learnt[rates] if k is None else Always(k)
             measured.append(_measure(drafting, point))
-    drafting.loop.speculation = controller
-    for k, measured in of_k.items():
-        compared = Compared(point.concurrency, forced, k, of_plain, measured)
-        print(line(compared), flush=True)
-        yield compared
+    return [Compared(point.concurrency, *variant, of_plain, measured) for variant, measured in found.items()]
 
 
 def _measure(engine: OwnEngine, point: Point) -> Measured:
@@ -451,12 +423,36 @@ def _measure(engine: OwnEngine, point: Point) -> Measured:
 def line(one: Compared) -> str:
     plain, ours = (median(passed.tok_s_user for passed in passes) for passes in (one.plain, one.drafting))
     length = median(passed.acceptance_length for passed in one.drafting)
-    forced = "measured" if one.forced is None else f"synthetic {'/'.join(f'{rate:.0%}' for rate in one.forced)}"
     return (
         f"K {_k(one)!s:4} {one.concurrency:4} sequences  tok/s per user {plain:7.1f} plain, {ours:7.1f} with drafts  "
-        f"ratio {median(one.ratios):5.3f} ({', '.join(f'{ratio:.3f}' for ratio in one.ratios)})  "
-        f"{length:.2f} tokens per step ({forced})"
+        f"ratio {_ratio(one):5.3f} ({', '.join(f'{ratio:.3f}' for ratio in one.ratios)})  "
+        f"{length:.2f} tokens per step ({_acceptance(one.forced)})"
     )
+
+
+def summary(found: Sequence[Compared]) -> Iterator[str]:
+    """Per concurrency: plain steps with a head over those without; per acceptance: speeds over plain, in the order of
+    the numbers of drafts, and the controller's over the best of them."""
+    for concurrency in dict.fromkeys(one.concurrency for one in found):
+        here = [one for one in found if one.concurrency == concurrency]
+        plain = median(passed.tok_s_user for passed in here[0].plain)
+        without_drafts = "".join(f"   with a head, without drafts {_ratio(one):.3f}" for one in here if one.k == 0)
+        yield f"{concurrency:4} sequences   plain {plain:.1f} tok/s per user{without_drafts}"
+        for rates in dict.fromkeys(one.forced for one in here):
+            of_fixed = {one.k: _ratio(one) for one in here if one.k and one.forced == rates}
+            chosen = [_ratio(one) for one in here if one.k is None and one.forced == rates]
+            best = max([1.0, *of_fixed.values()])
+            fixed = "  ".join(f"K {k} {ratio:.3f}" for k, ratio in of_fixed.items())
+            choice = "".join(f"  controller {ratio:.3f}, of the best {ratio / best:.3f}" for ratio in chosen)
+            yield f"     {_acceptance(rates):22} {fixed}{choice}"
+
+
+def _ratio(one: Compared) -> float:
+    return median(one.ratios)
+
+
+def _acceptance(rates: Rates | None) -> str:
+    return "measured" if rates is None else f"synthetic {'/'.join(f'{rate:.0%}' for rate in rates)}"
 
 
 def _k(one: Compared) -> int | str:
@@ -490,7 +486,7 @@ def run_engines(job: Job, output: Path | None) -> None:
         if job.model != "nano":
             write_head(Path(folder), target)
         found = alone(measure, replace(job, head=str(OF_NANO) if job.model == "nano" else folder))
-    print("\n" + "\n".join(map(line, found)))
+    print("\n" + "\n".join(summary(found)))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("a") as file:
@@ -555,7 +551,7 @@ def drafts(text: str) -> tuple[int | None, ...]:
     return tuple(None if part == "c" else int(part) for part in text.split(","))
 
 
-def rates(text: str) -> tuple[float, ...]:
+def rates(text: str) -> Rates:
     """Falling, one for each draft."""
     found = tuple(float(part) / 100 for part in text.split(","))
     falling = [1.0, *found]

@@ -1,6 +1,8 @@
-"""A head with the shape of NVIDIA's EAGLE3-v3 and random weights, and the targets that benchmarks.draft gives it."""
+"""What benchmarks.draft measures: a head with the shape of NVIDIA's EAGLE3-v3 and random weights, its targets, and
+acceptance that is forced."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,14 @@ from torch import Tensor
 
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import ModelOptions
+from oscine.executor.device_state import DeviceState
 from oscine.model.config import ModelConfig
 from oscine.model.eagle.config import HeadConfig
 from oscine.model.eagle.weights import head_specs
+from oscine.ops.interface import Batch
+from oscine.ops.packed import PackedStep
+
+Rates = tuple[float, ...]  # of steps that accept the draft at each position
 
 
 def model_options(model: str, device: str) -> ModelOptions:
@@ -65,3 +72,41 @@ def write_head(folder: Path, target: ModelConfig) -> None:
         return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[1] ** -0.5, generator=draw)
 
     save_file({name: tensor(spec.shape) for name, spec in specs.items()}, folder / "model.safetensors")
+
+
+def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Tensor) -> Tensor:
+    """Sampled ids of which draft j + 1 is accepted with chance_K[j], if all before it are; 0 in the last place.
+
+    Chances are hashed from position and row of the state, so that a CUDA graph draws anew in each replay.
+    """
+    rows_M = packed.logits_rows_N[: len(ids_M)].long()
+    given_M, next_id_M = packed.given_T[rows_M].long(), batch.token_ids_T[rows_M].roll(-1)
+    place_M = (-1 - given_M).clamp(0, len(chance_K) - 1)
+    verifies_M = (given_M < 0) & (given_M.roll(-1) == given_M - 1)
+    verifies_M[-1:] = False
+    drawn_M = batch.positions_T[rows_M] * 0x9E3779B1 + packed.sampled_slots_M[: len(ids_M)].long() * 0x85EBCA6B
+    drawn_M = ((drawn_M ^ (drawn_M >> 15)) * 0x2C1B3C6D >> 12 & 0xFFFF) / 65536
+    other_M = torch.where(ids_M == next_id_M, ids_M ^ 1, ids_M)
+    chosen_M = torch.where(drawn_M < chance_K[place_M], next_id_M, other_M)
+    return torch.where(verifies_M, chosen_M, ids_M)
+
+
+class ForcedAcceptance:
+    """From its making on, in this process; at first nothing is accepted."""
+
+    def __init__(self, device: str, most_drafts: int) -> None:
+        accept: Callable[..., Tensor] = DeviceState.accept
+        self._chance_K = chance_K = torch.zeros(most_drafts + 1, device=device)  # 0 behind the last draft
+        change = forced
+        if device != "cpu":
+            from benchmarks.kernels.forced import forced as change  # needs Triton
+
+        def accept_forced(self: DeviceState, packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor) -> Tensor:
+            return accept(self, packed, batch, change(packed, batch, ids_M, chance_K))
+
+        DeviceState.accept = accept_forced  # type: ignore[method-assign]
+
+    def set(self, rates: Rates) -> None:
+        """CUDA graphs that were captured before obey too."""
+        chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
+        self._chance_K[:-1] = torch.tensor(chances)

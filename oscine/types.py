@@ -123,6 +123,13 @@ class RankLostError(RuntimeError):
     """A process that computes together with this one has ended, or did not come in time."""
 
 
+class DecodeTimes(NamedTuple):
+    """Seconds of a step in which some number of sequences decode, as measured at the start."""
+
+    plain: float  # without drafts, and without any work for them
+    drafting: tuple[float, ...]  # of sequences that verify 0, 1, ... drafts each, with the time of the drafter
+
+
 class Executor(Protocol):
     """Runs plans in order while the caller goes on. Raises when a step failed; the engine then fails all requests."""
 
@@ -269,9 +276,14 @@ class EngineStats:
 
     num_running: int = gauge("Sequences that run", "num_requests_running", "engine", "replica", "load")
     num_waiting: int = gauge("Sequences that wait", "num_requests_waiting", "engine", "replica", "load")
-    # Cached pages that no request holds do not count. Sliding pages are those of all groups with a window. Groups may
-    # share memory: each slot has pages of one of them. Where they do not, slots are those of the fullest group.
+    # Only pages that a request holds are used. Sliding pages are those of all groups with a window. Groups may share
+    # memory: each slot has pages of one of them. Where they do not, slots are those of the fullest group.
     kv_slots_used: int = gauge("KV memory slots with pages held by live requests", "kv_slots_used", "engine")
+    kv_slots_cached: int = gauge(
+        "KV memory slots with cached pages that no live request holds and that are worth keeping",
+        "kv_slots_cached",
+        "engine",
+    )
     kv_slots_total: int = gauge("KV memory slots", "kv_slots", "engine")
     full_pages_used: int = gauge("Full-attention pages held by live requests", "full_pages_used", "engine")
     full_pages_total: int = gauge("Full-attention pages at most", "full_pages", "engine")

@@ -9,7 +9,7 @@ from oscine.types import STATISTICS, EngineStats
 
 GAUGES = {
     *("num_running", "num_waiting", "queued_tokens", "active_tokens"),
-    *("kv_slots_used", "kv_slots_total"),
+    *("kv_slots_used", "kv_slots_cached", "kv_slots_total"),
     *("full_pages_used", "full_pages_total", "sliding_pages_used", "sliding_pages_total", "kv_usage"),
     *("offload_host_pages", "offload_host_bytes", "offload_disk_pages", "offload_disk_bytes"),
 }

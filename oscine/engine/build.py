@@ -51,7 +51,8 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
     offload = None if built.store is None else _offload(loop, built.store, options)
     loop.offload = offload
     if built.max_drafts:
-        loop.speculation = SpeculationController(built.max_drafts)
+        has_head = options.speculation.method == "eagle3"
+        loop.speculation = SpeculationController(built.max_drafts, built.decode_times, certain=has_head)
     facts = built.model, built.max_model_len, built.vocab_size, built.size
     return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload, built.gpus, built.scheduler)
 

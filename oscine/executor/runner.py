@@ -5,7 +5,8 @@ device_state.py, how a token is chosen in sampler.py. On a GPU nothing but colle
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import Batch, KVCache, Sampled, SamplingBatch
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.ops.target import Alone, Communicator
-from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult
+from oscine.types import DecodeTimes, NewSequence, SamplingParams, StepPlan, StepResult
 
 
 class Outcome(NamedTuple):
@@ -94,7 +95,11 @@ class TorchExecutor:
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self.decode_graphs = DecodeGraphs(self._decode, self._choose_greedily, self.device)
         self.prompt_graphs = PromptGraphs(self._compute, self.state.padding_slot, self.device)
+        self.followed_graphs = self.decode_graphs  # of steps that a head follows
         self._recorded: DecodeGraphs | RecordedSteps = self.decode_graphs
+        self._followed: DecodeGraphs | RecordedSteps = self._recorded
+        self.decode_times: dict[int, DecodeTimes] | None = None  # see time_decodes
+        self._is_behind = np.zeros(max_num_seqs + 1, np.bool_)  # by slot: the head did not follow its last step
         self._launched: deque[LaunchedStep] = deque()
         self._unread: deque[LaunchedStep] = deque()  # whose tokens the host has not counted; with drafts only
 
@@ -112,6 +117,17 @@ class TorchExecutor:
     def draft_with(self, drafter: DeviceDrafter) -> None:
         """From now on a head drafts on the device."""
         self._device_drafter = drafter
+        decode = partial(self._decode, follows=True)
+        self._followed = self.followed_graphs = DecodeGraphs(decode, self._choose_greedily, self.device)
+
+    @contextmanager
+    def drafting_with(self, drafter: HostDrafter) -> Iterator[None]:
+        """Meanwhile another drafter drafts, and this one learns of nothing. No sequence may go on from before."""
+        own, self._drafter = self._drafter, drafter
+        try:
+            yield
+        finally:
+            self._drafter = own
 
     def capture_drafts(self, sizes: list[int]) -> None:
         """CUDA graphs of drafts, for up to so many sequences. Writes page 0."""
@@ -122,20 +138,29 @@ class TorchExecutor:
     def run_graphs_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
         """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
         self.prompt_graphs.run_eagerly(prompt_sizes)
-        self.decode_graphs.run_eagerly(decode_sizes)
+        self.followed_graphs.run_eagerly(decode_sizes)
 
     def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
-        """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
+        """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first.
+
+        Where a head drafts, steps without drafts have graphs of their own, which do no work for it.
+        """
+        has_head, most = self._device_drafter is not None, self.max_num_seqs
+        plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
         assert self._has_padding_page or not prompt_sizes
         pool = torch.cuda.graph_pool_handle()
         self.prompt_graphs.capture(prompt_sizes, pool)
-        self.decode_graphs.capture(decode_sizes, pool)
+        self.followed_graphs.capture(decode_sizes, pool)
+        if has_head:
+            self.decode_graphs.capture(plain, pool)
 
     def record_steps(self, most_bytes: int = MOST_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Raises NotRecordable."""
-        steps = RecordedSteps(self._decode, self._choose_greedily, most_bytes)
-        steps.try_one(self.state.padding_slot)
-        self._recorded = steps
+        steps = followed = RecordedSteps(self._decode, self._choose_greedily, most_bytes)
+        if self._device_drafter is not None:
+            followed = RecordedSteps(partial(self._decode, follows=True), self._choose_greedily, most_bytes)
+        followed.try_one(self.state.padding_slot)
+        self._recorded, self._followed = steps, followed
         self.forget_page_zero()
 
     def forget_page_zero(self) -> None:
@@ -170,7 +195,7 @@ class TorchExecutor:
         step = StepArrays.of(plan.sequences, None if drafts is None else drafts.counts)
         rows = self._rows(plan.step, step, drafts)
         prompt_rows = self._prompt_rows(step) if self._prompt_logprobs else {}
-        outcome = self._replay_or_run(step, rows, prompt_rows)
+        outcome = self._replay_or_run(step, rows, prompt_rows, self._follows(plan, step))
         launched = LaunchedStep(
             number=plan.step,
             step=step,
@@ -206,11 +231,13 @@ class TorchExecutor:
         )
 
     def _draft(self, plan: StepPlan, drafter: DeviceDrafter) -> Drafts | None:
-        """Waits for nothing. Pages are placed."""
-        counts = [sequence.num_drafts for sequence in plan.sequences]
+        """Waits for nothing. Pages are placed. A sequence that the head is behind has no drafts: it catches up."""
+        if not any(sequence.num_drafts for sequence in plan.sequences):
+            return None
+        counts = [0 if self._is_behind[sequence.slot] else sequence.num_drafts for sequence in plan.sequences]
         if not any(counts):
             return None
-        slots_D = np.array([sequence.slot for sequence in plan.sequences if sequence.num_drafts], np.int64)
+        slots_D = np.array([s.slot for s, count in zip(plan.sequences, counts, strict=True) if count], np.int64)
         last_places_D = self._slots.num_pages[slots_D] * self.memory.page_size - 1
         drafter.draft(slots_D, np.array([count for count in counts if count], np.int64), last_places_D)
         told = download(self.state.drafts[:, : max(counts)])
@@ -218,10 +245,19 @@ class TorchExecutor:
 
         def ids() -> IntArray:
             made.wait()
-            found = [(0, *told[s.slot, : s.num_drafts].tolist()) for s in plan.sequences]
+            found = [(0, *told[s.slot, :n].tolist()) for s, n in zip(plan.sequences, counts, strict=True)]
             return np.array([id for ids in found for id in ids], np.int64)
 
         return Drafts(counts, cache(ids))
+
+    def _follows(self, plan: StepPlan, step: StepArrays) -> bool:
+        """Whether the head that drafts follows the step: not if all its sequences decode, and none may have drafts."""
+        if self._device_drafter is None:
+            return False
+        decodes = not plan.new and step.num_decodes == len(step.slots_S)
+        follows = not decodes or any(sequence.num_drafts for sequence in plan.sequences)
+        self._is_behind[step.slots_S] = not follows
+        return follows
 
     def _rows(self, number: int, step: StepArrays, drafts: Drafts | None) -> Rows:
         slots_N, places_N = step.slots_S[step.samples_S], step.places_S[step.samples_S]
@@ -266,28 +302,30 @@ class TorchExecutor:
         if self.lockstep is None or not self.lockstep.is_awaited:
             return
         step = StepArrays.of_padding(self.state.padding_slot)
-        size = self._graph_size(step, suits=self._recorded.fits_padding)
+        size = self._graph_size(step, self._recorded, suits=self._recorded.fits_padding)
         if size is None:
-            self._run(step, self._rows(0, step, None), {})
+            self._run(step, self._rows(0, step, None), {}, follows=False)
         else:
             self._recorded.replay(self._pack_padded(step.padded(size)))
 
-    def _replay_or_run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray]) -> Outcome:
-        size = self._graph_size(step, suits=not prompt_rows and self._recorded.fits(step))
+    def _replay_or_run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
+        graphs = self._followed if follows else self._recorded
+        size = self._graph_size(step, graphs, suits=not prompt_rows and graphs.fits(step))
         if size is not None:
-            return self._replay(step, rows, size)
+            return self._replay(step, rows, graphs, size)
         size = None if prompt_rows else self.prompt_graphs.size_of(step)
         if size is not None:
-            return Outcome(self._end(step, rows, self.prompt_graphs.replay(step, self._slots, size)), {})
-        return self._run(step, rows, prompt_rows)
+            computed = self.prompt_graphs.replay(step, self._slots, size)
+            return Outcome(self._end(step, rows, computed if follows else computed._replace(features_TH=None)), {})
+        return self._run(step, rows, prompt_rows, follows)
 
-    def _graph_size(self, step: StepArrays, suits: bool) -> int | None:
+    def _graph_size(self, step: StepArrays, graphs: DecodeGraphs | RecordedSteps, suits: bool) -> int | None:
         """The size of the CUDA graph that runs the step; None: it runs eagerly. All ranks decide the same."""
         num_tokens = step.num_tokens
         if self.lockstep is not None:
             tokens_by_rank, suits = self.lockstep.begin(num_tokens, suits)
             num_tokens = max(tokens_by_rank)
-        size = self._recorded.size_of(num_tokens) if suits else None
+        size = graphs.size_of(num_tokens) if suits else None
         if size is not None and self.lockstep is not None:
             self.lockstep.pad(size)
         return size
@@ -324,12 +362,12 @@ class TorchExecutor:
             self._slots.extend(sequence, entries)
         self.state.update_pages(entries)
 
-    def _run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray]) -> Outcome:
+    def _run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
         wanted_N = np.concatenate((step.sampled_rows, *prompt_rows.values()))
         flat, sizes = pack(step, self._slots, wanted_N, rows.slots_N)
         packed, count = PackedStep.of(upload(flat, self.device), sizes), sizes.sampled
         batch = self.state.batch(packed, step.num_decodes)
-        x_NH, features_TH = self._hidden(batch)
+        x_NH, features_TH = self._hidden(batch, follows)
         sampled = self._end(step, rows, Computed(packed, batch, x_NH[:count], features_TH))
         return Outcome(sampled, self._of_prompts(step, prompt_rows, x_NH[count:]))
 
@@ -342,12 +380,12 @@ class TorchExecutor:
             self._device_drafter.follow_any(packed, batch, features_TH, ids_M, self._known_next(step))
         return sampled
 
-    def _replay(self, step: StepArrays, rows: Rows, size: int) -> Outcome:
+    def _replay(self, step: StepArrays, rows: Rows, graphs: DecodeGraphs | RecordedSteps, size: int) -> Outcome:
         count = len(step.slots_S)
-        computed = self._recorded.replay(self._pack_padded(step if size == count else step.padded(size)))
+        computed = graphs.replay(self._pack_padded(step if size == count else step.padded(size)))
         ruled = self._ruled(rows)
         if ruled is None and self._sampler.wants_argmax(step.slots_S):
-            return Outcome(Sampled(self._recorded.replay_choice(size)[:count]), {})
+            return Outcome(Sampled(graphs.replay_choice(size)[:count]), {})
         sampled = self._sample(computed._replace(x_NH=computed.x_NH[:count]), rows, ruled)
         self._follow(computed, sampled.token_ids_N)
         return Outcome(sampled, {})
@@ -390,17 +428,17 @@ class TorchExecutor:
             return AllowedTokens(send(allowed.masks_KW, self.device), allowed.row_N)
         return allowed
 
-    def _decode(self, packed: PackedStep[Tensor]) -> Computed:
-        """The first CUDA graph: one token per sequence, up to the input of the head."""
+    def _decode(self, packed: PackedStep[Tensor], follows: bool = False) -> Computed:
+        """The first CUDA graph: one token per sequence, up to the input of the head. `follows`: as in `_follows`."""
         if self.lockstep is not None:
             self.lockstep.pad(len(packed.slots_S))
         batch = self.state.batch(packed, len(packed.slots_S), all_rows=True)
-        return Computed(packed, batch, *self._hidden(batch))
+        return Computed(packed, batch, *self._hidden(batch, follows))
 
     def _compute(self, packed: PackedStep[Tensor]) -> Computed:
         """A CUDA graph of prompts: any step, up to the input of the head."""
         batch = self.state.batch(packed, num_decodes=0)
-        return Computed(packed, batch, *self._hidden(batch))
+        return Computed(packed, batch, *self._hidden(batch, follows=True))
 
     def _choose_greedily(self, computed: Computed) -> Tensor:
         """The second CUDA graph: chooses the most probable tokens and keeps them."""
@@ -416,9 +454,9 @@ class TorchExecutor:
         parts = (slice(start, start + LOGITS_AT_ONCE) for start in range(0, len(x_NH), LOGITS_AT_ONCE))
         return torch.cat([self._model.choose(x_NH[part], plain.of_rows(part)) for part in parts])
 
-    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def _hidden(self, batch: Batch, follows: bool) -> tuple[Tensor, Tensor | None]:
         """The input of the head [N, H], and what a draft head reads [T, H]."""
-        if self._device_drafter is None:
+        if self._device_drafter is None or not follows:
             return self._model.hidden(batch, self._kv), None
         x_NH, streams = self._model.hidden_and_streams(batch, self._kv, self._device_drafter.taps)
         return x_NH, self._device_drafter.features(streams)

@@ -381,9 +381,9 @@ def test_what_waiting_requests_will_find_cached_is_no_work() -> None:
         await router.place(placement("1", 24))
         cluster.decode.hear("a", EngineStats(requests=1, num_waiting=1, queued_tokens=24 * PAGE))
         (view,) = cluster.decode.candidates()
-        assert view.load(20, cluster.now_s).queued_tokens == 4 * PAGE
+        assert view.load(cluster.now_s).queued_tokens == 4 * PAGE
         cluster.decode.hear("a", EngineStats(requests=1, num_running=1, queued_tokens=PAGE))
-        assert view.load(20, cluster.now_s).queued_tokens == PAGE
+        assert view.load(cluster.now_s).queued_tokens == PAGE
 
     run(test)
 

@@ -43,14 +43,15 @@ def test_each_term_drives_requests_away(loaded: ReplicaLoad) -> None:
 
 
 def test_windows_fill_the_memory_of_a_replica_too() -> None:
-    """400 slots of 500 are held, half of them by windows."""
+    """300 slots of 500 are held, and in 100 there are only cached pages, half of them of windows."""
     view = ReplicaView("a", 0.0, ReplicaReport(info=EngineInfo("m", 4096, 300, 1.0, page_size=16, max_num_seqs=4)))
-    view.hear(EngineStats(full_pages_used=200, full_pages_total=500, kv_slots_used=400, kv_slots_total=500), 1.0)
-    load = view.load(0, 1.0)
-    assert (load.held_tokens, load.capacity_tokens) == (400 * 16, 500 * 16)
+    slots = {"kv_slots_used": 300, "kv_slots_cached": 100, "kv_slots_total": 500}
+    view.hear(EngineStats(full_pages_used=150, full_pages_total=500, **slots), 1.0)
+    load = view.load(1.0)
+    assert (load.held_tokens, load.cached_tokens, load.capacity_tokens) == (300 * 16, 100 * 16, 500 * 16)
     view.expect(Expected("r", 100, 40, 1.0))
-    assert view.load(0, 1.0).held_tokens == 400 * 16 + 60
-    assert ReplicaView("b", 0.0).load(0, 1.0).capacity_tokens == 0, "not known yet"
+    assert view.load(1.0).held_tokens == 300 * 16 + 60
+    assert ReplicaView("b", 0.0).load(1.0).capacity_tokens == 0, "not known yet"
 
 
 def test_a_full_cache_costs_nothing_to_whom_it_has() -> None:

@@ -109,6 +109,21 @@ class PoolsMachine(RuleBasedStateMachine):
         for group, pages in enumerate(self.pools.allocate(wanted)):
             self.held[group].update(pages)
 
+    @rule(data=st.data())
+    def release_several(self, data: st.DataObject) -> None:
+        """What would fit after pages are released, and cached ones retained, is known before."""
+        wanted = [data.draw(st.integers(0, 6)) for _ in self.places]
+        elements = [sorted(pages.elements()) for pages in self.held]
+        released = [data.draw(st.permutations(pages))[: data.draw(st.integers(0, 4))] for pages in elements]
+        known = [sorted(pages) for pages in self.indexed]
+        retained = [data.draw(st.lists(st.sampled_from(pages), unique=True)) if pages else [] for pages in known]
+        expected = self.pools.can_allocate(wanted, retained, released)
+        for group in self.places:
+            for page in released[group]:
+                self.pools[group].release(page)
+            self.held[group] -= Counter(released[group])
+        assert self.pools.can_allocate(wanted, retained) == expected
+
     @rule(data=st.data(), cold=st.booleans())
     def release(self, data: st.DataObject, cold: bool) -> None:
         found = [(group, page) for group in self.places for page in sorted(self.held[group].elements())]

@@ -99,13 +99,37 @@ def test_windows_passed_by_are_evicted_before_the_tails_of_finished_turns() -> N
 def test_a_window_where_requests_were_seen_to_branch_is_kept() -> None:
     """A system prompt, say: the window at its end is out of reach of those who pass it, but others will come there."""
     system = TEXT[: 4 * PAGE]
-    run = Run(Setting(num_sliding_pages=12))
-    run_one(run, "first", system + [1] * 60)
+    run = Run(Setting(num_sliding_pages=16, max_model_len=300))
+    run_one(run, "first", system + [1] * 180)
     evict(run.cache.pools[1], list(run.cache.pools[1]._arena._cold))
-    assert run_one(run, "finds no window", system + [2] * 60) == 0
+    assert run_one(run, "finds no window", system + [2] * 180) == 0
     assert {*run.cache.pools[1]._arena._kept} >= {*run.cache.index.find(find_digests(run, system)).pages[1][2:]}
     for i in range(3, 8):
-        assert run_one(run, f"hits {i}", system + [i] * 60) == 4 * PAGE
+        assert run_one(run, f"hits {i}", system + [i] * 180) == 4 * PAGE
+
+
+@pytest.mark.parametrize("length", range(5 * PAGE - 1, 5 * PAGE + 2))
+def test_a_next_turn_without_the_reasoning_hits_the_prompt(length: int) -> None:
+    """The window at the end of the prompt is long out of reach when the turn ends."""
+    run = Run(Setting(num_sliding_pages=10, max_num_batched_tokens=32))
+    run_one(run, "turn", TEXT[:length], max_tokens=60)
+    run_one(run, "other", TEXT[::-1][:60], max_tokens=60)
+    assert run_one(run, "next", [*TEXT[:length], 1, 2, 3]) == length // PAGE * PAGE
+
+
+@pytest.mark.parametrize("window", [17, 24, 40])
+def test_a_prompt_that_leaves_another_near_its_end_finds_a_window_there(window: int) -> None:
+    """The others are evicted. n pages before its end, the hit is less than 8 n pages before it."""
+    text = [(7 * i) % 50 for i in range(40 * PAGE + 5)]
+    run = Run(Setting(windows=(window,), max_model_len=1000))
+    run_one(run, "first", text)
+    evict(run.cache.pools[1], list(run.cache.pools[1]._arena._cold))
+    hits = [run.cache.index.find(find_digests(run, text[: n * PAGE])).num_pages for n in range(41)]
+    assert hits[40] == 40
+    assert hits[39] == 39
+    assert all(hits[40 - n] > 40 - 8 * n for n in range(1, 6))
+    pages_read = -(-(window - 1) // PAGE)
+    assert len(run.cache.pools[1]._arena._kept) <= 3 * pages_read + 2, "few windows are kept"
 
 
 def test_prefix_caching_can_be_switched_off() -> None:

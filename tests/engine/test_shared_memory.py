@@ -53,6 +53,54 @@ def test_memory_goes_to_long_prompts_then_to_many_short_ones_and_back(*, prefix_
     assert run.loop.stats().preemptions == 0
 
 
+def held_shares(run: Run) -> list[list[float]]:
+    """Runs all requests. Returns for each step, of the slots, those with pages of each group in page tables."""
+    seen = []
+    while run.loop.has_work:
+        run.step()
+        running = run.loop._scheduler.running.values()
+        held = [{page for r in running for page in r.pages[group][r.first_held[group] :]} for group in range(2)]
+        slots = [{page // each for page in pages} for pages, each in zip(held, run.setting.per_slot, strict=True)]
+        seen.append([len(of_group) / run.setting.num_slots for of_group in slots])
+    return seen
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize(("per_slot", "of_windows"), [((1, 1), 1 / 2), ((2, 1), 2 / 3)], ids=["bfloat16", "fp8"])
+def test_all_memory_of_gpt_oss_follows_its_load(
+    per_slot: tuple[int, int], of_windows: float, *, prefix_caching: bool
+) -> None:
+    """A window is two pages, as in gpt-oss. Long prompts, then many turns of less than a window, and back.
+
+    For each page of a window that a sequence holds it also holds one of full attention. So windows have at most half of
+    what is held, or two thirds where a slot has two pages of full attention.
+    """
+    setting = Setting(
+        max_num_seqs=64,
+        max_num_batched_tokens=256,
+        overlap=True,
+        prefix_caching=prefix_caching,
+        windows=(2 * PAGE,),
+        num_slots=120,
+        per_slot=per_slot,
+        max_model_len=4000,
+    )
+    run = Run(setting)
+    for turn in range(3):
+        for i in range(3):
+            run.add(f"long {turn} {i}", [turn, i, *range(per_slot[0] * 500)], 40)
+        full, windows = max(held_shares(run))
+        assert full >= 0.8
+        assert windows <= 0.1
+        for i in range(80):
+            run.add(f"short {turn} {i}", [turn, 40 + i, *range(12)], 16)
+        seen = held_shares(run)
+        assert max(windows for _, windows in seen) == pytest.approx(of_windows)
+        assert [1 - of_windows, of_windows] in [pytest.approx(shares) for shares in seen]
+    run.finish()
+    assert run.loop.stats().preemptions == 0
+
+
 def test_what_a_group_has_cached_is_evicted_for_another() -> None:
     """The pages of a long prompt are found again after a few short requests, and not after many."""
     run = Run(Setting(max_num_batched_tokens=256, num_slots=40, max_model_len=600))
@@ -117,8 +165,10 @@ def test_the_used_slots_are_those_with_pages_that_are_held() -> None:
     assert (stats.kv_slots_used, stats.kv_slots_total) == (2 + 3, 20)
     assert (stats.full_pages_total, stats.sliding_pages_total) == (40, 20)
     assert stats.kv_usage == 0.25
+    assert stats.kv_slots_cached == 0
     run.finish()
     assert run.loop.stats().kv_usage == 0
+    assert run.loop.stats().kv_slots_cached == 1 + 2  # 47 tokens are computed, so two pages of each group are full
 
 
 def test_of_memory_that_is_not_shared_the_fullest_counts() -> None:
@@ -150,6 +200,22 @@ def test_an_urgent_request_does_not_take_what_others_keep_from_it() -> None:
     run.step()
     assert (run.loop.stats().full_pages_used, run.loop.stats().kv_slots_used) == (2, 3)
     run.add("urgent", [3, *range(88)], 5, priority=-1)  # 6 pages in 3 slots and a window in 3; one for each that grows
+    run.step()
+    assert run.loop.stats().preemptions == 0
+    run.finish()
+
+
+def test_an_urgent_request_does_not_take_what_others_share() -> None:
+    """Pages of a prefix that "late" shares with an equally urgent request are not free when it is preempted."""
+    run = Run(Setting(num_slots=20, max_num_batched_tokens=100))
+    prefix = [7] * 80
+    run.add("first", [*prefix, 1], 30, priority=-1)
+    run.step()
+    run.add("late", [*prefix, 2], 30)
+    run.step()
+    assert run.cached("late") == 80
+    assert run.loop.stats().kv_slots_used == 7 + 4  # two in each group are not shared
+    run.add("urgent", [3, *range(129)], 5, priority=-1)  # 9 pages and a window in 3
     run.step()
     assert run.loop.stats().preemptions == 0
     run.finish()

@@ -1,10 +1,11 @@
 """Drafts of the embedded model's head, or of prompt lookup, do not change its answers: token by token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from torch import Tensor
 
 pytest.importorskip("msgspec", reason="the skills of the embedded model need it")
 
@@ -12,11 +13,16 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.request import Request
+from oscine.executor.cuda_graphs import Computed
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.slots import ColumnArray
 from oscine.executor.start.build import build_executor
+from oscine.ops.interface import Batch
 from oscine.ops.native.library import unavailable
+from oscine.ops.packed import PackedSizes
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
 from training.evaluate import SKILLS
@@ -162,6 +168,61 @@ def test_the_prefix_cache_finds_as_much_with_the_head() -> None:
         hits.append((loop.stats().prefix_hits, loop.stats().prefix_queries))
     assert hits[0] == hits[1]
     assert hits[0][0] > 0
+
+
+class Phases:
+    """Drafts for some tokens, none for some, and drafts again: a Speculation."""
+
+    def __init__(self, first: int, then: int) -> None:
+        self.first, self.then = first, then  # tokens: until the first phase, and the second one, end
+        self.noted: list[tuple[int, int]] = []  # tokens before a step that could have drafts, and its drafts
+
+    def begin(self, request: Request) -> None: ...
+
+    def decide(self, running: Collection[Request]) -> None:
+        for request in running:
+            num_tokens = len(request.token_ids) - request.num_prompt_tokens
+            request.num_drafts = 0 if self.first <= num_tokens < self.then else MOST
+
+    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
+        num_tokens = len(request.token_ids) - request.num_prompt_tokens - num_accepted - 1
+        self.noted.append((num_tokens, num_drafted))
+
+    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_head_does_nothing_for_steps_without_drafts(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+    """It catches up before it drafts again, and answers are the same."""
+    loop = build_engine(replace(options("eagle3", overlap=False), cuda_graphs=recorded)).loop
+    taps: list[bool] = []  # by step: whether the head gets anything from it
+    hidden = TorchExecutor._hidden
+    if recorded:
+        replay = RecordedSteps.replay
+
+        def noted(self: RecordedSteps, packed: tuple[ColumnArray, PackedSizes]) -> Computed:
+            computed = replay(self, packed)
+            taps.append(computed.features_TH is not None)
+            return computed
+
+        monkeypatch.setattr(RecordedSteps, "replay", noted)
+    else:
+
+        def seen(self: TorchExecutor, batch: Batch, follows: bool) -> tuple[Tensor, Tensor | None]:
+            found = hidden(self, batch, follows)
+            taps.append(found[1] is not None)
+            return found
+
+        monkeypatch.setattr(TorchExecutor, "_hidden", seen)
+    loop.speculation = phases = Phases(12, 24)
+    (request, *_), expected = workload(1), plain_answers(6)["0"]
+    assert answers(loop, [request], lambda number: False)["0"] == expected
+    assert len(expected[0]) >= 30
+    without = taps.index(False), len(taps) - taps[::-1].index(False)
+    assert not any(taps[slice(*without)])
+    assert 24 - 12 - MOST <= without[1] - without[0] <= 24 - 12
+    assert [drafted for tokens, drafted in phases.noted if tokens >= 24][:3] == [0, MOST, MOST]
+    assert all(drafted == MOST for tokens, drafted in phases.noted if tokens < 12)
 
 
 def test_drafts_write_no_page_of_another_sequence() -> None:

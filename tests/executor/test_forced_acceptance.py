@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.draft import Job, forced, measure, rates
+from benchmarks.draft import Compared, Job, Measured, measure, rates, summary
+from benchmarks.draft_head import forced
 from oscine.checkpoint.opened import OpenedModel
 from oscine.executor.heads.find import OF_NANO
 from oscine.ops.interface import Batch
@@ -61,3 +62,17 @@ def test_both_engines_have_the_weights_of_the_first(monkeypatch: pytest.MonkeyPa
     assert all(len(one.ratios) == 2 for one in found)
     assert all(passed.acceptance_length == 1 for one in found for passed in one.plain)
     assert all(passed.acceptance_length == 1 for one in found for passed in one.drafting if one.k == 0)
+
+
+def test_the_controller_is_compared_with_the_best_fixed_number() -> None:
+    def compared(forced: tuple[float, ...], k: int | None, speed: float) -> Compared:
+        return Compared(8, forced, k, [Measured(100.0, 1.0)] * 2, [Measured(speed, 1.0)] * 2)
+
+    low, high = (0.2, 0.1, 0.05), (0.9, 0.8, 0.7)
+    speeds: list[tuple[int | None, float]] = [(1, 80.0), (2, 70.0), (None, 99.0)]
+    found = [compared(low, 0, 99.5), *(compared(low, *one) for one in speeds), compared(high, 3, 200.0)]
+    assert [*summary([*found, compared(high, None, 196.0)])] == [
+        "   8 sequences   plain 100.0 tok/s per user   with a head, without drafts 0.995",
+        "     synthetic 20%/10%/5%   K 1 0.800  K 2 0.700  controller 0.990, of the best 0.990",
+        "     synthetic 90%/80%/70%  K 3 2.000  controller 1.960, of the best 0.980",
+    ]

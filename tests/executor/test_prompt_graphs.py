@@ -207,7 +207,7 @@ def test_a_draft_head_is_told_what_it_is_told_of_eager_steps(make_executor: Make
     for one, other in zip(told.calls, expected.calls, strict=True):
         for tensor, same in zip(one, other, strict=True):
             torch.testing.assert_close(tensor, same, rtol=1e-4, atol=1e-5)
-    assert len(told.calls) > 6
+    assert len(told.calls) > 3
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ def test_an_engine_of_two_ranks(hidden: str, tmp_path: Path) -> None:
     pytest.importorskip("msgspec", reason="ranks are launched with it")
     command = [sys.executable, "-m", "oscine", "bench", "engine", "--model", "oscine-nano", "--device", "cuda:0,1"]
     command += ["--tensor-parallel-size", "2", "--points", "1:64:32", "32:600:48"]
-    env = os.environ | {"OSCINE_NO_PEER_ACCESS": hidden, "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"OSCINE_NO_PEER_ACCESS": hidden, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert ("go through NCCL" in done.stderr) == (hidden == "1")
@@ -52,7 +52,7 @@ def test_an_engine_of_two_ranks(hidden: str, tmp_path: Path) -> None:
 def test_engines_share_no_experts_without_peer_access(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "oscine", "bench", "engine", "--model", "oscine-nano", "--device", "cuda:0,1"]
     command += ["--data-parallel-size", "2", "--enable-expert-parallel", "--points", "2:8:8"]
-    env = os.environ | {"OSCINE_NO_PEER_ACCESS": "1", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"OSCINE_NO_PEER_ACCESS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 2
     assert "--enable-expert-parallel needs GPUs that can reach each other's memory" in done.stderr.splitlines()[-1]

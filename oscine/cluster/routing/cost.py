@@ -21,7 +21,7 @@ class ReplicaLoad:
     num_requests: int = 0  # waiting and running
     capacity_tokens: int = 0  # of full pages, if it had no others; 0: unknown
     held_tokens: int = 0  # of these, those in whose memory live requests hold pages of any kind
-    cached_tokens: int = 0  # of pages that its prefix cache knows
+    cached_tokens: int = 0  # of these, those in whose memory are cached pages of any kind that no request holds
 
 
 # The weight of each term, in tokens of prefill: 1 is the cost of one prompt token that the cache lacks.
@@ -33,8 +33,9 @@ QUEUED = 0.75
 # So unlike a missing token it adds no work, but an even share of this work ends sooner.
 ACTIVE = 0.03
 REQUEST = 24.0  # per other request on the replica: its rows in each step
-# Per token that a missing token evicts from a full cache and that may be needed again; none in an empty cache.
-EVICTED = 0.5
+# Per missing token in a full cache: it evicts another, and if another replica has it, that copy takes memory in vain.
+# Less by the share of the cache that is free.
+EVICTED = 1.0
 # Per token by which live requests would exceed the share FULL of the cache: one of them would be preempted and computed
 # again.
 PREEMPTED = 4.0
@@ -49,7 +50,7 @@ def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int) -> float:
     work = missing + QUEUED * load.queued_tokens + ACTIVE * load.active_tokens + REQUEST * load.num_requests
     if not load.capacity_tokens:
         return work
-    fill = min(1.0, load.cached_tokens / load.capacity_tokens)
+    fill = min(1.0, (load.held_tokens + load.cached_tokens) / load.capacity_tokens)
     excess = load.held_tokens + num_tokens - FULL * load.capacity_tokens
     return work + EVICTED * fill * missing + PREEMPTED * max(0.0, excess)
 

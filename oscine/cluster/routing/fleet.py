@@ -5,6 +5,7 @@ It belongs to one event loop: its subscriptions run there, and everything is cal
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
@@ -36,7 +37,7 @@ class Fleet:
         self._recent = RecentPlacements()
         self._subscriptions: dict[str, tuple[KVSubscriber, asyncio.Task[None]]] = {}
         self._ended_gaps = 0  # of subscriptions that are over
-        self._placed: dict[str, str] = {}  # the last requests -> replicas
+        self._placed: OrderedDict[str, str] = OrderedDict()  # the last requests -> replicas
         # The last request's pages, and how many each replica has.
         self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})
         self._context: zmq.asyncio.Context | None = None  # made by the first subscription
@@ -110,7 +111,7 @@ class Fleet:
         """Replicas that may take a request, best first; those that have enough to do come last."""
         now_s = self._clock()
         views = self.candidates(exclude)
-        loads = {v.name: v.load(self.index.num_pages(v.name), now_s) for v in views}
+        loads = {v.name: v.load(now_s) for v in views}
         pages = self.overlap_pages(digests)
         self._ranked = (digests, pages)
         tokens = {v.name: min(pages.get(v.name, 0) * v.page_size, num_tokens) for v in views}
@@ -139,7 +140,7 @@ class Fleet:
         self._recent.note(digests[known.get(name, 0) :], name, now_s)
         self._placed[request_id] = name
         if len(self._placed) > _PLACED_KEPT:
-            del self._placed[next(iter(self._placed))]
+            self._placed.popitem(last=False)
         return overlap
 
     def withdraw(self, request_id: str) -> None:

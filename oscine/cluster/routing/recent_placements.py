@@ -4,6 +4,7 @@ Addresses of pages are chained: two prompts that share a page share all before i
 the first ones after those that were cached, and bisection finds the last.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 _KEPT_S = 10.0  # by then a page is in an event, or its request was never run
@@ -13,13 +14,14 @@ class RecentPlacements:
     """The replica that each page was last placed on."""
 
     def __init__(self) -> None:
-        self._placed: dict[bytes, tuple[str, float]] = {}  # page -> replica and time; in the order of time
+        # Page -> replica and time, in the order of time. The first of a dict is slow to find once others were deleted.
+        self._placed: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
 
     def note(self, pages: Sequence[bytes], replica: str, now_s: float) -> None:
         self._expire(now_s)
         for page in reversed(pages):  # of a prefix, the end is forgotten before the start
-            self._placed.pop(page, None)
             self._placed[page] = (replica, now_s)
+            self._placed.move_to_end(page)
 
     def find(self, pages: Sequence[bytes], num_cached: int, now_s: float) -> tuple[str, int] | None:
         """The replica that served most of this prefix last, and how many leading pages it will have.
@@ -38,7 +40,7 @@ class RecentPlacements:
 
     def _expire(self, now_s: float) -> None:
         while self._placed:
-            page = next(iter(self._placed))
-            if now_s - self._placed[page][1] < _KEPT_S:
+            _, placed_s = next(iter(self._placed.values()))
+            if now_s - placed_s < _KEPT_S:
                 return
-            del self._placed[page]
+            self._placed.popitem(last=False)

@@ -1,6 +1,6 @@
 """One replica as a router sees it: its own report, and the requests placed on it that are not in a report yet."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -38,7 +38,7 @@ class ReplicaView:
     stats: EngineStats | None = None  # none was heard yet of the engine's present life
     _heard_s: float | None = None
     _history: deque[tuple[float, EngineStats]] = field(default_factory=deque)  # of the last seconds
-    _expected: dict[str, Expected] = field(default_factory=dict)  # in the order of placement
+    _expected: OrderedDict[str, Expected] = field(default_factory=OrderedDict)  # in the order of placement
     _expected_tokens: int = 0  # of these
     _expected_overlap: int = 0
     _arrived: deque[int] = field(default_factory=lambda: deque(maxlen=_ARRIVED_KEPT))  # overlap of each, oldest first
@@ -112,19 +112,20 @@ class ReplicaView:
         running = self.stats.num_running + self.stats.num_waiting if self.stats is not None else 0
         return running + len(self._expected)
 
-    def load(self, num_indexed_pages: int, now_s: float) -> ReplicaLoad:
+    def load(self, now_s: float) -> ReplicaLoad:
         stats, size = self.stats or _NOTHING, self.page_size
         num_requests = self.num_requests(now_s)
         new_tokens = self._expected_tokens - self._expected_overlap
         capacity = stats.full_pages_total * size
+        slot_tokens = capacity / max(stats.kv_slots_total, 1)
         return ReplicaLoad(
             self.name,
             queued_tokens=max(0, stats.queued_tokens - self._waiting_overlap) + new_tokens,
             active_tokens=stats.active_tokens + self._expected_tokens,
             num_requests=num_requests,
             capacity_tokens=capacity,
-            held_tokens=round(stats.kv_usage * capacity) + new_tokens,
-            cached_tokens=num_indexed_pages * size,
+            held_tokens=round(stats.kv_slots_used * slot_tokens) + new_tokens,
+            cached_tokens=round(stats.kv_slots_cached * slot_tokens),
         )
 
     def snapshot(self, num_indexed_pages: int, now_s: float) -> ReplicaSnapshot:

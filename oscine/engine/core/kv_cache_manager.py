@@ -66,22 +66,22 @@ class KVCacheManager:
         self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
         return self.index.find(request.digests[:num_pages])
 
-    def fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, freed: bool = False) -> bool:
+    def fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, preempted: bool = False) -> bool:
         """Whether all known tokens of a waiting request find pages.
 
         One page is left for each running sequence that may need one more, except for those of `lower` priority.
-        `freed`: if the pages of these were free, too.
+        `preempted`: if these were preempted.
         """
         num_pages = self.num_pages(len(request.token_ids))
         held = zip(self.groups, hit.first_held, strict=True)
         wanted = [group.most_held(num_pages) - (hit.num_pages - first) for group, first in held]
         retained = [pages[first:] for pages, first in zip(hit.pages, hit.first_held, strict=True)]
         spared = [sum(self._grows(other, place) for other in lower) for place in range(len(self.groups))]
-        gained = [
-            sum(len(other.pages[place]) - other.first_held[place] for other in lower) if freed else 0
+        released = [
+            [page for other in lower for page in other.pages[place][other.first_held[place] :]] if preempted else []
             for place in range(len(self.groups))
         ]
-        return self.pools.have_room([*map(sub, wanted, spared)], retained, gained)
+        return self.pools.have_room([*map(sub, wanted, spared)], retained, released)
 
     def start(self, request: Request, hit: PrefixHit) -> None:
         """Gives a request that starts, or starts again, the pages that the index has of it."""
@@ -142,7 +142,7 @@ class KVCacheManager:
         for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             first = group.first_read(end)
             for i in range(request.first_held[place], first):
-                pool.release(request.pages[place][i], cold=not _is_worth_keeping(group, request, i))
+                pool.release(request.pages[place][i], cold=not self._is_worth_keeping(group, request, i))
             request.first_held[place] = first
         self._count_growing(request, 1)
         # An early page is still to be registered.
@@ -184,8 +184,16 @@ class KVCacheManager:
             pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))
         request.num_registered = num_pages
 
+    def _is_worth_keeping(self, group: KVGroup, request: Request, page: int) -> bool:
+        """Whether a page that no later token reads belongs to a window that other requests may ask for.
 
-def _is_worth_keeping(group: KVGroup, request: Request, page: int) -> bool:
-    """Whether a window passed by is likely to be asked for: it was a hit, or would have been one at a branch."""
-    branch = request.branch_page
-    return page < request.num_hit_pages or group.first_needed(branch) <= page < branch
+        Such a window was a hit, would have been one at a branch, or ends 0, 1, 8, 64, ... pages before the end of the
+        prompt. The next turn often leaves the prompt near its end, as the reasoning after it is dropped. A prompt that
+        leaves this one n pages before its end finds a window less than 8 n pages before its end.
+        """
+        branch, end = request.branch_page, request.num_prompt_tokens // self.page_size
+        if page < request.num_hit_pages or group.first_needed(branch) <= page < branch:
+            return True
+        behind = end - 1 - page
+        distance = 8 ** ((behind.bit_length() - 1) // 3) if behind > 0 else 0  # of the first window that may have it
+        return behind >= 0 and group.first_needed(end - distance) <= page

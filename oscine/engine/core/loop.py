@@ -233,7 +233,7 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         running, waiting = self._scheduler.running.values(), self._waiting()
         full, *sliding = self.cache.pools
-        slots_used, slots_total = self.cache.pools.usage
+        slots = self.cache.pools.usage
         missing = [request.num_missing for request in running]
         stats = replace(
             self.counters,
@@ -241,8 +241,9 @@ class EngineLoop:
             accepted_by_position=self.counters.accepted_by_position.copy(),
             num_running=len(running),
             num_waiting=len(waiting),
-            kv_slots_used=slots_used,
-            kv_slots_total=slots_total,
+            kv_slots_used=slots.held,
+            kv_slots_cached=slots.cached,
+            kv_slots_total=slots.total,
             full_pages_used=full.num_used,
             full_pages_total=full.num_pages,
             sliding_pages_used=sum(pool.num_used for pool in sliding),

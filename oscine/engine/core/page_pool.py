@@ -11,12 +11,21 @@ A slot without held pages is open: it can be given to any group of its arena. Th
 released as cold are evicted first, then the others, least recently released first.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from oscine.kv_group import Slots
+
+
+class Usage(NamedTuple):
+    """Slots of an arena."""
+
+    held: int
+    cached: int  # open, with cached pages that are not cold
+    total: int
 
 
 class Pools:
@@ -40,38 +49,38 @@ class Pools:
         return len(self._pools)
 
     @property
-    def usage(self) -> tuple[int, int]:
-        """Slots with held pages, and all slots, of the fullest arena."""
-        counts = [(arena.num_slots - arena.num_open, arena.num_slots) for _, arena in self._arenas]
-        return max(counts, key=lambda count: count[0] / max(count[1], 1))
+    def usage(self) -> Usage:
+        """Of the arena with the largest share of held slots."""
+        usages = [arena.usage for _, arena in self._arenas]
+        return max(usages, key=lambda usage: usage.held / max(usage.total, 1))
 
     def have_room(
         self,
         wanted: Sequence[int],
         retained: Sequence[Sequence[int]] | None = None,
-        freed: Sequence[int] | None = None,
+        released: Sequence[Sequence[int]] | None = None,
     ) -> bool:
         """As can_allocate(), with one more page for each running sequence that may need it."""
         return self.can_allocate(
-            [want + pool.num_growing for want, pool in zip(wanted, self, strict=True)], retained, freed
+            [want + pool.num_growing for want, pool in zip(wanted, self, strict=True)], retained, released
         )
 
     def can_allocate(
         self,
         wanted: Sequence[int],
         retained: Sequence[Sequence[int]] | None = None,
-        freed: Sequence[int] | None = None,
+        released: Sequence[Sequence[int]] | None = None,
     ) -> bool:
-        """Whether all groups can give `wanted` pages at once, after `retained` pages are taken, and with `freed` more.
+        """Whether all groups can give `wanted` pages at once, after `retained` pages are taken and `released` ones have
+        a holder fewer.
 
-        Each argument has one entry per group.
+        Each argument has one entry per group. A page may be released by several of its holders.
         """
         for groups, arena in self._arenas:
             num_open = arena.num_open
             for group in groups:
-                pool = self._pools[group]
-                num_open -= pool.slots_for(wanted[group], retained[group] if retained else ())
-                num_open += freed[group] // pool.per_slot if freed else 0
+                known = retained[group] if retained else ()
+                num_open -= self._pools[group].slots_for(wanted[group], known, released[group] if released else ())
             if num_open < 0:
                 return False
         return True
@@ -110,6 +119,10 @@ class Arena:
     @property
     def num_open(self) -> int:
         return len(self._free) + len(self._cold) + len(self._kept)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.num_slots - self.num_open, len(self._kept), self.num_slots)
 
     def next_evicted(self, count: int) -> Iterator[tuple[int, int]]:
         """(pool, page) of each cached page that the next `count` slots would evict; not cold ones."""
@@ -156,12 +169,21 @@ class PagePool:
         self._loose: OrderedDict[int, None] = OrderedDict()  # free pages; a dict's first is slow to find
         self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
-    def slots_for(self, count: int, retained: Iterable[int] = ()) -> int:
-        """The fewest open slots that `count` more pages take after these known pages are retained."""
+    def slots_for(self, count: int, retained: Iterable[int] = (), released: Sequence[int] = ()) -> int:
+        """The fewest open slots that `count` more pages take after these known pages are retained, and others are
+        released once each time that they are named. Below 0, slots would open."""
         unheld = [page for page in retained if not self._holders[page]]
-        opened = {slot for page in unheld if not self._held[slot := page // self.per_slot]}
-        beside = len(self._loose) + len(self._stranded) + len(opened) * self.per_slot - len(unheld)
-        return len(opened) - min(0, beside - max(0, count)) // self.per_slot
+        num_taken = len({slot for page in unheld if not self._held[slot := page // self.per_slot]})
+        num_beside = len(self._loose) + len(self._stranded) - len(unheld)
+        if released:
+            times = Counter(released)
+            freed = [page for page in times.keys() - retained if times[page] == self._holders[page]]
+            left = Counter(page // self.per_slot for page in freed)
+            kept = {page // self.per_slot for page in unheld}
+            num_taken -= sum(n == self._held[slot] for slot, n in left.items() if slot not in kept)
+            num_beside += len(freed)
+        num_beside += num_taken * self.per_slot
+        return num_taken - min(0, num_beside - max(0, count)) // self.per_slot
 
     def cached_in(self, slot: int) -> list[int]:
         """Those of its pages that are cached."""

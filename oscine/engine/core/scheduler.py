@@ -10,6 +10,7 @@ none to take, stays as it is until pages come free. A slot, or room to start, is
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isqrt
@@ -48,6 +49,7 @@ class Scheduler:
         self.cache = cache
         self.waiting: list[Request] = []  # sorted by order
         self.running: dict[str, Request] = {}
+        self._priorities: Counter[int] = Counter()  # of these
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._max_num_batched_tokens = options.max_num_batched_tokens
         self._max_attended = max_attended
@@ -201,25 +203,26 @@ class Scheduler:
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit):
             return hit
-        lower = sorted((r for r in self.running.values() if r.given.priority > request.given.priority), key=_order)
-        if not lower:
+        if max(self._priorities, default=-inf) <= request.given.priority:
             return None
+        lower = [r for r in self.running.values() if r.given.priority > request.given.priority]
         hit = hit or self.cache.find(request)
-        if not self._fits(request, hit, lower, freed=True):
+        if not self._fits(request, hit, lower, preempted=True):
             return None
+        lower.sort(key=_order)
         while not (self._free_slots and self._fits(request, hit, lower)):
-            if not lower:
-                return None
             self._preempt(lower.pop())
         return hit
 
-    def _fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, freed: bool = False) -> bool:
+    def _fits(
+        self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, preempted: bool = False
+    ) -> bool:
         """Whether a waiting request finds pages, after giving up those held for requests that come after it.
 
-        Running requests keep a page to go on with, except for those of `lower` priority. `freed`: whether it would,
+        Running requests keep a page to go on with, except for those of `lower` priority. `preempted`: whether it would,
         if these were preempted.
         """
-        while not self.cache.fits(request, hit, lower, freed=freed):
+        while not self.cache.fits(request, hit, lower, preempted=preempted):
             if not self.cache.holds.reclaim(after=request.order):
                 return False
         return True
@@ -229,6 +232,7 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         request.num_wanted = request.drafts_from = len(request.token_ids)
         self.running[request.request_id] = request
+        self._priorities[request.given.priority] += 1
         if request.queue_s is None:
             self._count_admission(request)
         self._step.plan.new.append(
@@ -275,6 +279,9 @@ class Scheduler:
 
     def _vacate(self, request: Request) -> None:
         del self.running[request.request_id]
+        self._priorities[request.given.priority] -= 1
+        if not self._priorities[request.given.priority]:
+            del self._priorities[request.given.priority]
         self._free_slots.append(request.slot)
         request.slot = -1
         request.num_uncertain = 0

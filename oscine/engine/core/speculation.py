@@ -1,352 +1,283 @@
-"""How many drafts each sequence verifies: as many as make tokens come fastest, by what was measured.
+"""How many drafts each sequence verifies: as many as make tokens come fastest.
 
-A step that verifies drafts has more rows, and takes longer. It is worth it if enough drafts are accepted. So three
-things are measured all the time: the seconds of a step by its rows, plain and with drafts; how often the draft at each
-position is accepted, over all sequences and per sequence; and how often there is a draft at each position. What the
-drafter costs is part of the seconds of steps with drafts.
+    tokens per second = (sequences + drafts that will be accepted) / seconds of the step
 
-No estimate is trusted without limit. Each step with drafts is compared with the time that plain steps would have taken
-for its tokens. The difference goes to an account, and plain steps add half a percent of their time, those of a lone
-sequence a percent: its few tokens leave less time to find out. Drafts that lose time are paid from the account,
-exploration included. While it is empty, all steps are plain.
+The seconds were measured when the engine started (DecodeTimes), what the drafter takes included. Two things are learnt
+while it runs: how often the draft at each position is accepted, over all sequences and per sequence; and by how much
+steps differ from the table, as contexts grow.
+
+A draft that is never tried shows nothing. So some steps have more drafts than seem best. They may cost _SHARE of the
+time, and drafts that are accepted pay for further ones.
 """
 
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from itertools import accumulate, islice, repeat
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from operator import mul
 from typing import Protocol
 
-from oscine.types import StepPlan
+from oscine.types import DecodeTimes, StepPlan
 
-ALLOWANCE, ALLOWANCE_ALONE = 0.005, 0.01  # of the time of plain steps, for exploration; of a lone sequence
-_MOST_SAVED, _MOST_OWED = 10.0, 3.0  # plain steps that the account holds at most
-_SAVED_AT_START, _SAVED_ALONE = 2.0, 4.0
-_LATEST = 15  # steps of one size whose times count
-_LONG = 1024  # steps with drafts, after which the time of a size that none of them had is forgotten
-_PERIOD = 8  # steps between two decisions, and one more for each 64 sequences
-_EXPLORES_EVERY = 4  # decisions, while drafts pay
-_PLAIN_EVERY = 64  # steps with drafts, until the time of a plain step is measured again
-_WINDOW = 64.0  # samples that an acceptance rate is averaged over, about
-_OWN_WINDOW = 24.0  # the same of one sequence
-_PRIOR = 4.0  # samples that the rate of all sequences counts for in the rate of one
-_FARTHEST = 2.0  # rows that are tried, as a multiple of the most that were measured
-_OPTIMISM = 0.95  # of the time expected of a number of rows that was never measured: so it will be
-_MARGIN = 1.01  # gain below which drafts are not worth it
-_LEVELS = 8  # of acceptance, that sequences are grouped by
+_SHARE = 0.003  # of the time, for steps that try more drafts than seem best
+_PERIOD = 4  # steps between two decisions: one takes 0.07 ms for 256 sequences
+_WINDOW = 64.0  # samples that a rate is averaged over: of acceptance, of one sequence, of the time of steps
+_PRIOR = 4.0  # samples that the rate of the position before counts for: a lone sequence has few of later positions
+_UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # times that were not measured: a draft takes 0.3 plain steps
+_LEVELS = 8  # of 1.0: sequences are grouped by their acceptance, relative to that of all
 
 
 class Drafting(Protocol):
     """What the controller knows of one sequence: see Request."""
 
     num_drafts: int
-    draft_trials: float
+    draft_steps: float
+    drafts_expected: float
     drafts_accepted: float
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Typical seconds of a step by its rows. Sizes above 16 rows are put together in steps of about 6 %."""
+class StepTable:
+    """Seconds by sequences, and straight lines between the numbers of sequences that were measured."""
 
-    skips_first: bool = False  # of each size: it may prepare what later steps reuse
-    seconds: dict[int, float] = field(default_factory=dict)
-    _latest: dict[int, deque[float]] = field(default_factory=dict)
-    _noted: dict[int, int] = field(default_factory=dict)  # by size: the number of the last step
-    _num_steps: int = 0
+    def __init__(self, times: Mapping[int, DecodeTimes], max_drafts: int) -> None:
+        self._sizes = sorted(times)
+        self._rows = [self._row(times[size], max_drafts) for size in self._sizes]
 
     @staticmethod
-    def size_of(rows: int) -> int:
-        return rows - rows % (1 << max(0, rows.bit_length() - 5))
+    def _row(times: DecodeTimes, max_drafts: int) -> list[float]:
+        """Plain steps, then those with 0, 1, ... drafts of each sequence; what was not measured follows a line."""
+        row = [times.plain, *times.drafting[: 1 + max_drafts]]
+        row = [*accumulate(reversed(row), min)][::-1]  # a step with more drafts is not faster: it was measured badly
+        return row + [row[-1] + (row[-1] - row[-2]) * i for i in range(1, 3 + max_drafts - len(row))]
 
-    def note(self, rows: int, seconds: float) -> float | None:
-        """Returns the typical seconds, if they are known: the median of the latest steps; of two, the faster one."""
-        size = self.size_of(rows)
-        self._num_steps += 1
-        self._noted[size] = self._num_steps
-        latest = self._latest.get(size)
-        if latest is None:
-            latest = self._latest[size] = deque(maxlen=_LATEST)
-            if self.skips_first:
-                return None
-        latest.append(seconds)
-        self.seconds[size] = typical = sorted(latest)[(len(latest) - 1) // 2]
-        return typical
-
-    def forget_old(self) -> None:
-        """Sizes without a step for long become unknown, so that they are tried again."""
-        for size in [size for size in self.seconds if self._num_steps - self._noted[size] > _LONG]:
-            del self.seconds[size]
-            self._latest[size].clear()
-
-    def of(self, rows: int) -> float | None:
-        return self.seconds.get(self.size_of(rows))
+    def of(self, sequences: int) -> list[float]:
+        i = bisect_left(self._sizes, sequences)
+        if i in (0, len(self._sizes)):
+            return self._rows[min(i, len(self._sizes) - 1)]
+        low, high = self._sizes[i - 1 : i + 1]
+        share = (sequences - low) / (high - low)
+        return [a + share * (b - a) for a, b in zip(self._rows[i - 1], self._rows[i], strict=True)]
 
 
-@dataclass(slots=True)
-class StepCurve:
-    """Expected seconds of a step with drafts: measured sizes, and straight lines between them.
+class _Correction:
+    """How long steps really take: a * (seconds of the table) + b * (drafts per sequence) * (seconds of a plain step).
 
-    A step is not expected to take longer than one with more rows: its time was measured in a bad moment.
+    Both grow with the context, b since each draft reads it once more. A least-squares fit over the last steps.
     """
 
-    sizes: list[int]
-    seconds: list[float]
-    measured: Collection[int]
+    def __init__(self, is_measured: bool) -> None:
+        self.a, self.b = 1.0, 0.0
+        self._sums = [0.0] * 5  # of 1, x, x * x, y, x * y
+        self._knows_scale = is_measured  # of the table's seconds
 
-    @classmethod
-    def of(cls, batch: int, plain: StepTimes, drafting: StepTimes) -> "StepCurve":
-        points = plain.seconds | drafting.seconds
-        size = StepTimes.size_of(batch)
-        sizes = [size, *sorted(larger for larger in points if larger > size)]
-        seconds = [*accumulate((points[size] for size in reversed(sizes)), min)][::-1]
-        return cls(sizes, seconds, drafting.seconds)
+    def of(self, seconds: float, drafts: float, plain: float) -> float:
+        return self.a * max(0.1 * seconds, seconds + self.b / self.a * drafts * plain)
 
-    def at(self, rows: float) -> float:
-        i = bisect_left(self.sizes, rows)
-        if i == len(self.sizes):
-            slope = max(0.0, self.seconds[-1] - self.seconds[0]) / max(1, self.sizes[-1] - self.sizes[0])
-            expected = self.seconds[-1] + slope * (rows - self.sizes[-1])
-        elif i == 0:
-            return self.seconds[0]
-        else:
-            low, high = self.sizes[i - 1], self.sizes[i]
-            share = (rows - low) / (high - low)
-            expected = self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])
-        return expected if StepTimes.size_of(round(rows)) in self.measured else expected * _OPTIMISM
+    def note(self, found: float, seconds: float, drafts: float, plain: float) -> None:
+        """A step took `found` seconds, and by the table `seconds`."""
+        x, y = drafts * plain / seconds, found / seconds
+        if self._knows_scale:  # the machine may have done something else meanwhile
+            y = min(y, 2 * self.of(seconds, drafts, plain) / seconds)
+        self._knows_scale = True
+        keep = 1 - 1 / _WINDOW
+        self._sums = [keep * total + term for total, term in zip(self._sums, (1.0, x, x * x, y, x * y), strict=True)]
+        count, xs, xxs, ys, xys = self._sums
+        self.b = (xys - xs * ys / count) / (xxs - xs * xs / count + 1)  # + 1: of steps that are all alike it is 0
+        self.a = max(1e-9, (ys - self.b * xs) / count)
 
 
 class _Shares:
-    """A rate per position, over about the latest _WINDOW samples of it.
+    """How often the draft at each position is a hit if the one before it is, over about the last _WINDOW samples."""
 
-    Without samples it is the rate of the position before, if `chained`. Else, and for the first one, it is `start`.
-    """
-
-    def __init__(self, count: int, start: float, chained: bool = True) -> None:
-        self._start, self._chained = start, chained
+    def __init__(self, count: int, start: float) -> None:
+        self._start = start
         self._samples, self._hits = [0.0] * count, [0.0] * count
-        self._new_samples, self._new_hits = [0] * (count + 1), [0] * (count + 1)
 
-    def note(self, num_samples: int, num_hits: int) -> None:
+    def add(self, num_samples: int, num_hits: int, times: int) -> None:
         """The first positions had a sample, and the first of these were hits."""
-        self._new_samples[num_samples] += 1
-        self._new_hits[num_hits] += 1
+        for i in range(num_samples):
+            self._samples[i] += times
+            self._hits[i] += times * (i < num_hits)
 
-    def fold(self) -> None:
-        """Takes in what was noted since the last call."""
-        for sums, new in ((self._samples, self._new_samples), (self._hits, self._new_hits)):
-            reached = list(accumulate(reversed(new[1:])))[::-1]
-            for i, count in enumerate(reached):
-                sums[i] += count
-            new[:] = [0] * len(new)
+    def by_position(self) -> list[float]:
+        """The chance of a hit at each position and all before it. A position without samples is like the one before."""
+        rates, expected = [], self._start
         for i, samples in enumerate(self._samples):
             if samples > _WINDOW:
-                self._samples[i] = _WINDOW
-                self._hits[i] *= _WINDOW / samples
-
-    @property
-    def by_position(self) -> list[float]:
-        rates, expected = [], self._start
-        for hits, samples in zip(self._hits, self._samples, strict=True):
-            rates.append((hits + expected) / (samples + 1))
-            if self._chained:
-                expected = rates[-1]
-        return rates
+                self._samples[i], self._hits[i] = _WINDOW, self._hits[i] * _WINDOW / samples
+            prior = _PRIOR if i else 1.0
+            expected = (self._hits[i] + prior * expected) / (self._samples[i] + prior)
+            rates.append(expected)
+        return [*accumulate(rates, mul)]
 
 
-class _Rates:
-    """How often there are drafts, and how often each is accepted if all before it are. Older samples count less."""
+class _Acceptance:
+    """What drafts bring: over all sequences, and how much one sequence differs from that."""
 
-    def __init__(self, max_drafts: int) -> None:
-        self.max_drafts = max_drafts
-        self.of_all = 0.6  # of all compared drafts, how many were accepted
-        self.existing = _Shares(max_drafts, 1.0)  # drafts, of those that were asked for
-        self.following = _Shares(max_drafts, 1.0, chained=False)  # the same where all before were accepted
-        self.accepted = _Shares(max_drafts, self.of_all)  # of the drafts that were compared
-        self._trials, self._num_accepted = _PRIOR, _PRIOR * self.of_all
-        self._num_new = 0
+    def __init__(self, max_drafts: int, certain: bool) -> None:
+        """`certain`: as in SpeculationController."""
+        self._certain = certain
+        self._accepted, self._existing = _Shares(max_drafts, 0.8), _Shares(max_drafts, 1.0)
+        self._new: Counter[tuple[int, int, int]] = Counter()
+        self._variance = 0.0  # of the number of accepted drafts in a step of a sequence
+        self._spread = self._weight = 0.0  # between sequences
+        self.fold([])
 
-    def note(self, most: int, num_drafted: int, num_accepted: int) -> int:
-        """Returns how many drafts were compared: those accepted, and one that was not."""
-        self._num_new += 1
-        num_tried = min(num_accepted + 1, num_drafted)
-        self.existing.note(most, num_drafted)
-        self.following.note(min(num_accepted + 1, most), num_tried)
-        self.accepted.note(num_tried, num_accepted)
-        keep = _WINDOW / (_WINDOW + num_tried)
-        self._trials = self._trials * keep + num_tried
-        self._num_accepted = self._num_accepted * keep + num_accepted
-        return num_tried
+    def note(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> float:
+        """Returns how many more drafts were accepted than expected."""
+        self._new[most, num_drafted, num_accepted] += 1
+        keep, expected = 1 - 1 / _WINDOW, self._sums[most]
+        self._variance += ((num_accepted - expected) ** 2 - self._variance) / _WINDOW
+        request.draft_steps = keep * request.draft_steps + 1
+        request.drafts_expected = keep * request.drafts_expected + expected
+        request.drafts_accepted = keep * request.drafts_accepted + num_accepted
+        return num_accepted - expected
 
-    def fold(self) -> None:
+    def fold(self, running: Collection[Drafting]) -> None:
         """Takes in what was noted since the last call."""
-        if self._num_new:
-            for shares in (self.existing, self.following, self.accepted):
-                shares.fold()
-            self.of_all = max(0.02, self._num_accepted / self._trials)
-            self._num_new = 0
+        for (most, num_drafted, num_accepted), times in self._new.items():
+            self._accepted.add(min(num_accepted + 1, num_drafted if self._certain else most), num_accepted, times)
+            self._existing.add(min(num_drafted + 1, most), num_drafted, times)
+        self._new.clear()
+        self.accepted = self._accepted.by_position()
+        self.existing = [1.0] * len(self.accepted) if self._certain else self._existing.by_position()
+        self._sums = [0.0, *accumulate(self.accepted)]
+        if len(running) > 1:
+            keep = 1 - 1 / _WINDOW
+            self._spread *= keep
+            self._weight *= keep
+            for request in running:
+                off = request.drafts_accepted - request.drafts_expected
+                self._spread += off * off - request.draft_steps * self._variance
+                self._weight += request.drafts_expected**2
+
+    def level(self, request: Drafting) -> int:
+        """Acceptance relative to that of all, in parts of _LEVELS: as far as it is more than chance."""
+        if self._spread <= 0:
+            return _LEVELS
+        spread, expected = self._spread / self._weight, request.drafts_expected
+        off = request.drafts_accepted - expected
+        ratio = 1 + off * spread * expected / (spread * expected**2 + request.draft_steps * self._variance + 1e-9)
+        return max(0, round(ratio * _LEVELS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Drafts of each sequence, by its level."""
+
+    by_level: dict[int, int]
+    drafts: float  # per sequence that are expected to exist
+    speed: float  # tokens per second
 
 
 class SpeculationController:
     """Sets Request.num_drafts of running requests. Call note_drafts for the sequences of a step, then note_step."""
 
-    def __init__(self, max_drafts: int) -> None:
-        self._rates = _Rates(max_drafts)
-        self._plain = StepTimes()  # of steps in which no sequence could have drafts
-        self._drafting = StepTimes(skips_first=True)  # of all others
-        self._saved: float | None = None  # the account, in seconds; None: no step was measured yet
-        self._by_level = [0] * (_LEVELS + 1)  # drafts of a sequence, by its level of acceptance
-        self._explorers: list[Drafting] = []  # have more drafts in one step than they would have
-        self._num_explored = 0
+    def __init__(self, max_drafts: int, times: Mapping[int, DecodeTimes] | None, *, certain: bool) -> None:
+        """`times`: by sequences, if they were measured. `certain`: a head drafts, so a sequence has as many drafts as
+        it may have, or none while the head catches up with it."""
+        self._max_drafts, self._certain = max_drafts, certain
+        self._table, self._correction = StepTable(times or _UNMEASURED, max_drafts), _Correction(times is not None)
+        self._acceptance = _Acceptance(max_drafts, certain)
+        self._by_level: dict[int, int] = {}
+        self._is_plain = False  # whether drafts do not seem to pay
+        self._seconds_saved = 0.0  # for steps that try more drafts
+        self._knows_nothing = True  # the first steps that try drafts are free
         self._steps_left = 0  # until the next decision
-        self._num_decisions = 0
-        self._batch = 0  # sequences, at the last decision
-        self._num_asked = self._num_accepted = 0  # since the last step: sequences that could have drafts, drafts
-        self._steps_since_plain = 0
+        self._num_tried = 1
+        self._num_asked = 0  # sequences that could have drafts, since the last step
+        self._surprise = 0.0  # drafts that were accepted beyond those expected, since the last step
 
     def begin(self, request: Drafting) -> None:
         """A request has its first token."""
-        request.num_drafts = self._by_level[self._level(request)]
-        self._steps_left = min(self._steps_left, 1 + self._batch // 64)
+        nearest = min(self._by_level, key=lambda level: abs(level - _LEVELS), default=0)
+        request.num_drafts = self._by_level.get(nearest, 0)
 
     def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
         """One step of a sequence: its limit `most` >= 1 of drafts, how many it had, and how many were accepted."""
         self._num_asked += 1
-        self._num_accepted += num_accepted
-        num_tried = self._rates.note(most, num_drafted, num_accepted)
-        if num_tried:
-            keep = _OWN_WINDOW / (_OWN_WINDOW + num_tried)
-            request.draft_trials = request.draft_trials * keep + num_tried
-            request.drafts_accepted = request.drafts_accepted * keep + num_accepted
+        self._knows_nothing = False
+        if num_drafted or not self._certain:
+            self._surprise += self._acceptance.note(request, most, num_drafted, num_accepted)
 
     def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
         """A step has ended that took so long. Steps that compute prompts are not compared."""
-        num_asked, num_accepted = self._num_asked, self._num_accepted
-        self._num_asked = self._num_accepted = 0
+        num_asked, surprise, self._num_asked, self._surprise = self._num_asked, self._surprise, 0, 0.0
         batch = len(plan.sequences)
         if plan.new or not batch or plan.sequences[-1].num_tokens > 1:  # sequences with one token come first
             return
-        if not num_asked and not num_drafted:
-            follows_drafts, self._steps_since_plain = self._steps_since_plain > 0, 0
-            typical = self._plain.of(batch)
-            if follows_drafts and typical is not None:  # what the change costs is a cost of drafts
-                self._save(typical - min(seconds, 2 * typical), typical)
-                return
-            typical = self._plain.note(batch, seconds)
-            assert typical is not None
-            self._save((ALLOWANCE_ALONE if batch == 1 else ALLOWANCE) * typical, typical)
-            return
-        self._steps_since_plain += 1
-        typical = self._drafting.of(batch + num_drafted)  # without this step, which may be far off
-        self._drafting.note(batch + num_drafted, seconds)
-        plain = self._plain.of(batch)
-        if plain is not None:
-            most = 2 * (plain if typical is None else typical)
-            self._save(plain * (1 + num_accepted / batch) - min(seconds, most), plain)
+        plain, *drafting = self._table.of(batch)
+        drafts = num_drafted / batch
+        expected = _at(drafting, drafts) if num_asked or num_drafted else plain
+        self._correction.note(seconds, expected, drafts, plain)
+        self._seconds_saved += _SHARE * self._correction.of(expected, drafts, plain)
+        if self._is_plain:
+            self._seconds_saved += max(0.0, surprise) * self._correction.of(plain, 0, plain) / batch
 
     def decide(self, running: Collection[Drafting]) -> None:
         """Before a step is scheduled. Most calls do nothing: a decision holds for some steps."""
         self._steps_left -= 1
-        is_overdrawn = self._saved is not None and self._saved < 0 and any(self._by_level)
-        if (self._steps_left > 0 and not is_overdrawn) or not running:
+        if self._steps_left > 0 or not running:
             return
-        self._num_decisions += 1
-        self._batch = batch = len(running)
-        self._steps_left = _PERIOD + batch // 64
-        explorers, self._explorers = self._explorers, []
-        for request in explorers:
-            request.num_drafts = 0
-        plain = self._plain.of(batch)
-        if plain is None or self._saved is None or self._steps_since_plain >= _PLAIN_EVERY:
-            self._steps_left = 2  # the first follows drafts
-            self._drafting.forget_old()
-            self._set(running, [0] * (_LEVELS + 1))
-            return
-        self._rates.fold()
-        curve = StepCurve.of(batch, self._plain, self._drafting)
-        may_draft = self._saved > 0 and len(curve.sizes) > 1
-        best = self._best(running, curve, plain) if may_draft else [0] * (_LEVELS + 1)
-        self._set(running, best)
-        if explorers:
-            return
-        if not any(best):
-            self._explore(running, curve, plain)
-        elif self._saved >= _MOST_SAVED * plain and self._num_decisions % _EXPLORES_EVERY == 0:
-            self._explore_more(running)
+        self._steps_left = _PERIOD
+        self._acceptance.fold(running)
+        levels = [*map(self._acceptance.level, running)]
+        counts, batch = Counter(levels), len(running)
+        plain, *drafting = self._table.of(batch)
+        best = max(self._choices(counts, drafting, plain), key=lambda choice: choice.speed)
+        speed = batch / self._correction.of(plain, 0, plain)
+        self._is_plain = best.speed < speed
+        if self._is_plain:
+            best = _Choice(dict.fromkeys(counts, 0), 0.0, speed)
+        self._by_level = self._tried(best, counts, drafting, plain) or best.by_level
+        for request, level in zip(running, levels, strict=True):
+            request.num_drafts = self._by_level[level]
 
-    def _save(self, seconds: float, plain: float) -> None:
-        at_start = _SAVED_ALONE if self._batch == 1 else _SAVED_AT_START
-        saved = at_start * plain if self._saved is None else self._saved
-        self._saved = max(-_MOST_OWED * plain, min(_MOST_SAVED * plain, saved + seconds))
-
-    def _set(self, running: Collection[Drafting], by_level: list[int]) -> None:
-        if any(by_level) or any(self._by_level):
-            for request in running:
-                request.num_drafts = by_level[self._level(request)]
-        self._by_level = by_level
-
-    def _best(self, running: Collection[Drafting], curve: StepCurve, plain: float) -> list[int]:
-        """Drafts by level. The draft that adds most tokens is added first, as long as tokens come faster."""
-        counts = Counter(map(self._level, running))
-        batch, rates, following = len(running), self._rates.accepted.by_position, self._rates.following.by_position
-        existing = list(accumulate(self._rates.existing.by_position, min))
-        of_asking = existing[0]
-        following[0] = 1.0  # a sequence that has drafts has the first
-        of_steps = 1 - (1 - of_asking) ** batch  # steps in which any sequence has drafts
-        per_sequence = (1 + (batch - 1) * of_asking) / batch  # sequences with drafts in such a step
-        scale = 1 / self._rates.of_all
-        candidates: list[tuple[float, int, float]] = []  # tokens of a sequence, level, rows of all its sequences
+    def _choices(self, counts: Counter[int], drafting: list[float], plain: float) -> Iterator[_Choice]:
+        """More and more drafts. The one that brings most per row comes first."""
+        existing = self._acceptance.existing
+        candidates: list[tuple[float, int, int, float]] = []
         for level in counts:
-            chances = (min(0.99, rate * scale * level / _LEVELS) for rate in rates)
-            accepted = accumulate(map(mul, chances, following), mul)
-            having = (counts[level] * per_sequence * share / of_asking for share in existing)
-            candidates += zip(accepted, repeat(level), having, strict=False)
-        candidates.sort(reverse=True)
-        without_s = curve.at(batch)
-        rows = tokens = float(batch)
-        most, num_best = batch / plain * _MARGIN, 0
-        for i, (probability, level, num_rows) in enumerate(candidates, 1):
-            rows += num_rows
-            if rows > _FARTHEST * curve.sizes[-1] + 1:
-                break
-            tokens += counts[level] * per_sequence * probability
-            seconds = without_s + of_steps * (curve.at(rows) - without_s)
-            per_second = (batch + of_steps * (tokens - batch)) / seconds
-            if per_second > most:
-                most, num_best = per_second, i
-        chosen = Counter(level for _, level, _ in candidates[:num_best])
-        return [chosen[level] for level in range(_LEVELS + 1)]
+            gains = self._gains(level)
+            per_row = accumulate((gain / share for gain, share in zip(gains, existing, strict=True)), min)
+            candidates += ((-order, i, level, gains[i]) for i, order in enumerate(per_row))
+        batch = counts.total()
+        rows, tokens, by_level = 0.0, float(batch), dict.fromkeys(counts, 0)
+        for _, i, level, gain in sorted(candidates):
+            by_level[level] = i + 1
+            rows += counts[level] * existing[i]
+            tokens += counts[level] * gain
+            drafts = rows / batch
+            yield _Choice({**by_level}, drafts, tokens / self._correction.of(_at(drafting, drafts), drafts, plain))
 
-    def _explore(self, running: Collection[Drafting], curve: StepCurve, plain: float) -> None:
-        """A quarter of the sequences and all of them, in turns, have drafts in the next step, if the account can pay.
-        The drafter takes some time for any number of drafts, so few of them alone look too expensive."""
-        assert self._saved is not None
-        count = max(1, len(running) // 4) if self._num_explored % 2 == 0 else len(running)
-        num_drafts = self._rates.max_drafts if self._num_explored % 4 == 2 else 1
-        loss = max(0.0, curve.at(len(running) + count * num_drafts) - plain)
-        if self._saved <= min(loss, _MOST_SAVED / 2 * plain):  # a time that was measured too long does not end it all
-            return
-        self._send(running, count)
-        for request in self._explorers:
-            request.num_drafts = num_drafts
+    def _tried(self, best: _Choice, counts: Counter[int], drafting: list[float], plain: float) -> dict[int, int] | None:
+        """One more draft for each sequence, or the most in turns, once the time is saved that this may lose."""
+        most, deeper = self._max_drafts, self._is_plain and self._num_tried % 2 == 1
+        if min(best.by_level.values()) == most:
+            tried = dict.fromkeys(counts, max(1, most - 1))
+        else:
+            tried = {level: most if deeper else min(most, drafts + 1) for level, drafts in best.by_level.items()}
+        drafts = tokens = 0.0
+        for level, count in counts.items():
+            drafts += count * sum(self._acceptance.existing[: tried[level]])
+            tokens += count * (1 + sum(self._gains(level)[: tried[level]]))
+        drafts /= counts.total()
+        loses = self._correction.of(_at(drafting, drafts), drafts, plain) - tokens / best.speed
+        self._seconds_saved = min(self._seconds_saved, max(0.0, loses))
+        if tried == best.by_level or (self._seconds_saved < loses and not self._knows_nothing):
+            return None
+        self._seconds_saved = 0.0
+        self._num_tried += not self._knows_nothing
+        self._steps_left = 2 if self._is_plain and self._certain else 1  # the head catches up in the first step
+        return tried
 
-    def _explore_more(self, running: Collection[Drafting]) -> None:
-        """Drafts pay, and the account is full. A few sequences have more of them in the next step: the time of so many
-        rows may have been measured in a bad moment."""
-        self._send(running, max(1, len(running) // 4))
-        most = self._rates.max_drafts
-        for request in self._explorers:
-            request.num_drafts = most if self._num_explored % 2 else min(most, 1 + request.num_drafts)
+    def _gains(self, level: int) -> list[float]:
+        """Tokens that the draft at each position brings a sequence."""
+        return [min(1.0, tokens * level / _LEVELS) for tokens in self._acceptance.accepted]
 
-    def _send(self, running: Collection[Drafting], count: int) -> None:
-        """Takes so many sequences in turn, for one step."""
-        start = self._num_explored * count % len(running)
-        self._explorers = list(islice(running, start, start + count))
-        self._num_explored += 1
-        self._steps_left = 1
 
-    def _level(self, request: Drafting) -> int:
-        """The rate of accepted drafts, of its own as far as it is known, in parts of _LEVELS."""
-        accepted = request.drafts_accepted + _PRIOR * self._rates.of_all
-        return int(accepted / (request.draft_trials + _PRIOR) * _LEVELS + 0.5)
+def _at(values: list[float], x: float) -> float:
+    """Straight lines between values at 0, 1, ..."""
+    i = min(int(x), len(values) - 2)
+    return values[i] + (x - i) * (values[i + 1] - values[i])

@@ -1,7 +1,7 @@
 """The executor that the options name, ready to run, and what its user must know of it. Imports torch only if needed."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup, Slots, apart
 from oscine.model.config import ModelConfig
-from oscine.types import Executor, ModelSize, RankMemory, Region
+from oscine.types import DecodeTimes, Executor, ModelSize, RankMemory, Region
 
 if TYPE_CHECKING:  # they need torch and msgspec
     from oscine.executor.parallel.processes import RankProcesses
@@ -54,6 +54,7 @@ class BuiltExecutor:
     size: ModelSize = field(default_factory=ModelSize)
     store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
+    decode_times: Mapping[int, DecodeTimes] | None = None  # by sequences, where it drafts and they were measured
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
 
 
@@ -138,6 +139,7 @@ def _load_torch(
         size=size_of(config, on_gpu=executor.device.type == "cuda"),
         store=store_of(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
+        decode_times=executor.decode_times,
         gpus=_uuids([str(executor.device)] if ranks is None else devices),
     )
 

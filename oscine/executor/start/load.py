@@ -45,7 +45,15 @@ from oscine.executor.start.device_memory import Budget, device_memory, keep_to, 
 from oscine.executor.start.host_memory import available_bytes
 from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
+from oscine.executor.start.warm_up import (
+    KERNEL_SAMPLINGS,
+    MASKED,
+    SAMPLINGS,
+    prompts,
+    rehearse,
+    time_decodes,
+    warm_up,
+)
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
@@ -228,6 +236,7 @@ def load_executor(
     if not start.on_gpu:
         executor = load(start, memory)
         record(start, executor)
+        time_drafts(start, executor)
         start.serve()
         return executor
     from oscine.ops.compile_together import Compilers
@@ -239,6 +248,7 @@ def load_executor(
             compile_kernels(start, executor, compilers)
     capture(start, executor)
     fill_cache(start, executor)
+    time_drafts(start, executor)
     start.serve()
     return executor
 
@@ -407,6 +417,14 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
         )
     )
     start.watch.lap("cache")
+
+
+def time_drafts(start: Start, executor: TorchExecutor) -> None:
+    """What steps with drafts take, for the engine's choice of their number."""
+    if executor.max_drafts:
+        most_tokens = start.options.scheduler.max_num_batched_tokens
+        executor.decode_times = time_decodes(executor, most_tokens, _drafter(start))
+        start.watch.lap("times of drafts")
 
 
 def _without_peer_access(config: ModelConfig) -> str:

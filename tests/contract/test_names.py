@@ -1,4 +1,4 @@
-"""Dotted names of Oscine's modules in code, settings and documents exist, and so does what is imported from them."""
+"""What code, settings and documents name exists: modules, what is bound in them, and files."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ from tests.test_repository import MODULES, ROOT
 
 NAME = re.compile(r"(?<![\w./@:-])oscine(?:\.(?:[A-Za-z_]\w*|\*))+(?::[A-Za-z_]\w*)?")
 IMPORT = re.compile(r"\bfrom (oscine[\w.]*) import (?:\(([^)]*)\)|([\w, ]+))")
+PATH = re.compile(r"(?<![\w./-])oscine/[\w./*-]*[\w*]")
 FOLDERS = (".ci", "benchmarks", "deploy", "docs", "examples", "oscine", "tests", "training")
 KINDS = (".py", ".pyi", ".toml", ".yaml", ".yml", ".md", ".ipynb", ".tpl")
 OTHERS = {
@@ -27,6 +28,7 @@ OTHERS = {
     "files": ("oscine.h", "oscine.json", "oscine.lock"),
     "a host of Kubernetes": ("oscine.default.svc.cluster.local",),
     "a variable in JavaScript": ("oscine.responses",),
+    "a model": ("oscine/oscine-nano",),
     "missing on purpose, in tests": (
         "oscine.nowhere",
         "oscine.config.Nothing",
@@ -44,7 +46,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 def names(text: str) -> Iterator[str]:
-    yield from NAME.findall(text)
+    yield from (*NAME.findall(text), *PATH.findall(text))
     for module, several, one in IMPORT.findall(text):
         for line in (several or one).splitlines():
             named = (part.split(" as ")[0].strip() for part in line.partition("#")[0].split(","))
@@ -52,7 +54,9 @@ def names(text: str) -> Iterator[str]:
 
 
 def resolves(name: str) -> bool:
-    """Whether it is a module, a name bound in a module, or a name bound in a class there. `*` stands for any text."""
+    """Whether it is a file, a module, or bound in a module or in a class there. `*` stands for any text."""
+    if "/" in name:
+        return any(ROOT.glob(name))
     if "*" in name:
         return any(fnmatch(module, name) for module in MODULES)
     module, inner = name.replace(":", "."), [""]
@@ -100,8 +104,7 @@ def test_dotted_names_exist() -> None:
 
 
 def test_names_that_do_not_exist_are_found() -> None:
-    assert all(
-        map(resolves, ("oscine.cli.parser:Parser", "oscine.option.Option.read", "oscine.LLM", "oscine.*.parser"))
-    )
+    found = ("oscine.cli.parser:Parser", "oscine.option.Option.read", "oscine.LLM", "oscine.*.parser", "oscine/*.py")
+    assert all(map(resolves, found))
     (*_, missing) = OTHERS.values()
     assert not any(map(resolves, missing))

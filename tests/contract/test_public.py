@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import Metric
 
-from oscine import llm
+from oscine import environment, llm
 from oscine.api.batches.service import BatchService
 from oscine.api.openapi import describe
 from oscine.api.routes import endpoints
@@ -32,7 +33,6 @@ from oscine.cli.serve.options import NAMES
 from oscine.cluster.client.metrics import ClusterMetrics
 from oscine.cluster.spec import deployment
 from oscine.config import OPTIONS, CacheOptions, Config, EngineOptions, SpeculationOptions
-from oscine.environment import Environment
 from oscine.llm import events, results
 from oscine.option import Option, Options, options_of
 from oscine.types import EngineStats
@@ -101,25 +101,18 @@ def keys() -> Iterator[str]:
 
 def variables() -> Iterator[str]:
     """Of the environment: what is asked for when nothing is set, and when everything is."""
-    asked: set[str] = {*nim_variables.OPTIONS_OF, nim_variables.PASSTHROUGH, nim_variables.PROFILE}
+    asked = {*nim_variables.OPTIONS_OF, nim_variables.PASSTHROUGH, nim_variables.PROFILE}
     with pytest.MonkeyPatch.context() as patch:
-        for answer in ("", "otlp"):
-            patch.setattr(os, "environ", Asked(asked, answer))
-            environment = Environment()
-            for name, _ in inspect.getmembers(Environment, lambda member: isinstance(member, property)):
-                getattr(environment, name)
+        for answer in (None, "otlp"):
+            variables = SimpleNamespace(get=partial(ask, asked, answer), items=list)
+            patch.setattr(environment, "os", SimpleNamespace(environ=variables, path=os.path))
+            inspect.getmembers(environment.Environment())  # asks for each
     yield from (f"variable {name}" for name in asked)
 
 
-class Asked(dict[str, str]):
-    """An environment that remembers the names."""
-
-    def __init__(self, names: set[str], answer: str) -> None:
-        self._names, self._answer = names, answer
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self._names.add(name)
-        return self._answer or default
+def ask(asked: set[str], answer: str | None, name: str, default: Any = None) -> Any:
+    asked.add(name)
+    return answer or default
 
 
 def routes() -> Iterator[str]:
@@ -144,8 +137,9 @@ def of_operation(name: str, operation: dict[str, Any]) -> Iterator[str]:
         for status, answer in operation["responses"].items()
         for media, content in answer["content"].items()
     ]
-    yield from (f"{name} {answer}" for answer in answers if answer.startswith("200"))
-    yield f"{name} {', '.join(answer for answer in answers if not answer.startswith('200'))}"
+    refused = [answer for answer in answers if not answer.startswith("200")]
+    yield from (f"{name} {answer}" for answer in answers if answer not in refused)
+    yield from [f"{name} {', '.join(refused)}"] if refused else ()
 
 
 def shape(content: dict[str, Any]) -> str:

@@ -22,9 +22,9 @@ from oscine.api.serving.parameters import (
 from oscine.api.serving.schemas import Function
 from oscine.chat.effort import Effort
 
-# Ollama cuts 5.5 to 5, and knows no narrower bounds than these: above them, float32 may overflow.
+# Ollama cuts 5.5 to 5 and has no bounds of its own. Beyond these, float32 may overflow.
 _Whole = Int64 | Annotated[float, Meta(ge=-(1 << 63), lt=1 << 63)]
-_Any = Annotated[float, Meta(ge=-1e6, le=1e6)]
+_Float = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 class OllamaFunctionCall(Struct):
@@ -72,17 +72,17 @@ _AS_OLLAMA = "mirostat mirostat_tau mirostat_eta tfs_z"
 )
 class OllamaOptions(Struct, kw_only=True):
     num_predict: Annotated[_Whole | None, about("The most tokens to generate; 0 or less: no limit.")] = None
-    temperature: Annotated[_Any | None, about("0 or less is greedy (default 1).")] = None
+    temperature: Annotated[_Float | None, about("0 or less is greedy (default 1).")] = None
     top_k: Annotated[_Whole | None, about("Samples from this many tokens; 0 or less: from all (the default).")] = None
-    top_p: Annotated[_Any | None, about("As in chat completions (default 1); below 0 as 0, above 1 as 1.")] = None
-    min_p: Annotated[_Any | None, about("As in chat completions; below 0 as 0, above 1 as 1.")] = None
+    top_p: Annotated[_Float | None, about("As in chat completions (default 1); below 0 as 0, above 1 as 1.")] = None
+    min_p: Annotated[_Float | None, about("As in chat completions; below 0 as 0, above 1 as 1.")] = None
     seed: Annotated[_Whole | None, about("The same seed gives the same answer; below 0: a random seed.")] = None
     stop: Annotated[ShortText | StopTexts | None, about("Texts that end the answer, which leaves them out.")] = None
     repeat_penalty: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)] | None, about("As `repetition_penalty` in chat completions; 0: none.")
     ] = None
-    presence_penalty: Annotated[_Any | None, about("As in chat completions.")] = None
-    frequency_penalty: Annotated[_Any | None, about("As in chat completions.")] = None
+    presence_penalty: Annotated[_Float | None, about("As in chat completions.")] = None
+    frequency_penalty: Annotated[_Float | None, about("As in chat completions.")] = None
 
 
 @unused(ignores={"a prompt that does not fit the context is refused": "truncate shift"})

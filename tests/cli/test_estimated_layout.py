@@ -96,6 +96,7 @@ def test_the_choice_is_the_best_of_all_layouts(model: str, share: float, monkeyp
         ("120b", "low_latency", Layout(1, 2), "tokens/s for one request; next 2 engines of one GPU each, "),
         ("120b", "max_throughput", Layout(2, shares_experts=True), "with full caches; next 1 engine of 2 GPUs, "),
         ("20b", "max_throughput", Layout(2), "and scaled from NVIDIA H200, messages through NVLink)"),
+        ("20b", "max_throughput", Layout(2), "; within 5% of 2 engines of one GPU each that share their experts, "),
     ],
 )
 def test_two_h100(model: str, profile: str, expected: Layout, says: str) -> None:

@@ -163,10 +163,7 @@ class Tokenizer:
         return False
 
     def count(self, texts: Sequence[str], most: int | None = None) -> int:
-        """The number of ids that `encode` gives for all texts, or `most`, where counting stops.
-
-        No more than a slice of a text is encoded at once.
-        """
+        """The number of ids of all texts, at most `most`. Encodes one slice of a text at a time."""
         total = 0
         for count in (count for text in texts for count in self._counts(text)):
             total += count

@@ -1,7 +1,7 @@
 """The GPUs that this process may use and the links between them, as NVIDIA's driver describes them.
 
-NVML needs no torch and makes no CUDA context. Memory bandwidth and arithmetic throughput are calculated from clocks, bus
-widths and numbers of cores, so that any GPU can be compared with the measured ones.
+NVML needs no torch and makes no CUDA context. Memory bandwidth and arithmetic throughput are calculated from clocks,
+bus widths and numbers of cores, so that any GPU can be compared with the measured ones.
 """
 
 import ctypes

@@ -12,7 +12,7 @@ from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_MOST_TOKENS = 1 << 20  # of one text for /tokenize; more would block other threads for long
+_MOST_TOKENS = 1 << 20  # of one text for /tokenize: so many ids take 40 MiB
 
 
 class Prompts:

@@ -30,9 +30,10 @@ KERNELS := $(BIN)/python -c 'from oscine.ops.native import library; library.unav
 BESIDE  := $(KERNELS)
 # All extras in one go: each call of pip resolves the project anew. On the other core, the project is built while torch is
 # installed. Then torch is imported for the first time, which compiles what it imports, and the C kernels are compiled.
+# pip 25 resolves in half the time of Python 3.11's; 26 warns of each editable package.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'pip==25.*' 'setuptools>=77'  # resolves in half the time of Python 3.11's; 26 warns of each editable package
+	$(INSTALL) 'pip==25.*' 'setuptools>=77'
 	$(INSTALL) torch & $(INSTALL) --no-deps --no-build-isolation -e . && wait $$!
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef

@@ -194,10 +194,9 @@ class Tokenizer:
         return False
 
     def count(self, texts: Sequence[str], most: int | None = None) -> int:
-        """The number of ids that `encode` gives for all texts, or `most`, where counting stops.
+        """The number of ids of all texts, at most `most`. Encodes one slice of a text at a time.
 
-        No more than a slice of a text is encoded at once. The number is exact, unless a single word is longer than a
-        slice: it is cut, as encoding it whole takes seconds.
+        Exact, unless a single word is longer than a slice: it is cut, as encoding it whole takes seconds.
         """
         total = 0
         for text in texts:

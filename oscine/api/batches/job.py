@@ -232,8 +232,7 @@ class BatchJob:
     ) -> tuple[BatchLine, Answered] | None:
         """The next line, without its body, and its answer; None after the last one.
 
-        Tries again while the server is busy. A line that waits for that takes neither a slot nor room: it is read
-        again.
+        Tries again while the server is busy. A line that waits takes no slot and no memory: its body is read again.
         """
         retries, read = Retries(), partial(next, todo, None)
         while True:

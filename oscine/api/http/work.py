@@ -26,7 +26,7 @@ BATCHES = ThreadPoolExecutor(1, "batches")  # for all work of batches, so that n
 
 
 class InlineWork:
-    """Runs work on the event loop. What comes after `most_s` of it in one turn of the loop waits for the next turn."""
+    """Runs work on the event loop. After `most_s` of work in one turn of the loop, the rest waits for the next turn."""
 
     def __init__(self, most_s: float = TURN_S, clock: Callable[[], float] = time.perf_counter) -> None:
         self._most_s, self._clock = most_s, clock
@@ -67,8 +67,8 @@ async def beside(make: Callable[[], T], size: int, threads: ThreadPoolExecutor =
 def _in_turn(run: Callable[[], T], loop: asyncio.AbstractEventLoop) -> T:
     """Runs a call into C, then waits until the event loop has gone round twice.
 
-    An event comes in and goes out within two turns, in which the loop takes the interpreter back several times. Each
-    time it would wait for another call.
+    An event is received and sent within two turns, in which the loop acquires the GIL several times. Each time it
+    would wait for another such call.
     """
     try:
         return run()

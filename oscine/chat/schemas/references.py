@@ -1,6 +1,6 @@
-"""Where the references of a JSON schema lead: JSON pointers, anchors, and `$id` with what is relative to it.
+"""Resolves `$ref` within a JSON schema: JSON pointers, anchors, and URIs relative to `$id`.
 
-Nothing outside of the schema is ever read.
+Nothing outside the schema is ever read.
 """
 
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 _NEWEST_DRAFT = 2020
-_VALUES = {"const", "enum", "default", "examples"}  # values, not schemas, even if they look like one
+_VALUES = {"const", "enum", "default", "examples"}  # keywords whose values are no schemas, even if they look like one
 _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d{1,4})")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -18,7 +18,7 @@ _MOST_JOINED = 1 << 22  # characters of bases: each `$id` and reference makes a 
 
 
 class References:
-    """Of one root schema. Its parts are told apart by their identity, so they must not be copied."""
+    """The references of one root schema. Its parts are identified by id(), so they must not be copied."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         found = _DRAFT.search(str(root.get("$schema")))
@@ -40,7 +40,7 @@ class References:
             ]
 
     def _note(self, node: dict[str, Any], base: str) -> str:
-        """Notes the names of a schema, and returns its own base."""
+        """Registers the names of a schema, and returns its base URI."""
         identifier = node.get("$id" if self.draft > 4 else "id")
         if isinstance(identifier, str) and not identifier.startswith("#"):
             base = self._joined(base, identifier).partition("#")[0]
@@ -52,7 +52,7 @@ class References:
         return base
 
     def uri(self, reference: str, schema: dict[str, Any]) -> str:
-        """What a `$ref` of a schema names, whatever schema it stands in. Raises ValueError for what is no URI."""
+        """The absolute URI of a `$ref` in `schema`. Raises ValueError if it is no URI."""
         return self._joined(self._bases.get(id(schema), ""), reference)
 
     def _joined(self, base: str, reference: str) -> str:
@@ -67,7 +67,7 @@ class References:
             raise ValueError(f"{reference[:_MOST_SHOWN]!r} is no URI") from None
 
     def target(self, uri: str) -> tuple[Any, tuple[str, ...]]:
-        """The part of the root that a URI names, and its path. Raises ValueError for one that leads nowhere."""
+        """The part of the root that a URI names, and its path. Raises ValueError if there is none."""
         document, _, fragment = uri.partition("#")  # urldefrag would drop line breaks
         node = self._places.get((document, ""))
         if node is None:

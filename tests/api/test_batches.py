@@ -111,6 +111,9 @@ def test_lines_that_are_no_requests_fail_the_batch(client: OpenAI) -> None:
         assert batch.failed_at
         assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
         assert batch.output_file_id is batch.error_file_id is None
+    responses = "/v1/responses"
+    batch = ended(client, start(client, line("a", responses, background=True), url=responses))
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_request")
 
 
 def test_files_are_listed_read_and_deleted(client: OpenAI) -> None:

@@ -42,6 +42,7 @@ class _Asked(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
+    background: bool | None = None
 
 
 class _Given(msgspec.Struct):
@@ -289,6 +290,8 @@ class BatchInput:
             return "invalid_url", f"'url' must be one of {', '.join(self._urls)}, not {given.url[:_MOST_SHOWN]!r}"
         if given.body.stream:
             return "invalid_request", "'body.stream' is for connections; a batch has whole answers"
+        if given.body.background:
+            return "invalid_request", "'body.background' is for clients that ask again; a batch has whole answers"
         if not self._met.add(given.custom_id):
             return "duplicate_custom_id", f"'custom_id' {given.custom_id[:_MOST_SHOWN]!r} is that of an earlier line"
         return None

@@ -46,10 +46,6 @@ class Machine:
     link: Link | None  # the slowest between any two; None: some GPU has no access to the memory of another
 
     @property
-    def smallest(self) -> Gpu:
-        return min(self.gpus, key=lambda gpu: gpu.total)
-
-    @property
     def chip(self) -> Chip:
         slowest = min(self.gpus, key=lambda gpu: gpu.bytes_per_s)
         return Chip(slowest.name, slowest.bytes_per_s, slowest.flops_per_s)

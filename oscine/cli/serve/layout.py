@@ -74,12 +74,13 @@ def _shapes(config: Config) -> "ModelConfig | None":
 
 
 def _candidates(values: Values, count: int, machine: Machine, shapes: "ModelConfig") -> list[Candidate]:
-    """The layouts that fit the memory of the GPUs."""
+    """The layouts that fit every GPU."""
     from oscine.executor.kv.fit import held_sequences, plan_on_gpus
     from oscine.executor.kv.memory import DeviceMemory
 
-    gpu, found = machine.smallest, []
-    memory, hopper = DeviceMemory(gpu.total, gpu.free), gpu.capability == (9, 0)
+    gpus, found = machine.gpus, []
+    memory = DeviceMemory(min(gpu.total for gpu in gpus), min(gpu.free for gpu in gpus))
+    hopper = all(gpu.capability == (9, 0) for gpu in gpus)
     for layout in _layouts(values, count, machine):
         sharing = layout.engines if layout.shares_experts else 1
         try:

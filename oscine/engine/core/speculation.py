@@ -12,8 +12,7 @@ time, and drafts that are accepted pay for further ones.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 from operator import mul
 from typing import Protocol
@@ -152,23 +151,17 @@ class _Acceptance:
                 self._spread += off * off - request.draft_steps * self._variance
                 self._weight += request.drafts_expected**2
 
-    def level(self, request: Drafting) -> int:
+    def levels(self, running: Collection[Drafting]) -> list[int]:
         """Acceptance relative to that of all, in parts of _LEVELS: as far as it is more than chance."""
         if self._spread <= 0:
-            return _LEVELS
-        spread, expected = self._spread / self._weight, request.drafts_expected
-        off = request.drafts_accepted - expected
-        ratio = 1 + off * spread * expected / (spread * expected**2 + request.draft_steps * self._variance + 1e-9)
-        return max(0, round(ratio * _LEVELS))
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Drafts of each sequence, by its level."""
-
-    by_level: dict[int, int]
-    drafts: float  # per sequence that are expected to exist
-    speed: float  # tokens per second
+            return [_LEVELS] * len(running)
+        spread, variance, found = self._spread / self._weight, self._variance, []
+        for request in running:
+            expected = request.drafts_expected
+            off, share = request.drafts_accepted - expected, spread * expected
+            ratio = 1 + off * share / (share * expected + request.draft_steps * variance + 1e-9)
+            found.append(max(0, round(ratio * _LEVELS)))
+        return found
 
 
 class SpeculationController:
@@ -222,50 +215,58 @@ class SpeculationController:
             return
         self._steps_left = _PERIOD
         self._acceptance.fold(running)
-        levels = [*map(self._acceptance.level, running)]
+        levels = self._acceptance.levels(running)
         counts, batch = Counter(levels), len(running)
         plain, *drafting = self._table.of(batch)
-        best = max(self._choices(counts, drafting, plain), key=lambda choice: choice.speed)
-        speed = batch / self._correction.of(plain, 0, plain)
-        self._is_plain = best.speed < speed
+        best, speed = self._best(counts, drafting, plain)
+        plain_speed = batch / self._correction.of(plain, 0, plain)
+        self._is_plain = speed < plain_speed
         if self._is_plain:
-            best = _Choice(dict.fromkeys(counts, 0), 0.0, speed)
-        self._by_level = self._tried(best, counts, drafting, plain) or best.by_level
+            best, speed = dict.fromkeys(counts, 0), plain_speed
+        self._by_level = self._tried(best, speed, counts, drafting, plain) or best
         for request, level in zip(running, levels, strict=True):
             request.num_drafts = self._by_level[level]
 
-    def _choices(self, counts: Counter[int], drafting: list[float], plain: float) -> Iterator[_Choice]:
-        """More and more drafts. The one that brings most per row comes first."""
-        existing = self._acceptance.existing
+    def _best(self, counts: Counter[int], drafting: list[float], plain: float) -> tuple[dict[int, int], float]:
+        """The best number of drafts for each level, not all 0, and the tokens per second.
+
+        More and more drafts are compared. The one that brings most per row comes first.
+        """
+        existing, batch, seconds_of = self._acceptance.existing, counts.total(), self._correction.of
         candidates: list[tuple[float, int, int, float]] = []
         for level in counts:
             gains = self._gains(level)
             per_row = accumulate((gain / share for gain, share in zip(gains, existing, strict=True)), min)
             candidates += ((-order, i, level, gains[i]) for i, order in enumerate(per_row))
-        batch = counts.total()
-        rows, tokens, by_level = 0.0, float(batch), dict.fromkeys(counts, 0)
-        for _, i, level, gain in sorted(candidates):
-            by_level[level] = i + 1
+        candidates.sort()
+        rows, tokens, best, num_best = 0.0, float(batch), 0.0, 0
+        for number, (_, i, level, gain) in enumerate(candidates, 1):
             rows += counts[level] * existing[i]
             tokens += counts[level] * gain
             drafts = rows / batch
-            yield _Choice({**by_level}, drafts, tokens / self._correction.of(_at(drafting, drafts), drafts, plain))
+            speed = tokens / seconds_of(_at(drafting, drafts), drafts, plain)
+            if speed > best:
+                best, num_best = speed, number
+        chosen = Counter(level for _, _, level, _ in candidates[:num_best])
+        return {level: chosen[level] for level in counts}, best
 
-    def _tried(self, best: _Choice, counts: Counter[int], drafting: list[float], plain: float) -> dict[int, int] | None:
+    def _tried(
+        self, best: dict[int, int], speed: float, counts: Counter[int], drafting: list[float], plain: float
+    ) -> dict[int, int] | None:
         """One more draft for each sequence, or the most in turns, once the time is saved that this may lose."""
         most, deeper = self._max_drafts, self._is_plain and self._num_tried % 2 == 1
-        if min(best.by_level.values()) == most:
+        if min(best.values()) == most:
             tried = dict.fromkeys(counts, max(1, most - 1))
         else:
-            tried = {level: most if deeper else min(most, drafts + 1) for level, drafts in best.by_level.items()}
+            tried = {level: most if deeper else min(most, drafts + 1) for level, drafts in best.items()}
         drafts = tokens = 0.0
         for level, count in counts.items():
             drafts += count * sum(self._acceptance.existing[: tried[level]])
             tokens += count * (1 + sum(self._gains(level)[: tried[level]]))
         drafts /= counts.total()
-        loses = self._correction.of(_at(drafting, drafts), drafts, plain) - tokens / best.speed
+        loses = self._correction.of(_at(drafting, drafts), drafts, plain) - tokens / speed
         self._seconds_saved = min(self._seconds_saved, max(0.0, loses))
-        if tried == best.by_level or (self._seconds_saved < loses and not self._knows_nothing):
+        if tried == best or (self._seconds_saved < loses and not self._knows_nothing):
             return None
         self._seconds_saved = 0.0
         self._num_tried += not self._knows_nothing

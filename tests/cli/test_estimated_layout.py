@@ -158,6 +158,7 @@ def test_the_server_has_the_layout_that_was_chosen(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(layout_module, "describe_gpus", describe)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.delenv("OSCINE_NO_PEER_ACCESS", raising=False)
 
     def served(*arguments: str) -> tuple[Config, str]:
         notes: list[str] = []

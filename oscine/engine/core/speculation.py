@@ -20,7 +20,7 @@ from typing import Protocol
 from oscine.types import DecodeTimes, StepPlan
 
 _SHARE = 0.003  # of the time, for steps that try more drafts than seem best
-_PERIOD = 4  # steps between two decisions: one takes 0.07 ms for 256 sequences
+_PERIOD = 4  # steps between two decisions: one takes 0.15 ms for 256 sequences
 _WINDOW = 64.0  # samples that a rate is averaged over: of acceptance, of one sequence, of the time of steps
 _PRIOR = 4.0  # samples that the rate of the position before counts for: a lone sequence has few of later positions
 _UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # times that were not measured: a draft takes 0.3 plain steps

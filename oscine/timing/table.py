@@ -42,7 +42,6 @@ class StepPoint:
     ms: float
     rows: int = 0
     context: int = 0
-    sequences: int = 0
     tokens: int = 0
     pairs: int = 0  # of a query and a key, over all prompts
 

@@ -53,7 +53,7 @@ def choose(values: Values, count: int, machine: Machine | None) -> tuple[Layout,
     if machine.link is None and any(one.layout == alone for one in candidates):
         return alone, "no peer access: a GPU cannot reach the memory of another"
     estimates = [] if shapes is None else _estimates(values, candidates, machine, shapes)
-    return (estimates[0].layout, _told(estimates, values, machine)) if estimates else _usual(values, count)
+    return (estimates[0].layout, _reason(estimates, values, machine)) if estimates else _usual(values, count)
 
 
 def _usual(values: Values, count: int) -> tuple[Layout, str]:
@@ -115,7 +115,7 @@ def _load(values: Values) -> Load:
     return _THROUGHPUT_LOAD if values.get("profile") == _THROUGHPUT else _LATENCY_LOAD
 
 
-def _told(estimates: list[Estimate], values: Values, machine: Machine) -> str:
+def _reason(estimates: list[Estimate], values: Values, machine: Machine) -> str:
     """The reason, and the runner-up if there is one."""
     if _load(values).requests is None:
         speeds, unit = [one.output_tok_s for one in estimates], "output tokens/s with full caches"

@@ -86,7 +86,7 @@ class _Correction:
         self.a = max(1e-9, (ys - self.b * xs) / count)
 
 
-class _Shares:
+class _Rates:
     """How often the draft at each position is a hit if the one before it is, over about the last _WINDOW samples."""
 
     def __init__(self, count: int, start: float) -> None:
@@ -117,7 +117,7 @@ class _Acceptance:
     def __init__(self, max_drafts: int, certain: bool) -> None:
         """`certain`: as in SpeculationController."""
         self._certain = certain
-        self._accepted, self._existing = _Shares(max_drafts, 0.8), _Shares(max_drafts, 1.0)
+        self._accepted, self._existing = _Rates(max_drafts, 0.8), _Rates(max_drafts, 1.0)
         self._new: Counter[tuple[int, int, int]] = Counter()
         self._variance = 0.0  # of the number of accepted drafts in a step of a sequence
         self._spread = self._weight = 0.0  # between sequences

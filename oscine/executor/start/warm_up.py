@@ -114,9 +114,9 @@ def time_decodes(
         return None
     if executor.memory.max_model_len < 2 * _TIMED_CONTEXT + executor.max_drafts:
         return None
-    told = None if drafter is None else _Told(drafter)
-    steps, found = _TimedSteps(executor, told), {}
-    with nullcontext() if told is None else executor.drafting_with(told):
+    fixed = None if drafter is None else _FixedDrafter(drafter)
+    steps, found = _TimedSteps(executor, fixed), {}
+    with nullcontext() if fixed is None else executor.drafting_with(fixed):
         for size in sizes_to_time(executor.max_num_seqs):
             most_drafts = min(executor.max_drafts, most_rows // size - 1)
             plain = steps.seconds(size, 0, asks=False)
@@ -139,8 +139,8 @@ def sizes_to_time(most: int) -> list[int]:
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
-class _Told:
-    """A HostDrafter that works as another does, and then drafts as many tokens as it was told."""
+class _FixedDrafter:
+    """A HostDrafter that does the work of another one, and then proposes `num_drafts` tokens whatever it found."""
 
     def __init__(self, drafter: HostDrafter) -> None:
         self._drafter, self.num_drafts = drafter, 0
@@ -166,8 +166,8 @@ class _TimedSteps:
     Contexts are a few tokens; the engine learns what longer ones cost.
     """
 
-    def __init__(self, executor: TorchExecutor, told: _Told | None) -> None:
-        self._executor, self._told, self._numbers = executor, told, itertools.count()
+    def __init__(self, executor: TorchExecutor, fixed: _FixedDrafter | None) -> None:
+        self._executor, self._fixed, self._numbers = executor, fixed, itertools.count()
         self._began_s = time.perf_counter()
 
     @property
@@ -187,9 +187,9 @@ class _TimedSteps:
             NewSequence(slot, tokens.tolist(), length, _TIMED_CONTEXT, pages, GREEDY)
             for slot, tokens in enumerate(draw.integers(executor.config.vocab_size, size=(size, length)))
         ]
-        if self._told is not None:
-            self._told.num_drafts = num_drafts
-        asked = max(num_drafts, 1) if asks and self._told is not None else num_drafts
+        if self._fixed is not None:
+            self._fixed.num_drafts = num_drafts
+        asked = max(num_drafts, 1) if asks and self._fixed is not None else num_drafts
         nothing: list[list[int]] = [[] for _ in pages]
         for i in range(steps):
             # A head follows a step with a new sequence, though it drafts nothing.

@@ -30,14 +30,15 @@ KERNELS := $(BIN)/python -c 'from oscine.ops.native import library; library.unav
 BESIDE  := $(KERNELS)
 # All extras in one go: each call of pip resolves the project anew. On the other core, the project is built while torch is
 # installed. Then torch is imported for the first time, which compiles what it imports, and the C kernels are compiled.
+# pip 25 resolves in half the time of Python 3.11's; 26 warns of each editable package.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'pip==25.*' 'setuptools>=77'  # resolves in half the time of Python 3.11's; 26 warns of each editable package
+	$(INSTALL) 'pip==25.*' 'setuptools>=77'
 	$(INSTALL) torch & $(INSTALL) --no-deps --no-build-isolation -e . && wait $$!
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: demo serve test quick stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: demo serve test quick public stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -97,6 +98,9 @@ test-newest-triton: .venv-triton/$(NEWEST)/.ready  ## the part of triton-matrix 
 
 quick: $(TEST)  ## the tests that start no process and are not marked long, in a minute
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -p tests.quick -n 2 --timeout 30 --durations 5 --durations-min 0.5
+
+public: $(TEST)  ## write anew what users rely on: options, keys, routes, metrics and names, in tests/contract/public.txt
+	$(BIN)/python -m tests.contract.test_public
 
 ROUNDS ?= 30
 stress: $(TEST)  ## the tests that once failed on a busy machine, beside two busy loops, ROUNDS times

@@ -7,14 +7,14 @@
 
 1. Ops: products, choice and state against the reference. Exits with 1 if an error is larger than bfloat16 explains.
 2. Drafts: K tokens for some sequences, by replays of CUDA graphs. The target has two layers, which drafts do not read.
-3. Engine: decode speed per user, plain and with K drafts or the controller's number of them. A random head is never
-   right, so --acceptance says how often each position is accepted (%, as of all steps): what the target sampled is
-   replaced on the device. This takes one small launch per step, and the answers mean nothing; rows say "synthetic".
-   Given more than once, each is measured. The embedded model has its own head.
+3. Engine: decode speed per user, plain and with K drafts or the controller's number of them. The drafts of a random
+   head are never accepted. So --acceptance sets the share of steps (%) that accept each position: the device replaces
+   the samples of the target. This takes one small launch per step, and the answers mean nothing; rows say
+   "synthetic". It may be given several times. The embedded model has its own head.
 
-The engine without a head and the one with it are in one process and share their weights. They run in turns, so that a
-clock that falls does not decide. K = 0 measures plain steps of the engine with the head. In the end the controller is
-compared with the best fixed number of drafts, no drafts included.
+The engines with and without a head are in one process and share their weights. They run in turns, so that a falling
+clock affects both. K = 0 measures plain steps of the engine with the head. At the end the controller is compared with
+the best fixed number of drafts, which may be 0.
 
 Ops, drafts and engines run in a process of their own each.
 """
@@ -278,7 +278,7 @@ class Job:
     device: str
     ks: tuple[int | None, ...]  # drafts; None: the controller's number of them
     head: str  # folder
-    forced: tuple[Rates, ...]  # acceptance by position, of all steps; each is measured; none: as it comes
+    forced: tuple[Rates, ...]  # rates by position that are measured; if empty, acceptance is not forced
     concurrency: tuple[int, ...]
     isl: int
     osl: int
@@ -286,7 +286,7 @@ class Job:
 
     @property
     def variants(self) -> list[tuple[Rates | None, int | None]]:
-        """Acceptance and drafts; with none, acceptance does not matter."""
+        """Pairs of acceptance and drafts; without drafts, acceptance does not matter."""
         forced = self.forced or (None,)
         return [(rates, k) for rates in forced for k in self.ks if k != 0 or rates == forced[0]]
 
@@ -382,7 +382,7 @@ def measure(job: Job) -> list[Compared]:
         drafting = OwnEngine(build_engine(replace(options, speculation=speculation)))
     gc.collect()
     gc.freeze()  # as the engine process does
-    learnt = {rates: deepcopy(drafting.loop.speculation) for rates in job.forced or (None,)}  # on from point to point
+    learnt = {rates: deepcopy(drafting.loop.speculation) for rates in job.forced or (None,)}  # kept from point to point
     found: list[Compared] = []
     for point in job.points:
         found += compare(plain, drafting, point, job, learnt, acceptance)

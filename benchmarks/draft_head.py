@@ -1,5 +1,5 @@
-"""What benchmarks.draft measures: a head with the shape of NVIDIA's EAGLE3-v3 and random weights, its targets, and
-acceptance that is forced."""
+"""For benchmarks.draft: a head with the shape of NVIDIA's EAGLE3-v3 and random weights, its targets, and forced
+acceptance."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from oscine.model.eagle.weights import head_specs
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
 
-Rates = tuple[float, ...]  # of steps that accept the draft at each position
+Rates = tuple[float, ...]  # share of steps that accept the draft at each position
 
 
 def model_options(model: str, device: str) -> ModelOptions:
@@ -92,7 +92,7 @@ def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Te
 
 
 class ForcedAcceptance:
-    """From its making on, in this process; at first nothing is accepted."""
+    """Replaces acceptance in this process once it is constructed. At first nothing is accepted."""
 
     def __init__(self, device: str, most_drafts: int) -> None:
         accept: Callable[..., Tensor] = DeviceState.accept
@@ -107,6 +107,6 @@ class ForcedAcceptance:
         DeviceState.accept = accept_forced  # type: ignore[method-assign]
 
     def set(self, rates: Rates) -> None:
-        """CUDA graphs that were captured before obey too."""
+        """Also changes CUDA graphs that are already captured."""
         chances = [rate / before for rate, before in zip(rates, (1.0, *rates), strict=False)]
         self._chance_K[:-1] = torch.tensor(chances)

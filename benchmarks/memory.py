@@ -1,14 +1,14 @@
-"""Random loads at all limits of an engine on a GPU: after it is ready, no allocation may fail, and no request.
+"""Random loads at all limits of an engine on a GPU. After the start, no allocation and no request may fail.
 
     python -m benchmarks.memory --random-weights 120b --seconds 480
     python -m benchmarks.memory --random-weights 20b --starts 10 --beside 2 --seconds 5
     python -m benchmarks.memory --random-weights 20b --gpu-memory-bytes 24 --seconds 20
 
-Without limits of its own the engine has those of `oscine serve`. The load turns between kinds: prompts as long as the
-context allows, full batches of short ones, log-probabilities of prompts and answers, all ways of sampling, grammars,
+The engine has the default limits of `oscine serve`. The load alternates between kinds: prompts as long as the context
+allows, full batches of short ones, log-probabilities of prompts and answers, all ways of sampling, grammars,
 repetitive prompts that have many drafts, and all of them at once. One request in ten is cancelled. A grammar may use
-the embedded model's tokens. With --starts the engine is started so often, each time in a process of its own, beside a
-process that holds --beside GB; then a start that is refused must say why in one line. Exits with 1 if anything failed.
+the embedded model's tokens. --starts N starts the engine N times, each time in a new process, beside a process that
+holds --beside GiB. A start that is refused must say why in one line. Exits with 1 if anything failed.
 """
 
 import argparse
@@ -44,17 +44,17 @@ sys.stdin.read()
 
 @dataclass
 class Outcome:
-    """Of all phases."""
+    """The outcome of all phases."""
 
     ended: Counter[str] = field(default_factory=Counter)  # by kind and reason
     errors: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
-    least_free: int = 1 << 62  # bytes of the GPU, whenever it was looked at
-    slots: tuple[int, int] = (0, 0)  # the most that were used, and all
+    least_free: int = 1 << 62  # bytes of the GPU, at any sample
+    slots: tuple[int, int] = (0, 0)  # the most in use, and the total
 
 
 class Load:
-    """Makes requests. `seed` decides about all of them."""
+    """Makes requests, all from one `seed`."""
 
     def __init__(self, engine: BuiltEngine, seed: int) -> None:
         self._random, self._vocab, self._engine = random.Random(seed), engine.vocab_size, engine
@@ -63,7 +63,7 @@ class Load:
         self._count = 0
 
     def phase(self, kind: str) -> Iterator[GenerationRequest]:
-        """Without end."""
+        """Yields requests forever."""
         make = {
             "long": self._long,
             "full": self._full,
@@ -79,7 +79,7 @@ class Load:
             yield GenerationRequest(f"{name}-{self._count}", prompt, sampling)
 
     def most(self, kind: str) -> int:
-        """Requests that are there at once."""
+        """The number of requests at once."""
         return {"long": 4, "logprobs": self._batch // 2 + 1}.get(kind, self._batch + self._batch // 8)
 
     def _prompt(self, least: int, most: int) -> list[int]:
@@ -162,7 +162,7 @@ def run_phase(engine: BuiltEngine, load: Load, kind: str, end_s: float, draw: ra
 
 
 def free_bytes() -> tuple[int, int]:
-    """Of the GPU, and all of its bytes."""
+    """Free and total bytes of the GPU."""
     return torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
 
 
@@ -215,7 +215,7 @@ def once(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def starts(args: argparse.Namespace, given: list[str]) -> bool:
-    """Returns whether all went well."""
+    """Returns whether nothing failed."""
     command = [sys.executable, "-m", "benchmarks.memory", *given, "--starts", "0"]
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(int(args.beside * GIB))], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -446,7 +446,7 @@ class ServerOptions(Options, group="server"):
     )
     gpus: str | None = option(
         None,
-        "GPUs to use; --profile says what their layout is best for",
+        "GPUs to use; their layout is the best one for --profile",
         "all|N",
         shown="all for a published model, unless another option says what to use; else 1",
         excludes=("device", "tensor-parallel-size", "data-parallel-size"),

@@ -43,7 +43,7 @@ class Environment:
     visible_gpus: str | None = _variable("CUDA_VISIBLE_DEVICES")  # None: all GPUs
     no_color: str | None = _variable("NO_COLOR")
     untested_triton: bool = _flag("OSCINE_UNTESTED_TRITON")  # a GPU is used with a Triton that was not tested
-    no_peer_access: bool = _flag("OSCINE_NO_PEER_ACCESS")  # GPUs are used as if none reached the memory of another
+    no_peer_access: bool = _flag("OSCINE_NO_PEER_ACCESS")  # as if no GPU had access to the memory of another
     omp_num_threads: str | None = _variable("OMP_NUM_THREADS")  # threads that compute on a CPU
     cache_home: str | None = _variable("XDG_CACHE_HOME")
 

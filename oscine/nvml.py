@@ -1,4 +1,4 @@
-"""NVML, the library of NVIDIA's driver, and the energy that GPUs have used by its counter. Nothing is sampled.
+"""Opens NVML, the library of NVIDIA's driver, and reads its counter of energy. Nothing is sampled.
 
 The counter grows since the driver was loaded. Volta and newer GPUs have it; a part of a GPU (MIG) has none.
 """
@@ -39,7 +39,7 @@ def energy_counters(uuids: Iterable[str], library: str = LIBRARY) -> list[Energy
 
 
 def open_nvml(library: str = LIBRARY) -> ctypes.CDLL | None:
-    """None without a driver that answers."""
+    """None if there is no driver, or it does not answer."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError:

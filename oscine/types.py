@@ -126,8 +126,8 @@ class RankLostError(RuntimeError):
 class DecodeTimes(NamedTuple):
     """Seconds of a step in which some number of sequences decode, as measured at the start."""
 
-    plain: float  # without drafts, and without any work for them
-    drafting: tuple[float, ...]  # of sequences that verify 0, 1, ... drafts each, with the time of the drafter
+    plain: float  # without drafts or a drafter
+    drafting: tuple[float, ...]  # by drafts per sequence (0, 1, ...), including the drafter
 
 
 class Executor(Protocol):
@@ -280,7 +280,7 @@ class EngineStats:
     # memory: each slot has pages of one of them. Where they do not, slots are those of the fullest group.
     kv_slots_used: int = gauge("KV memory slots with pages held by live requests", "kv_slots_used", "engine")
     kv_slots_cached: int = gauge(
-        "KV memory slots with cached pages that no live request holds and that are worth keeping",
+        "KV memory slots whose pages are cached for reuse and held by no request",
         "kv_slots_cached",
         "engine",
     )

@@ -1,4 +1,4 @@
-"""Runs a function of a module in one process per rank, each with a GPU of its own if there are any.
+"""Runs a function of a module in one process per rank, each on its own GPU if there is one.
 
     results = run_ranks("benchmarks.kernels.communication", "measure", num_ranks=2, limit=55)
 

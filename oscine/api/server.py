@@ -31,6 +31,7 @@ from oscine.collector import collect_when_quiet
 from oscine.config import Config
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
+from oscine.system.freed_memory import return_freed_memory
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -159,16 +160,18 @@ class Server(uvicorn.Server):
         Raises ServerError when none of them can be served.
         """
         self._warn_if_open()
-        starting = asyncio.create_task(self._start_service(on_ready))
-        measuring = asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe))
-        collecting = asyncio.create_task(collect_when_quiet(lambda: self.service.is_quiet))
+        tasks = [
+            asyncio.create_task(self._start_service(on_ready)),
+            asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe)),
+            asyncio.create_task(collect_when_quiet(lambda: self.service.is_quiet)),
+            asyncio.create_task(return_freed_memory()),
+        ]
         try:
             await self.serve(sockets=[self.listener])
         finally:
-            starting.cancel()
-            measuring.cancel()
-            collecting.cancel()
-            await asyncio.wait((starting, measuring, collecting))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await self.service.stop()
             if self._port_file is not None:
                 self._port_file.close()

@@ -106,7 +106,7 @@ class EngineBench:
         return replace(timing, energy_j=after_j - before_j)
 
     def num_held(self, point: Point) -> int:
-        """Sequences of this length that run at once; further ones wait, or are computed twice."""
+        """The number of sequences of this length that run at once; others wait, or are computed twice."""
         return self._engines.num_held(point)
 
     def _result(self, point: Point, timing: Timing, where: machine.Machine) -> Result:
@@ -168,9 +168,9 @@ def _several(config: Config, *, share_experts: bool) -> EngineProcesses:
 
 
 def measured(config: Config, points: Sequence[Point]) -> Config:
-    """A server's configuration for its bare engines at these points: without prefix cache, and all requests may wait.
+    """The configuration of a server, changed for these points: no prefix cache, and all requests may wait.
 
-    Limits stay as they are, so that the figures are those of a server with the same options.
+    Other limits stay, so the figures are those of a server with the same options.
     """
     engine = config.engine
     waiting = max(engine.scheduler.max_waiting, *(point.concurrency for point in points))

@@ -28,7 +28,7 @@ class Timing:
 
 
 class Limits(NamedTuple):
-    """Of each engine, as its memory plan has them."""
+    """The limits of each engine, from its memory plan."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -50,7 +50,7 @@ class Engines(Protocol):
         ...
 
     def num_held(self, point: Point) -> int:
-        """Sequences of this length that run at once, over all engines."""
+        """The number of sequences of this length that run at once, over all engines."""
         ...
 
 

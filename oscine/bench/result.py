@@ -77,7 +77,7 @@ class Result:
     expert_parallel_size: int = 1
     kv_cache_dtype: str = "auto"  # as the option has it; auto is exact, here and in the next
     activation_dtype: str = "auto"
-    max_num_seqs: int | None = None  # of each engine, as is the next; a line without them is older than they are
+    max_num_seqs: int | None = None  # of each engine, as the next; older lines lack both
     max_num_batched_tokens: int | None = None
     # Of all GPUs in the pass of osl tokens, prompts included. A line without them is of a machine that does not count.
     joules_per_output_token: float | None = None

@@ -53,7 +53,7 @@ class HarmonyRenderer:
         return self._encode(pieces)
 
     def count(self, conversation: Conversation, most: int | None = None) -> int:
-        """The number of tokens that `render` gives, without holding them all, or `most`, where counting stops."""
+        """The number of tokens of `render`, at most `most`, without all tokens in memory."""
         pieces = self._pieces(conversation)
         texts = _texts(pieces)
         num_special = len(pieces) - len(texts)

@@ -4,7 +4,9 @@ The ids of harmony's special tokens differ between models.
 """
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import tokenizers
@@ -14,6 +16,7 @@ from oscine.model.tokenizer_file import is_panic, read_tokenizer
 from oscine.system.model_files import shown
 
 _SLICE = 16_384  # characters
+_LONGER = 8  # times: the next slice that is tried where one holds no whole word
 _UNSURE_WORDS = 2  # at the end of a slice: "'" and "l" of "we'll", or spaces before a word
 
 SPECIAL_TOKENS = {
@@ -28,6 +31,11 @@ SPECIAL_TOKENS = {
 }
 
 _BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+
+
+def _well_formed(text: str) -> str:
+    """The text with U+FFFD for each lone surrogate."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _num_bytes(text: str) -> int:
@@ -104,6 +112,7 @@ class Tokenizer:
         self._inner.encode_special_tokens = True  # special tokens within text are plain text
         added = self._inner.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
+        self._words_are_apart = len(self._special) == len(added)  # else a token may span what are words in a slice
         contents = {token_id: token.content for token_id, token in added.items()}
         id_of = {contents[token_id]: token_id for token_id in self._special}
         for attribute, content in SPECIAL_TOKENS.items():
@@ -127,14 +136,36 @@ class Tokenizer:
         Raises EncodingError where the tokenizer fails.
         """
         try:
-            return self._encode(text)
+            return [*chain.from_iterable(self._slices(text))]
         except TypeError:  # how the library refuses lone surrogates
-            return self._encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            return [*chain.from_iterable(self._slices(_well_formed(text)))]
 
-    def _encode(self, text: str) -> list[int]:
+    def _slices(self, text: str, *, cuts_words: bool = False) -> Iterator[list[int]]:
+        """The ids of a text, slice by slice. A slice ends with a word whose tokens do not depend on what comes after.
+
+        Making a list of ids, or freeing it, keeps the GIL: a long list would delay the event loop. A word that is
+        longer than a slice makes a longer one; with `cuts_words` it is cut, which changes few tokens.
+        """
+        start, size = 0, _SLICE
+        while start + size < len(text) and self._words_are_apart:
+            encoding = self._encoded(self._inner.encode_batch, text[start : start + size])
+            ids: list[int] = encoding.ids
+            words = encoding.word_ids  # ascending
+            last = words[-1] or 0 if words else 0
+            sure = bisect_left(words, last + 1 - _UNSURE_WORDS, key=lambda word: word or 0)
+            said = self.decode(ids[:sure])
+            if said and text.startswith(said, start):  # a vocabulary may lack bytes
+                start += len(said)
+                yield ids[:sure]
+            elif cuts_words:
+                start += size
+                yield ids
+            else:
+                size *= _LONGER
+                continue
+            size = _SLICE
         # A batch of one, because `encode` keeps the GIL: a long text would hold up the event loop from any thread.
-        ids: list[int] = self._encoded(self._inner.encode_batch_fast, text).ids
-        return ids
+        yield self._encoded(self._inner.encode_batch_fast, text[start:]).ids
 
     def _encoded(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
         """What a method of the library for batches makes of one text. Raises EncodingError where it panics."""
@@ -163,37 +194,21 @@ class Tokenizer:
         return False
 
     def count(self, texts: Sequence[str], most: int | None = None) -> int:
-        """The number of ids that `encode` gives for all texts, or `most`, where counting stops.
+        """The number of ids of all texts, at most `most`. Encodes one slice of a text at a time.
 
-        No more than a slice of a text is encoded at once.
+        Exact, unless a single word is longer than a slice: it is cut, as encoding it whole takes seconds.
         """
         total = 0
-        for count in (count for text in texts for count in self._counts(text)):
-            total += count
-            if most is not None and total >= most:
-                return most
+        for text in texts:
+            for ids in self._slices(_well_formed(text), cuts_words=True):
+                total += len(ids)
+                if most is not None and total >= most:
+                    return most
         return total
-
-    def _counts(self, text: str) -> Iterator[int]:
-        """The number of ids of each slice of a text.
-
-        A slice ends with a word whose tokens do not depend on what comes after the slice. So the count is exact, unless
-        a single word is longer than a slice: it is cut, which changes few tokens, as encoding it whole takes seconds.
-        """
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        start = 0
-        while start + _SLICE < len(text):
-            piece = text[start : start + _SLICE]
-            encoding = self._encoded(self._inner.encode_batch, piece)
-            words = [word or 0 for word in encoding.word_ids]
-            kept = words.index(sorted({*words})[-_UNSURE_WORDS:][0]) or len(words)
-            start += len(b"".join(map(self.token_bytes, encoding.ids[:kept])).decode())
-            yield kept
-        yield len(self.encode(text[start:]))
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all ids, special tokens by name; invalid UTF-8 becomes U+FFFD."""
-        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+        return b"".join(map(self._bytes.__getitem__, token_ids)).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token: a special token's name, nothing for an id outside of the vocabulary."""

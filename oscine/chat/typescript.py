@@ -50,7 +50,7 @@ class SchemaTypes:
         self._root = root
         self._owner = owner  # the tool, for errors
         self._taken = taken
-        self._names: dict[str, str] = {}  # type names by the URI of what is referred to
+        self._names: dict[str, str] = {}  # type names by the URI of the reference
         self._uris: list[str] = []  # in order of first use
 
     def declarations(self) -> Iterator[str]:

@@ -97,9 +97,9 @@ def check_ranks(options: ModelOptions) -> None:
 
 
 def shapes_of(options: ModelOptions) -> ModelConfig | None:
-    """The configuration of a model, of which no more is fetched; that of a published model is known.
+    """The configuration of a model. Fetches config.json only, and nothing for a published model.
 
-    None for a GGUF file that is on the hub. Raises ValueError.
+    None for a GGUF file on the hub. Raises ValueError.
     """
     if options.random_weights is not None:
         return random_config(options.random_weights)
@@ -341,7 +341,7 @@ def _fetched(of: str, offline: str | None, fetch: Callable[..., Any], where: dic
 
 
 def _hint(repo_id: str) -> str:
-    """The published model that was probably meant, to append to an error."""
+    """The end of an error that suggests a published model, or nothing."""
     published = _SHORT_NAMES.values()
     return "" if repo_id in published else did_you_mean(repo_id, published)
 

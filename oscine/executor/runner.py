@@ -95,11 +95,11 @@ class TorchExecutor:
         self._prompt_logprobs: dict[int, int] = {}  # slot -> how many of the most probable tokens
         self.decode_graphs = DecodeGraphs(self._decode, self._choose_greedily, self.device)
         self.prompt_graphs = PromptGraphs(self._compute, self.state.padding_slot, self.device)
-        self.followed_graphs = self.decode_graphs  # of steps that a head follows
+        self.followed_graphs = self.decode_graphs  # of steps that also fill the head's layer
         self._recorded: DecodeGraphs | RecordedSteps = self.decode_graphs
         self._followed: DecodeGraphs | RecordedSteps = self._recorded
         self.decode_times: dict[int, DecodeTimes] | None = None  # see time_decodes
-        self._is_behind = np.zeros(max_num_seqs + 1, np.bool_)  # by slot: the head did not follow its last step
+        self._is_behind = np.zeros(max_num_seqs + 1, np.bool_)  # by slot: the last step did not fill the head's layer
         self._launched: deque[LaunchedStep] = deque()
         self._unread: deque[LaunchedStep] = deque()  # whose tokens the host has not counted; with drafts only
 
@@ -122,7 +122,7 @@ class TorchExecutor:
 
     @contextmanager
     def drafting_with(self, drafter: HostDrafter) -> Iterator[None]:
-        """Meanwhile another drafter drafts, and this one learns of nothing. No sequence may go on from before."""
+        """Replaces the drafter for the time of the context. No sequence may be running."""
         own, self._drafter = self._drafter, drafter
         try:
             yield
@@ -178,7 +178,7 @@ class TorchExecutor:
 
     @property
     def is_done(self) -> bool:
-        """Whether the oldest launched step is."""
+        """Whether the oldest launched step is done."""
         return self._launched[0].done.passed
 
     def collect(self) -> StepResult:
@@ -231,7 +231,7 @@ class TorchExecutor:
         )
 
     def _draft(self, plan: StepPlan, drafter: DeviceDrafter) -> Drafts | None:
-        """Waits for nothing. Pages are placed. A sequence that the head is behind has no drafts: it catches up."""
+        """Does not wait. Pages are placed. A sequence has no drafts in the first step after plain ones."""
         if not any(sequence.num_drafts for sequence in plan.sequences):
             return None
         counts = [0 if self._is_behind[sequence.slot] else sequence.num_drafts for sequence in plan.sequences]
@@ -251,7 +251,7 @@ class TorchExecutor:
         return Drafts(counts, cache(ids))
 
     def _follows(self, plan: StepPlan, step: StepArrays) -> bool:
-        """Whether the head that drafts follows the step: not if all its sequences decode, and none may have drafts."""
+        """Whether the step also fills the head's layer: unless all its sequences decode and none may have drafts."""
         if self._device_drafter is None:
             return False
         decodes = not plan.new and step.num_decodes == len(step.slots_S)

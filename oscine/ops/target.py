@@ -47,7 +47,7 @@ class Communicator(Protocol):
         ...
 
     def serve(self) -> None:
-        """The start is over: from now on a rank that lets the others wait for long is lost."""
+        """Arms the time limit after the start: from now on a rank that exceeds it is lost."""
         ...
 
 
@@ -100,7 +100,7 @@ class Exchange(Protocol):
         ...
 
     def serve(self) -> None:
-        """All ranks are ready: from now on one that does not come in time is lost."""
+        """Arms the time limit after the start: from now on a rank that exceeds it is lost."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The GPUs that this process may use and the links between them, as NVIDIA's driver describes them.
 
-Read through NVML: this needs no torch, and makes no CUDA context. Bandwidth and arithmetic follow from clocks, widths
-and numbers of cores, so that any GPU compares with those that were measured.
+NVML needs no torch and makes no CUDA context. Memory bandwidth and arithmetic throughput are calculated from clocks,
+bus widths and numbers of cores, so that any GPU can be compared with the measured ones.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Machine:
     """GPUs that serve a model together."""
 
     gpus: tuple[Gpu, ...]
-    link: Link | None  # the slowest between any two; None: some GPU has no access to the memory of another
+    link: Link | None  # the slowest between any two GPUs; None without peer access between all of them
 
     @property
     def chip(self) -> Chip:
@@ -54,9 +54,9 @@ class Machine:
 def describe_gpus(
     count: int | None, visible: str | None, *, peer_access: bool = True, library: str = LIBRARY
 ) -> Machine | None:
-    """The first `count` GPUs, or all. None if there are fewer, or if the driver does not say all that matters.
+    """The first `count` GPUs, or all. None if there are fewer, or if the driver does not report all figures.
 
-    visible: CUDA_VISIBLE_DEVICES. peer_access: False hides it.
+    visible: CUDA_VISIBLE_DEVICES. peer_access: False ignores peer access.
     """
     nvml = open_nvml(library)
     if nvml is None:
@@ -74,7 +74,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Driver:
-    """NVML's functions; None stands for what they cannot tell."""
+    """Calls of NVML; None or False if the driver does not answer."""
 
     def __init__(self, nvml: ctypes.CDLL) -> None:
         self._nvml = nvml
@@ -128,7 +128,7 @@ class _Driver:
         return Gpu(name.value.decode(), memory.total, memory.free, chip, bytes_per_s, 2 * products * sm_mhz * 1e6)
 
     def link(self, devices: Sequence[ctypes.c_void_p], gpus: Sequence[Gpu]) -> Link | None:
-        """The slowest between any two of them; None if a GPU has no access to the memory of another."""
+        """The slowest link between any two of them; None without peer access between all of them."""
 
         def all_can(what: int) -> bool:
             pairs = permutations(devices, 2)
@@ -146,6 +146,6 @@ class _Driver:
         return Link("PCIe", _PCIE_S, min(_PCIE_BYTES.get(one or 4, _PCIE_BYTES[4]) for one in generations))
 
     def _nvlinks(self, device: ctypes.c_void_p) -> int:
-        """All that there may be, where the driver does not tell: as in some virtual machines."""
+        """The number of active NVLinks; the maximum if the driver does not report them, as in some virtual machines."""
         states = (self._read("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(i)) for i in range(_MOST_LINKS))
         return sum(state == 1 for state in states) or _MOST_LINKS

@@ -1,10 +1,10 @@
-"""How several GPUs serve a model best, by estimate: as ranks of engines, as engines alone, or with shared experts.
+"""Estimates the speed of each layout of several GPUs: ranks, separate engines, or engines that share experts.
 
-The estimate is arithmetic over step times and over the number of sequences that the memory of each layout holds. An
-engine with S sequences takes, for all answers of one round,
+The estimate follows from step times and from the number of sequences that the memory of each layout holds. An engine
+that answers S requests together runs
 
     prompts:  S * prompt tokens, in steps of as many tokens as it computes at once
-    answers:  one decode step of S rows for each token of an answer, with the mean context
+    answers:  one decode step of S rows per token of an answer, with the mean context
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from oscine.timing.machine import Group, NotMeasuredError, StepTimes
 
-MARGIN = 0.05  # of the estimates
+MARGIN = 0.05  # relative error of an estimate
 
 
 class Layout(NamedTuple):
@@ -42,21 +42,21 @@ class Load(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of a sequence, on average over the time that it generates."""
+        """The mean length of a sequence while it generates."""
         return self.prompt + self.answer // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     layout: Layout
-    sequences: int  # that an engine runs at once, by its limits and its memory
-    step_tokens: int  # of an engine's step
+    sequences: int  # the most that an engine runs at once, by its limits and its memory
+    step_tokens: int  # the most in a step of an engine
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     layout: Layout
-    sequences: int  # that an engine runs at once under the load
+    sequences: int  # per engine under the load
     output_tok_s: float  # of all engines
     tok_s_user: float  # prompts included
     origin: str
@@ -76,10 +76,10 @@ def estimate(times: StepTimes, candidate: Candidate, load: Load) -> Estimate:
 
 
 def best_first(times: StepTimes, candidates: Iterable[Candidate], load: Load) -> list[Estimate]:
-    """By the tokens per second of all requests, or of each where their number is given.
+    """Sorted by output tokens per second; by those of each request if the load has a number of requests.
 
-    Of those that are within MARGIN of the best, the one whose GPUs depend least on one another comes first. Candidates
-    of which no step times are known are left out.
+    Of those within MARGIN of the best, the one with the most independent GPUs comes first. Candidates without known
+    step times are left out.
     """
     found = []
     for candidate in candidates:

@@ -1,9 +1,9 @@
 """Step times of a model on the GPUs of one machine, for groups of any size.
 
-A table is for one chip, one link and one or two GPUs. What was not measured follows from it:
+A table is for one chip, one link and one or two GPUs. Other times are calculated from it:
 
-    another chip     times of the nearest one: of a decode step by bandwidth, of prompts by arithmetic
-    another link     other messages: two per layer, as long as their bytes and their latency take
+    another chip     times of the most similar one: decode steps scaled by bandwidth, prompts by arithmetic
+    another link     two messages per layer, which take latency + bytes / bandwidth of this link
     more GPUs        T(n) = f + w / n without messages, with f and w from one GPU and from the measured number
 """
 
@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple
 from oscine.timing.surface import Surface
 from oscine.timing.table import Header, Table
 
-Sharing = Literal["tensor", "experts"]  # what the GPUs of a group have parts of: everything, or only the experts
+Sharing = Literal["tensor", "experts"]  # what a group divides among its GPUs: all tensors, or only the experts
 _ELEMENT_BYTES = 2  # bfloat16
 
 
 class NotMeasuredError(LookupError):
-    """No table says anything about this model, or about groups of GPUs that share so."""
+    """No table covers this model, or this kind of group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between any two GPUs of a machine, in one direction."""
+    """The link between any two GPUs of a machine, in one direction."""
 
     name: str
     latency_s: float  # of a message
@@ -40,7 +40,7 @@ class Link:
 
 
 class Group(NamedTuple):
-    """GPUs whose step is one: ranks of an engine, or engines that share experts."""
+    """GPUs that run each step together: ranks of an engine, or engines that share experts."""
 
     sharing: Sharing = "tensor"
     num_gpus: int = 1
@@ -55,13 +55,13 @@ class _Surfaces:
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     chip: Chip
-    link: Link | None  # None: one GPU, or none reaches another
-    measured: Chip  # from which all times follow
+    link: Link | None  # None: a single GPU, or no peer access
+    measured: Chip  # the one whose times are scaled
     _groups: dict[Group, _Surfaces] = field(repr=False)
 
     @classmethod
     def of(cls, tables: Sequence[Table], model: str, chip: Chip, link: Link | None) -> "StepTimes":
-        """By the tables of the nearest chip. Raises NotMeasuredError for a model without a table of one GPU."""
+        """From the tables of the most similar chip. Raises NotMeasuredError for a model without a table of one GPU."""
         own = [one for one in tables if one.header.model == model]
         single = [one.header for one in own if one.header.num_gpus == 1]
         if not single:
@@ -73,18 +73,18 @@ class StepTimes:
         return cls(chip, link, measured, surfaces)
 
     def decode_s(self, group: Group, rows: int, context: float) -> float:
-        """A decode step in which each engine of the group has `rows` sequences with this mean context."""
+        """Seconds of a decode step in which each engine of the group has `rows` sequences with this mean context."""
         found = {known: one.surface.decode_ms(rows, context) / 1e3 for known, one in self._groups.items()}
         return self._of_group(found, group, rows, self.measured.bytes_per_s / self.chip.bytes_per_s)
 
     def prompts_s(self, group: Group, tokens: int, prompt: int) -> float:
-        """A step in which each engine of the group computes `tokens` of prompts of this length."""
+        """Seconds of a step in which each engine of the group computes `tokens` of prompts of this length."""
         pairs = tokens * (prompt + 1) / 2
         found = {known: one.surface.prompts_ms(tokens, pairs) / 1e3 for known, one in self._groups.items()}
         return self._of_group(found, group, tokens, self.measured.flops_per_s / self.chip.flops_per_s)
 
     def origin(self, group: Group) -> str:
-        """Where its times come from, in words."""
+        """Where the times of a group come from, in words."""
         figures = {self._groups[one].header.figures for one in (Group(), self._nearest(group))}
         known = self._nearest(group) == group
         how = "measured" if figures == {"measured"} and known else "calculated"
@@ -124,10 +124,10 @@ def _distance(header: Header, chip: Chip) -> float:
 
 
 def _messages_s(header: Header, link: Link, group: Group, rows: int) -> float:
-    """What the messages of a step take.
+    """Seconds of the messages of a step.
 
-    Ranks add up all rows twice in a layer, in two shots. Engines that share experts send their rows to all others, and
-    get sums back.
+    Ranks all-reduce all rows twice per layer, in two shots. Engines that share experts send their rows to all others,
+    and receive sums.
     """
     row = header.hidden * _ELEMENT_BYTES
     others = group.num_gpus - 1

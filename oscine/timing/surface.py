@@ -1,8 +1,7 @@
-"""The time of a step of any size, from the points of one table.
+"""The time of a step of any size, interpolated between the points of one table.
 
-Between sizes it is piecewise linear in logarithms, and at a point it is exact. Beyond the largest decode step it goes
-on with the last slope. Larger steps of prompts have the speed of the largest measured one, and smaller steps take as
-long as the smallest one.
+Times are exact at the points, and between sizes linear in logarithms. Larger decode steps continue the last slope. A
+larger step of prompts has the tokens/s of the largest measured one, and a smaller one takes as long as the smallest.
 """
 
 from bisect import bisect_right
@@ -15,7 +14,7 @@ _Line = list[tuple[float, float]]
 
 
 class Surface:
-    """Of one table. Raises ValueError without points of both kinds."""
+    """The step times of one table. Raises ValueError without points of both kinds."""
 
     def __init__(self, points: Sequence[StepPoint]) -> None:
         self._decode = _by_size((*one.size, one.ms) for one in points if one.kind == "decode")
@@ -24,12 +23,12 @@ class Surface:
             raise ValueError("a table of step times needs decode steps and steps of prompts")
 
     def decode_ms(self, rows: int, context: float) -> float:
-        """Of a step that decodes a token of `rows` sequences with this mean context."""
+        """The time of a decode step of `rows` sequences with this mean context."""
         sizes = [(size, _linear(line, max(context, line[0][0]))) for size, line in self._decode]
         return _in_logs(sizes, rows)
 
     def prompts_ms(self, tokens: int, pairs: float) -> float:
-        """Of a step that computes so many tokens of prompts."""
+        """The time of a step of prompts. `pairs`: of a query and a key, over all prompts."""
         each = pairs / tokens
         sizes = [(size, _linear(line, max(each * size, line[0][0]))) for size, line in self._prompts]
         (least, _), (most, ms) = sizes[0], sizes[-1]

@@ -1,6 +1,6 @@
-"""Tables of step times: files of JSON lines, a header and then one line per point.
+"""Tables of step times: files of JSON lines, first a header, then a line per point.
 
-Readers ignore further keys. The tables in `tables/` come with the package.
+Unknown keys are ignored. The tables in `tables/` come with the package.
 """
 
 import json
@@ -21,8 +21,8 @@ class Header:
 
     model: str
     layers: int
-    hidden: int  # size of a row that ranks exchange
-    gpu: str  # as its driver calls it
+    hidden: int  # elements of a row that GPUs exchange
+    gpu: str  # name in the driver
     bytes_per_s: float  # of its memory, by clock and width
     flops_per_s: float  # dense bfloat16, by clock and number of cores
     source: str
@@ -36,7 +36,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step. A decode step has `rows` sequences of `context` tokens; the other kind has prompts only."""
+    """The time of one step: of `rows` sequences with `context` tokens that decode, or of prompts only."""
 
     kind: Kind
     ms: float

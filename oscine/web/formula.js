@@ -7,7 +7,7 @@ const INLINE_LENGTH = 2000; // characters; longer ones are text
 const TEX_SIGN = /[\\^_={}<>]/;
 const WORD = /[\p{L}\p{N}]/u;
 
-let setting = null; // a promise of KaTeX, while it is asked for
+let setting = null; // the promise of a fetch of KaTeX
 let katex = null;
 let attempts = 0;
 
@@ -19,7 +19,7 @@ export function formula(source, display, written) {
   return element;
 }
 
-/** The next formula tries again after a fetch that failed. */
+/** Fetches KaTeX once; after a failure the next formula fetches it again. */
 function load() {
   setting ??= fetchKatex().catch((error) => {
     setting = null;
@@ -29,7 +29,7 @@ function load() {
 }
 
 async function fetchKatex() {
-  const again = attempts ? `?attempt=${attempts}` : ""; // a browser may keep the failure of a module
+  const again = attempts ? `?attempt=${attempts}` : ""; // browsers cache the failure of a module
   attempts += 1;
   await import(`./vendor/katex.min.js${again}`);
   const link = h("link", { rel: "stylesheet", href: new URL(`vendor/katex.min.css${again}`, import.meta.url).href });

@@ -301,7 +301,7 @@ def test_an_interactive_request_overtakes_a_batch(client: OpenAI, fake_server: S
     before = fake_server.metric("oscine:num_preemptions_total")
     model = client.models.list().data[0].id
     client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}], max_tokens=3)
-    assert fake_server.metric("oscine:num_preemptions_total") > before
+    wait_until(lambda: fake_server.metric("oscine:num_preemptions_total") > before, "a preemption")
     assert client.batches.retrieve(batch_id).request_counts.completed == 0
     client.batches.cancel(batch_id)
     ended(client, batch_id)

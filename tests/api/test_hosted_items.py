@@ -1,4 +1,4 @@
-"""A conversation that began elsewhere goes on: items of tools that this server does not run. Over a scripted engine."""
+"""Items of OpenAI's hosted tools, which this server does not run, over a scripted engine."""
 
 import base64
 from typing import Any, get_args
@@ -177,7 +177,7 @@ def test_a_hosted_call_may_lack_a_result(scripted: ScriptedServer) -> None:
 
 
 def test_a_function_answers_a_hosted_call(scripted: ScriptedServer) -> None:
-    """As clients do that run the shell themselves."""
+    """Clients that run the shell themselves do so."""
     call, _ = CALLS["local_shell_call local_shell_call_output"][0]
     output = {"type": "function_call_output", "call_id": "c", "output": "a.py"}
     assert called("local_shell", '{"type":"exec","command":["ls"],"env":{}}', "a.py") in respond(scripted, call, output)
@@ -209,7 +209,7 @@ def test_tools_that_come_with_an_item_can_be_called(scripted: ScriptedServer, ki
     assert "type crm__look_up" in text
 
 
-def test_a_refused_call_of_an_mcp_server_is_told(scripted: ScriptedServer) -> None:
+def test_a_refused_mcp_call_is_read_as_failed(scripted: ScriptedServer) -> None:
     request = {"type": "mcp_approval_request", "id": "m_1", "server_label": "s", "name": "f", "arguments": '{"a":1}'}
     answer = {"type": "mcp_approval_response", "id": "r_1", "approval_request_id": "m_1", "approve": False}
     said = '<|channel|>commentary to=s.f <|constrain|>json<|message|>{"a":1}<|call|>'

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from oscine.api.http import memory as limits
 from oscine.api.http.body import read_body
 from oscine.api.http.errors import APIError
 from oscine.api.http.memory import Bodies, Held, memory_of
-from oscine.api.http.work import Trimmer
-from oscine.api.serving import schemas
+from oscine.api.openai import tokenization
+from oscine.api.serving import sampling, schemas
 from oscine.api.serving.schemas import ChatCompletionRequest, decode
 from oscine.api.turns import conversation
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
@@ -355,6 +355,24 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
     assert seen == {False}
 
 
+def test_many_token_ids_are_checked_beside_the_event_loop(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop_thread, seen = threading.get_ident(), []
+    whole = sampling.check_ids
+
+    def noted(param: str, ids: Iterable[int], vocab_size: int) -> None:
+        seen.append((param, threading.get_ident() == loop_thread))
+        whole(param, ids, vocab_size)
+
+    monkeypatch.setattr(sampling, "check_ids", noted)
+    monkeypatch.setattr(tokenization, "check_ids", noted)
+    for path, param in (("/v1/completions", "prompt"), ("/detokenize", "tokens")):
+        answer = scripted.post(path, {param: [-1] * 20_000})
+        assert f"'{param}'" in answer.json()["error"]["message"]
+    assert seen == [("prompt", False), ("tokens", False)]
+
+
 def test_large_bodies_are_decoded_one_at_a_time_beside_the_event_loop(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,14 +480,3 @@ def test_other_names_are_served_where_they_are_allowed_or_a_key_is_asked_for(mod
         assert request(server, CHAT, Host="any.example").status_code == 200
     with ScriptedServer(model_folder, api_keys=("key",)) as server:
         assert request(server, CHAT, Host="any.example", Authorization="Bearer key").status_code == 200
-
-
-def test_memory_of_large_requests_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without trimming, large allocations of a thread would stay with its arena for good."""
-    trimmed = threading.Event()
-    trimmer = Trimmer()
-    monkeypatch.setattr(trimmer, "_trim", lambda rest: trimmed.set())
-    trimmer.freed(1 << 20)
-    assert not trimmed.is_set()
-    trimmer.freed(64 << 20)
-    assert trimmed.wait(30)

@@ -115,6 +115,7 @@ def test_a_conversation(fake_server: ServerProcess) -> None:
     assert done.returncode == 0
     assert done.stdout.count(THOUGHT) == 3
     assert "/effort takes one of none, minimal, low, medium, high, xhigh, max" in done.stderr
+    assert "ctrl-D" not in done.stderr  # a pipe has no keys
 
 
 def test_a_pipe_whose_messages_fail_is_a_failure() -> None:

@@ -1,4 +1,4 @@
-"""The layout that `oscine serve` estimates to be best on GPUs which the driver describes."""
+"""The layout with the best estimate, for GPUs that the driver describes."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ LOADS = {"low_latency": Load(1024, 1024, 1), "max_throughput": Load(1024, 1024)}
 
 
 def gpu(gib: int, share: float = 1.0) -> Gpu:
-    """Some other chip, with a share of the bandwidth and the arithmetic of an H100."""
+    """A chip with a share of the bandwidth and the arithmetic of an H100."""
     memory = {"total": gib * GIB, "free": gib * GIB - GIB // 2}
     return replace(
         H100, name="other", bytes_per_s=share * H100.bytes_per_s, flops_per_s=share * H100.flops_per_s, **memory
@@ -65,7 +65,7 @@ def brute_force(model: str, profile: str, machine: Machine) -> Layout | None:
 
 
 def slower(share: float, table: Table) -> Table:
-    """Of several GPUs."""
+    """A table of several GPUs with other times; others stay."""
     if table.header.num_gpus == 1:
         return table
     return replace(table, points=tuple(replace(point, ms=share * point.ms) for point in table.points))
@@ -96,6 +96,7 @@ def test_the_choice_is_the_best_of_all_layouts(model: str, share: float, monkeyp
         ("120b", "low_latency", Layout(1, 2), "tokens/s for one request; next 2 engines of one GPU each, "),
         ("120b", "max_throughput", Layout(2, shares_experts=True), "with full caches; next 1 engine of 2 GPUs, "),
         ("20b", "max_throughput", Layout(2), "and scaled from NVIDIA H200, messages through NVLink)"),
+        ("20b", "max_throughput", Layout(2), "; within 5% of 2 engines of one GPU each that share their experts, "),
     ],
 )
 def test_two_h100(model: str, profile: str, expected: Layout, says: str) -> None:

@@ -1,7 +1,7 @@
-"""The controller of speculation in a simulated engine: step times and acceptance are given, throughput is compared.
+"""The controller of speculation in a simulated engine with given step times and acceptance, by its throughput.
 
-Tokens and seconds are counted as they are expected, so that what is compared is the choice of drafts, not luck. What
-the controller is told has the noise of a real engine.
+Throughput is calculated from expected tokens and seconds, so it depends on the choice of drafts and not on luck. The
+controller's observations have the noise of a real engine.
 """
 
 import random
@@ -14,11 +14,11 @@ import pytest
 from oscine.engine.core.speculation import SpeculationController, StepTable
 from oscine.types import DecodeTimes, ScheduledSequence, StepPlan
 
-Times = dict[int, DecodeTimes]  # by sequences
+Times = dict[int, DecodeTimes]  # by number of sequences
 Accepted = list[float]  # by position: the share of steps that accept the draft
 
-# gpt-oss-120b with a head on one H200 (docs/log.md): milliseconds without drafts, and with 1, 2, 3 as multiples of it.
-# Two drafts are interpolated. The head that only follows takes 1.5 %.
+# gpt-oss-120b with a head on one H200 (docs/log.md): milliseconds without drafts, and with 1, 2, 3 drafts as multiples
+# of it. Two drafts are interpolated. A step that only fills the head's layer takes 1.5 % longer.
 MEASURED = {
     1: (1.93, 1.30, 1.55, 1.79),
     8: (4.55, 1.62, 2.02, 2.38),
@@ -40,7 +40,7 @@ def at(values: tuple[float, ...], drafts: float) -> float:
 
 
 def noisy(times: Times, noise: float, seed: int) -> Times:
-    """As they might be measured."""
+    """Times as a measurement with noise gives them."""
     draw = random.Random(seed)
 
     def off(seconds: float) -> float:
@@ -55,22 +55,22 @@ class Sequence:
     draft_steps: float = 0.0
     drafts_expected: float = 0.0
     drafts_accepted: float = 0.0
-    is_behind: bool = False  # a head must follow a step before it drafts
+    is_behind: bool = False  # the head's layer must be filled before it drafts
 
 
 @dataclass
 class Engine:
-    """Sequences that never end. Steps overlap: one is decided on before the last one is known."""
+    """Sequences that never end. Steps overlap: each is decided before the result of the last one is known."""
 
     controller: SpeculationController
     batch: int
     accepted: Accepted
     times: Times = field(default_factory=H200.copy)
     of_odd: Accepted | None = None  # acceptance of every other sequence
-    slower: float = 1.0  # real steps over those of the table
-    per_row: float = 0.0  # plain steps that each row takes in addition: it reads a long context
+    slower: float = 1.0  # real times over those of the table
+    per_row: float = 0.0  # additional time per row, in plain steps: it reads a long context
     has_head: bool = True
-    matched: float = 1.0  # of sequences that may have drafts, how many do; without a head
+    matched: float = 1.0  # share of the sequences with drafts, of those that may have some; without a head
     noise: float = 0.03
     seed: int = 1
     seconds: float = 0.0
@@ -86,7 +86,7 @@ class Engine:
         self.resize(self.batch)
 
     def resize(self, batch: int) -> None:
-        """Requests come or end."""
+        """Requests arrive or end."""
         while self.launched:
             self.commit(*self.launched.popleft())
         del self.sequences[batch:]
@@ -122,7 +122,7 @@ class Engine:
         return sum(drawn < share for share in self.acceptance(i)[:num_drafts])
 
     def speed(self, num_drafts: int) -> float:
-        """Of a fixed number of drafts."""
+        """Tokens per second with a fixed number of drafts."""
         batch, times = len(self.sequences), self.table[len(self.sequences)]
         if not num_drafts:
             return batch / self.real(times.plain, 0.0)
@@ -147,7 +147,7 @@ class Engine:
             self.tokens += 1 + (sum(self.acceptance(i)[:count]) if count else 0)
         self.seconds += seconds
         seconds *= self.draw.lognormvariate(0, self.noise)
-        seconds *= 20 if self.draw.random() < 0.002 else 1  # the machine does something else
+        seconds *= 20 if self.draw.random() < 0.002 else 1  # an outlier: the machine is busy
         self.controller.note_step(StepPlan(0, [], [DECODE] * batch), sum(drafted), seconds)
 
 
@@ -159,7 +159,7 @@ def with_head(batch: int, accepted: Accepted, measured: Times | None = None, **h
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_drafts_are_as_many_as_pay(batch: int, level: str) -> None:
+def test_the_number_of_drafts_is_near_the_best_fixed_one(batch: int, level: str) -> None:
     engine = with_head(batch, LEVELS[level])
     assert engine.run(300) > (0.97 if batch > 1 else 0.94), "with all that there is to learn"
     assert engine.run(300) > (0.985 if batch > 1 else 0.97)
@@ -214,7 +214,7 @@ def test_acceptance_that_drifts(batch: int) -> None:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_long_contexts_are_learnt(batch: int, level: str) -> None:
-    """Each row adds 0.2 plain steps: its attention reads the context once more."""
+    """Each row adds 0.2 plain steps, as attention reads the context once more."""
     engine = with_head(batch, LEVELS[level], slower=1.1, per_row=0.2)
     engine.run(300)
     assert engine.run(400) > 0.97
@@ -239,7 +239,7 @@ def test_drafts_stop_where_steps_get_much_slower(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [4, 8, 64])
-def test_sequences_whose_drafts_fail_have_none_beside_others(batch: int) -> None:
+def test_a_sequence_whose_drafts_fail_has_none_while_others_have_some(batch: int) -> None:
     engine = with_head(batch, GOOD, of_odd=NONE)
     engine.run(300)
     assert engine.run(300) > 1.1, "better than any number for all"
@@ -249,8 +249,8 @@ def test_sequences_whose_drafts_fail_have_none_beside_others(batch: int) -> None
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_sequences_alike_have_drafts_alike(share: float) -> None:
-    """Chance alone singles out no sequence."""
+def test_equal_sequences_have_equal_numbers_of_drafts(share: float) -> None:
+    """Chance alone gives no sequence another number of drafts."""
     engine, kinds = with_head(64, [share * rate for rate in FAIR]), 0
     engine.run(100)
     for _ in range(20):
@@ -322,7 +322,7 @@ def test_steps_with_prompts_teach_nothing() -> None:
     assert engine.run(200) > 0.99
 
 
-def test_a_time_between_others_lies_on_a_line_and_more_drafts_take_no_less() -> None:
+def test_step_times_are_interpolated_and_never_fall_with_more_drafts() -> None:
     table = StepTable({2: DecodeTimes(1.0, (1.1, 1.5, 1.4)), 4: DecodeTimes(2.0, (2.0, 3.0))}, 3)
     assert table.of(1) == table.of(2) == pytest.approx([1.0, 1.1, 1.4, 1.4, 1.4])
     assert table.of(3) == pytest.approx([1.5, 1.55, 2.2, 2.7, 3.2])

@@ -1,5 +1,5 @@
-"""The controller of speculation in the real loop, over an executor whose steps take virtual time: requests that come
-together, prompts beside decodes, and sequences that end one by one."""
+"""The controller of speculation in the real loop, over an executor with virtual step times. Requests arrive together,
+prompts run beside decodes, and sequences end one by one."""
 
 import random
 from collections import deque
@@ -26,9 +26,9 @@ class Virtual:
 
     def __init__(self, accepted: Accepted) -> None:
         self.accepted, self.now = accepted, 0.0
-        self._free = 0.0  # when the device has done all
+        self._free = 0.0  # time when the device becomes idle
         self._launched: deque[tuple[float, StepResult]] = deque()
-        self._behind: set[int] = set()  # slots whose last step the head did not follow
+        self._behind: set[int] = set()  # slots whose last step did not fill the head's layer
         self._draw, self._table = random.Random(1), StepTable(H200, len(accepted))
 
     def prepare(self, sampling: SamplingParams) -> bool:

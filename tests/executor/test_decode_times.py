@@ -1,4 +1,4 @@
-"""What steps with drafts take is measured at the start: with a clock that only steps move, and on a real model."""
+"""Step times of drafts that the start measures: under a simulated clock, and on a real model."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ def test_ranks_of_a_cpu_time_nothing() -> None:
     assert not simulated.plans
 
 
-def test_a_model_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_does_not_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     drafter = PromptLookup(4)
     runner = executor(model(), options(), 64, 64, drafter=drafter, max_drafts=3)

@@ -192,8 +192,8 @@ class Phases:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_the_head_does_nothing_for_steps_without_drafts(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
-    """It catches up before it drafts again, and answers are the same."""
+def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+    """A step without drafts fills it before the head drafts again. Answers are the same."""
     loop = build_engine(replace(options("eagle3", overlap=False), cuda_graphs=recorded)).loop
     taps: list[bool] = []  # by step: whether the head gets anything from it
     hidden = TorchExecutor._hidden

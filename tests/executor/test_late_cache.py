@@ -1,4 +1,4 @@
-"""A KV cache that gets its memory last serves the tokens of one that has it from the beginning. Needs a GPU."""
+"""A KV cache whose memory is mapped last gives the same tokens as one that has it from the beginning. Needs a GPU."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Memory that comes after its addresses, over a driver that fails. No GPU."""
+"""Reserved addresses whose memory is mapped later, over a driver that fails. Needs no GPU."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""GPUs and links as a driver describes them: the functions of NVML that a library compiled here has."""
+"""GPUs and links as described by a fake NVML, a library that is compiled here."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_links_are_nvlink_or_pcie_or_none(tmp_path: Path) -> None:
     assert link(peer=False, nvlink=False) is None
 
 
-def test_one_gpu_that_reaches_no_other_is_enough(tmp_path: Path) -> None:
+def test_one_pair_without_peer_access_means_no_link(tmp_path: Path) -> None:
     library = compile_h100(tmp_path)
     for count, visible, linked in ((3, None, True), (4, None, False), (2, "2,3", False), (2, "GPU-1, GPU-2", True)):
         found = describe_gpus(count, visible, library=library)
@@ -72,7 +72,7 @@ def test_gpus_are_those_that_are_visible(tmp_path: Path) -> None:
     assert describe_gpus(None, "", library=library) is None
 
 
-def test_a_driver_that_does_not_say_enough_is_as_good_as_none(tmp_path: Path) -> None:
+def test_a_driver_that_reports_too_little_counts_as_none(tmp_path: Path) -> None:
     assert describe_gpus(2, None, library=compile_h100(tmp_path, memory=False)) is None
     assert describe_gpus(1, None, library=compile_nvml(tmp_path)) is None, "it lacks the functions"
     assert describe_gpus(1, None, library=compile_nvml(tmp_path, 9)) is None

@@ -1,4 +1,4 @@
-"""The choice of a layout against brute force over a machine that is a formula, and against what was measured."""
+"""The choice of a layout against brute force over simulated machines, and estimates against measurements."""
 
 import random
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ REFERENCE = Chip("reference", 1.0, 1.0)
 
 @dataclass(frozen=True)
 class World:
-    """GPUs of which n take `whole` - `part` + `part` / n for a step, scaled by the chip, and time for messages."""
+    """A step on n GPUs takes `whole` - `part` + `part` / n, scaled by the chip, plus its messages."""
 
     whole: dict[int, float]  # seconds of a step, by its rows or tokens
-    part: dict[tuple[str, int], float]  # that GPUs which share so divide
+    part: dict[tuple[str, int], float]  # seconds that the GPUs divide, by kind and size
 
     def step_s(self, size: int, sharing: str, n: int, scale: float, link: Link) -> float:
         part = self.part[sharing, size]
@@ -31,7 +31,7 @@ class World:
         return seconds + 2 * LAYERS * (link.latency_s + rows * HIDDEN * 2 / link.bytes_per_s)
 
     def tables(self) -> list[Table]:
-        """Of one and two GPUs of another chip, linked by NVLink."""
+        """Tables of one and two GPUs of another chip, linked by NVLink."""
         return [self._table("tensor", 1), self._table("tensor", 2), self._table("experts", 2)]
 
     def _table(self, sharing: str, n: int) -> Table:
@@ -51,7 +51,7 @@ class World:
 
 
 def invented(draw: random.Random) -> World:
-    """Sizes of decode steps and of prompts must differ, but for 512, which is both."""
+    """`whole` is by size, so decode steps and prompts have different sizes, except for 512, which is both."""
     whole, slope = {}, draw.uniform(5e-6, 1e-4)
     weights = draw.uniform(1e-3, 2e-2)
     for size in (*ROWS, *TOKENS):
@@ -90,7 +90,7 @@ def brute_force(world: World, chip: Chip, link: Link, candidates: list[Candidate
 @pytest.mark.parametrize("count", [2, 4, 8])
 @pytest.mark.parametrize("alone", [True, False], ids=["one request", "full caches"])
 def test_the_choice_is_that_of_brute_force(count: int, alone: bool) -> None:
-    """Of 150 machines with other step times, memories, chips and links. No kind of layout always wins."""
+    """150 machines with different step times, memories, chips and links. No kind of layout always wins."""
     draw, chosen = random.Random(count), set()
     for _ in range(150):
         world = invented(draw)
@@ -117,7 +117,7 @@ ALONE, SHARED, RANKS = Layout(2), Layout(2, shares_experts=True), Layout(1, 2)
 @pytest.mark.parametrize(
     ("chip", "load", "held", "output_tok_s"),
     [
-        # Two H100, each with memory for so many of the sequences.
+        # Two H100, with memory for this many sequences each.
         ("NVIDIA H100 80GB HBM3", (1024, 512, 1024), {SHARED: 512, RANKS: 1024}, {SHARED: 20448, RANKS: 20500}),
         ("NVIDIA H100 80GB HBM3", (1024, 512, 64), {SHARED: 512, RANKS: 1024}, {SHARED: 5368, RANKS: 5504}),
         # One H100, which gave no point of this size.
@@ -135,7 +135,7 @@ def test_estimates_are_near_what_was_measured(
         assert found.output_tok_s == pytest.approx(expected, rel=0.08), layout
 
 
-def test_long_prompts_and_short_answers_are_for_engines_alone() -> None:
+def test_long_prompts_and_short_answers_are_faster_on_separate_engines() -> None:
     """64 prompts of 8,192 on two H100: 664 output tokens/s against 613 with shared experts, and 614 on two ranks."""
     candidates = [Candidate(ALONE, 32, 8192), Candidate(SHARED, 80, 4096), Candidate(RANKS, 160, 8192)]
     [best, *_] = best_first(measured(), candidates, Load(8192, 64, 64))
@@ -151,7 +151,7 @@ def test_an_engine_that_holds_few_sequences_loses() -> None:
     assert worst.output_tok_s == pytest.approx(7050, rel=0.05)
 
 
-def test_within_the_margin_engines_that_depend_less_on_one_another_win() -> None:
+def test_within_the_margin_the_more_independent_layout_wins() -> None:
     times = measured("20b", "NVIDIA H200")
     found = best_first(times, [Candidate(SHARED, 1024, 8192), Candidate(ALONE, 1024, 8192)], Load(1024, 1024))
     assert found[0].layout == ALONE
@@ -179,7 +179,7 @@ def test_the_line_says_what_was_measured() -> None:
     assert measured("20b", "NVIDIA H200").origin(Group("experts", 2)) == "step times calculated on NVIDIA H200"
 
 
-def test_what_nothing_is_known_of_is_left_out() -> None:
+def test_layouts_without_step_times_are_left_out() -> None:
     with pytest.raises(NotMeasuredError, match="no step times of 7b"):
         StepTimes.of(shipped_tables(), "7b", REFERENCE, NVLINK)
     [alone, *_] = invented(random.Random(0)).tables()

@@ -1,4 +1,4 @@
-"""Times between points, beyond them, and tables as files."""
+"""Interpolation and extrapolation of step times, and the files of tables."""
 
 import json
 from math import log

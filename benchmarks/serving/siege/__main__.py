@@ -31,6 +31,8 @@ from benchmarks.serving.siege.file_attacks import (
 )
 from benchmarks.serving.siege.ground import Ground, Row, about_floor, floor_gap_s, single
 from benchmarks.serving.siege.http_attacks import (
+    BODIES_OF_1_MB,
+    BODY_OF_4_MB,
     MAX_CONNECTIONS,
     TLS,
     bodies_at_once,
@@ -79,7 +81,8 @@ def table(files: Path, requests: int, seed: int) -> Iterable[Row]:
     yield Row("unknown fields", ((f"{n} {path}", unknown_fields(path, n)) for n in counts for path in paths))
     yield single("deep values", deep_values)
     yield single("huge numbers", huge_numbers)
-    yield single("twelve bodies at once", bodies_at_once, BODIES_BYTES)
+    yield single("twelve bodies at once", bodies_at_once(12, BODY_OF_4_MB), BODIES_BYTES)
+    yield Row("forty bodies at once", ((b[0], bodies_at_once(40, b)) for b in BODIES_OF_1_MB), BODIES_BYTES)
     yield single("unfinished bodies", bodies_held, BODIES_BYTES)  # a small request is answered
     yield single("half-closed clients", half_closed)  # all are answered
     yield single("200 patterns", patterns)  # within the limit of time

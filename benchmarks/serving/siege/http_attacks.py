@@ -31,6 +31,16 @@ TLS_FOLDER = Path(__file__).parents[3] / "tests" / "api" / "tls"
 TLS = ("--ssl-certfile", str(TLS_FOLDER / "certificate.pem"), "--ssl-keyfile", str(TLS_FOLDER / "key.pem"))
 
 
+LargeBody = tuple[str, str, dict[str, Any]]  # name, path, value
+BODY_OF_4_MB: LargeBody = ("messages", CHAT, chat(messages=[{"role": "user", "content": "a" * 40}] * 50_000))
+BODIES_OF_1_MB: tuple[LargeBody, ...] = (
+    ("token ids", TEXT, {"prompt": [65] * 260_000, "max_tokens": 1}),
+    ("names", CHAT, chat(metadata={f"k{i}": "v" * 8 for i in range(72_000)})),
+    ("text parts", CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a" * 10}] * 35_000}])),
+)
+_BRIEF = json.dumps(chat()).encode()[:-1]  # of few tokens: the fake model may go on with JSON of its own for minutes
+
+
 def one_shape(shape: Attack) -> Callable[[Server], str]:
     def run(server: Server) -> str:
         return str(asyncio.run(make_in_time(server, shape)))
@@ -50,9 +60,7 @@ def deep_values(server: Server) -> str:
     for depth in (900, 100_000):
         nested = b'{"a":' * depth + b"1" + b"}" * depth
         for field in (b'"metadata"', b'"later"', b'"guided_json"'):
-            found.append(
-                ask_raw(server, b'{"messages": [{"role": "user", "content": "hi"}], %s: %s}' % (field, nested))
-            )
+            found.append(ask_raw(server, b"%s, %s: %s}" % (_BRIEF, field, nested)))
     return str(found)
 
 
@@ -60,9 +68,7 @@ def huge_numbers(server: Server) -> str:
     found = []
     for number in (b"9" * 4200, b"1e999999999", b"-" + b"9" * 700, b"0." + b"1" * 100_000):
         for field in (b'"seed"', b'"temperature"', b'"max_tokens"', b'"later"'):
-            found.append(
-                ask_raw(server, b'{"messages": [{"role": "user", "content": "hi"}], %s: %s}' % (field, number))
-            )
+            found.append(ask_raw(server, b"%s, %s: %s}" % (_BRIEF, field, number)))
     return str({*found})
 
 
@@ -70,11 +76,14 @@ def ask_raw(server: Server, body: bytes, path: str = CHAT) -> int | None:
     return asyncio.run(make_in_time(server, Attack("a body", (post(path, body, HOSTILE),))))
 
 
-def bodies_at_once(server: Server) -> str:
-    """Twelve of 4 MB, of many values."""
-    body = json.dumps(chat(messages=[{"role": "user", "content": "a" * 40}] * 50_000)).encode()
-    request = post(CHAT, body, HOSTILE)
-    return shown(asyncio.run(make_all(server, [Attack("a body of 4 MB", (request,))] * 12, clients=12)))
+def bodies_at_once(count: int, body: LargeBody) -> Callable[[Server], str]:
+    name, path, value = body
+
+    def run(server: Server) -> str:
+        attack = Attack(name, (post(path, json.dumps(value).encode(), HOSTILE),))
+        return shown(asyncio.run(make_all(server, [attack] * count, clients=count)))
+
+    return run
 
 
 def half_closed(server: Server) -> str:

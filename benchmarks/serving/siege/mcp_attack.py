@@ -10,7 +10,7 @@ from benchmarks.serving.siege.ground import Run
 from benchmarks.serving.siege.mcp_servers import Answer, listing, serving_in_thread
 from benchmarks.serving.siege.shapes import RESPONSES
 
-TOOL_TIMEOUT_S = 3.0
+TOOL_TIMEOUT_S = 2.0
 ANSWER_S = 3.0  # for all but the tool
 
 

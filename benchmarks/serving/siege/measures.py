@@ -9,8 +9,7 @@ from benchmarks.serving.promises import SETTLE_S, require, wait
 from benchmarks.serving.server import Server
 from benchmarks.serving.siege.verdicts import memory_fault
 
-KEPT_BYTES = 192 << 20  # of the API process, after an attack: freed memory may go back with the next attack's
-GROWTH_BYTES = 128 << 20  # after all attacks
+KEPT_BYTES = 128 << 20  # of the API process, after an attack, and after all attacks together
 
 
 class Memory:
@@ -42,8 +41,10 @@ class Memory:
 
     def after_all(self) -> str:
         """Checks the memory after all attacks together. Raises Broken."""
-        kept = self._field("VmRSS") - self._first_bytes
-        fault = memory_fault(0, kept, 0, GROWTH_BYTES)
+        self._rest_bytes = self._first_bytes
+        wait(lambda: self._kept() <= KEPT_BYTES, SETTLE_S)
+        kept = self._kept()
+        fault = memory_fault(0, kept, 0, KEPT_BYTES)
         require(fault is None, str(fault))
         return f"{self._first_bytes >> 20} {kept >> 20:+d} MiB"
 

@@ -14,7 +14,7 @@ from oscine.api.batches.retries import Retries
 from oscine.api.batches.schemas import TERMINAL, BatchError, BatchErrors, BatchObject, FileObject, RequestCounts
 from oscine.api.batches.store import FileStore
 from oscine.api.http.memory import FEW_BYTES, MAX_BATCHES_BYTES, memory_of
-from oscine.api.http.work import BATCHES, Trimmer
+from oscine.api.http.work import BATCHES
 
 MOST_LINES = 50_000
 _MOST_ERRORS = 100  # that a failed batch lists
@@ -43,7 +43,6 @@ class Room:
         self._bytes = 0
         self._line = asyncio.Lock()
         self._left = asyncio.Event()
-        self._trimmer = Trimmer()
 
     @property
     def has_few(self) -> bool:
@@ -61,7 +60,6 @@ class Room:
 
     def give_back(self, size: int) -> None:
         self._bytes -= size
-        self._trimmer.freed(size)
         self._left.set()
 
 
@@ -234,8 +232,7 @@ class BatchJob:
     ) -> tuple[BatchLine, Answered] | None:
         """The next line, without its body, and its answer; None after the last one.
 
-        Tries again while the server is busy. A line that waits for that takes neither a slot nor room: it is read
-        again.
+        Tries again while the server is busy. A line that waits takes no slot and no memory: its body is read again.
         """
         retries, read = Retries(), partial(next, todo, None)
         while True:

@@ -87,7 +87,7 @@ class BatchLine:
     body: bytes = b""  # JSON
     model: str | None = None
     number: int = 0  # of the line, from 1
-    place: tuple[int, int] = (0, 0)  # in the file: where it begins, and its bytes
+    place: tuple[int, int] = (0, 0)  # offset and length in the file, bytes
     problem: str = ""  # why it is no request
     code: str = ""  # of the problem, as OpenAI has it
 
@@ -156,7 +156,7 @@ class BatchOutput:
         with _opened_to_append(path) as file:
             try:
                 if not take_lock(file.fileno(), needed=False):
-                    logger.warning("%s has no file locks, so nothing keeps two processes from one batch", path.parent)
+                    logger.warning("%s has no file locks, so two servers may run the same batch", path.parent)
             except BlockingIOError:
                 raise FileInUseError(f"{path}: another batch is writing it") from None
             try:
@@ -250,7 +250,7 @@ class BatchInput:
             yield replace(found, place=(start, len(line)))
 
     def again(self, line: BatchLine) -> BatchLine:
-        """The same line with its body, which was dropped meanwhile."""
+        """The line with its body, read from the file again."""
         start, size = line.place
         return replace(line, body=_body(os.pread(self._file.fileno(), size, start)))
 

@@ -106,8 +106,8 @@ def context_overflow(
 ) -> APIError:
     """A prompt that does not fit the context, alone or with the tokens `wanted` after it.
 
-    `prompt` and `limit` are the parameters of the two. `whole`: whether all of the prompt was counted. Clients find
-    these very words in a message: some then compact their conversation, and some ask for fewer tokens.
+    `prompt` and `limit` are the parameters of the two. `whole`: whether the whole prompt was counted. Clients search
+    the message for these words. Then some compact their conversation, and some ask for fewer tokens.
     """
     found = f"{num_prompt_tokens}{'' if whole else ' or more'} in '{prompt}'"
     if num_prompt_tokens >= max_model_len:  # fewer tokens after it do not help

@@ -2,7 +2,6 @@
 
 from oscine.api.http.asgi import Scope
 from oscine.api.http.errors import unavailable
-from oscine.api.http.work import Trimmer
 
 MAX_BODIES_BYTES = 512 << 20  # of all requests together: their bytes and what is made of them
 MAX_BATCHES_BYTES = 128 << 20  # the same for lines of batches, beside the requests of clients
@@ -54,7 +53,6 @@ class Bodies:
         """`limit`: in bytes; None: MAX_BODIES_BYTES."""
         self._bytes = 0
         self._limit = limit
-        self._trimmer = Trimmer()
 
     @property
     def are_few(self) -> bool:
@@ -69,7 +67,6 @@ class Bodies:
 
     def give_back(self, size: int) -> None:
         self._bytes -= size
-        self._trimmer.freed(size)
 
 
 class Held:

@@ -22,7 +22,7 @@ from oscine.api.serving.parameters import (
 from oscine.api.serving.schemas import Function
 from oscine.chat.effort import Effort
 
-# Ollama cuts 5.5 to 5, and knows no narrower bounds than these: above them, float32 may overflow.
+# Ollama cuts 5.5 to 5. It has no bounds; these keep float32 from overflowing.
 _Whole = Int64 | Annotated[float, Meta(ge=-(1 << 63), lt=1 << 63)]
 _Any = Annotated[float, Meta(ge=-1e6, le=1e6)]
 

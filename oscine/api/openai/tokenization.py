@@ -47,6 +47,6 @@ class Tokenize:
         body = await decode(received, DetokenizeRequest, request.scope)
         _, model = self.service.find(body.model)
         ready = model.ready()
-        check_ids("tokens", body.tokens, ready.info.vocab_size)
+        await beside(lambda: check_ids("tokens", body.tokens, ready.info.vocab_size), len(received))
         text = await ready.prompts.decode(body.tokens)
         return json_response(Text(text))

@@ -1,7 +1,7 @@
-"""Items of tools that other servers run, so that a conversation that began elsewhere goes on here.
+"""Items of OpenAI's hosted tools, so that a conversation with their calls can continue here.
 
-The model reads a call as that of a function with the name of the tool. Items without a result of their own have it in
-a second item.
+The model reads a call as that of a function with the name of the tool. The result is in the same item, or in a second
+one.
 """
 
 from typing import Any, ClassVar
@@ -20,13 +20,13 @@ class HostedItem(Struct, kw_only=True, tag_field="type"):
     status: str = "completed"
 
     def text(self) -> str | None:
-        """What the tool gave, as the model reads it; None if the item does not hold it."""
+        """The result, as the model reads it; None if another item has it."""
         return None
 
 
 class HostedCall(HostedItem):
     def input(self) -> Any:
-        """The arguments, as values of JSON."""
+        """The arguments, a JSON value."""
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ class _LocalShellCall(_ShellCall, tag="local_shell_call"):
 
 
 class _LocalShellOutput(HostedOutput, tag="local_shell_call_output"):
-    """Its id is that of the call, unless it names the call as others do."""
+    """Its id is that of the call, if it has no call_id."""
 
     tool = "local_shell"
     output: str
@@ -130,7 +130,7 @@ class _ToolSearch(HostedCall, tag="tool_search_call"):
 
 
 class _FoundTools(HostedOutput, tag="tool_search_output"):
-    """The model is told of the tools themselves as of all others."""
+    """The names only: the model reads the tools themselves with all others."""
 
     tool = "tool_search"
     tools: list[Object]

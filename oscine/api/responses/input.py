@@ -66,7 +66,7 @@ class _CustomCall(_Call, kw_only=True):
 class _CallOutput(Struct):
     output: str | list[Object]
     call_id: str | None = None
-    name: str | None = None  # of the function, in place of the id of a call
+    name: str | None = None  # of the function, instead of call_id
     namespace: str | None = None
 
 
@@ -137,7 +137,7 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
 
 
 def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str]]:
-    """The tools that came with items, each with its path in the parameter `where`."""
+    """The tools in the items, each with its path in the parameter `where`."""
     for i, item in enumerate(items):
         if item["type"] in ("additional_tools", "tool_search_output"):
             tools = convert(item, _NewTools, f"{where}[{i}]").tools
@@ -264,7 +264,7 @@ class ItemHistory:
         self._result(output.call_id, name, result_text(output.output, f"{where}.output"), where)
 
     def _hosted(self, item: HostedItem, where: str) -> None:
-        """A call that has no id is answered by the name of its function."""
+        """A result without a call_id names its function."""
         name, text = self._names.seen(item.tool), item.text()
         if isinstance(item, HostedCall):
             call_id = item.call_id or item.id
@@ -274,14 +274,14 @@ class ItemHistory:
             self._result(item.call_id, name, text, where)
 
     def _result(self, call_id: str | None, name: str | None, text: str, where: str) -> None:
-        """`name`: of the function, for a result that names no call."""
+        """`name`: of the function, for a result without a call_id."""
         if call_id is not None and call_id not in self._call_ids:
             raise invalid(f"{where}.call_id", f"no call before it has the id {call_id!r}")
         self._flush()
         self._messages.append(chat.Message("tool", text, tool_call_id=call_id, name=name))
 
     def _consent(self, consent: _McpConsent, where: str) -> None:
-        """A refusal takes the place of the call's result; a call that was allowed is an item of its own."""
+        """A refusal becomes the result of the call; an approved call is an item of its own."""
         request = self._mcp_requests.get(consent.approval_request_id)
         if request is None:
             wanted = repr(consent.approval_request_id[:_MOST_SHOWN])

@@ -72,7 +72,7 @@ class ClientTools:
     """The tools that the client answers. Raises APIError that names the parameter."""
 
     def __init__(self, tools: Sequence[Object], later: Iterable[tuple[Object, str]] = ()) -> None:
-        """`later`: tools that came with items of the conversation, with their paths; known ones are left out."""
+        """`later`: tools in items of the conversation, with their paths; those in `tools` win."""
         given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
         found = [*islice(given, MAX_TOOLS + 1)]
         known = {tool.words for tool in found}

@@ -12,7 +12,7 @@ from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_MOST_TOKENS = 1 << 20  # of one text for /tokenize: as many as become Python's without a pause
+_MOST_TOKENS = 1 << 20  # of one text for /tokenize: so many ids take 40 MiB
 
 
 class Prompts:
@@ -22,7 +22,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._renderer = HarmonyRenderer(tokenizer)
         self._max_model_len = max_model_len
-        self._most_counted = 2 * max_model_len  # tokens of a prompt that does not fit
+        self._most_counted = 2 * max_model_len  # tokens; a prompt that does not fit is counted no further
         self._max_queued_tokens = max_queued_tokens
         self._threads = REQUESTS
 
@@ -38,7 +38,7 @@ class Prompts:
     async def encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
         """The ids of prompts. Special tokens typed in are plain text. `param`: the parameter with the texts.
 
-        Raises APIError for more tokens than the server takes at once, and for a text that no context holds.
+        Raises APIError for more tokens than the server takes at once, and for a text longer than the context.
         """
         return await self._beside(lambda: self._encode(texts, param, self._max_model_len), sum(map(len, texts)))
 
@@ -72,7 +72,7 @@ class Prompts:
     async def render(self, conversation: Conversation, size: int, messages: str = "messages") -> list[int]:
         """`size`: bytes of the request, with tools and schemas. `messages`: name of the parameter with the messages.
 
-        Raises APIError for a conversation that has no rendering, or that no context holds.
+        Raises APIError for a conversation that cannot be rendered, or is longer than the context.
         """
         try:
             return await self._render(conversation, size, messages)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from oscine.api.http.errors import invalid
@@ -10,7 +11,6 @@ from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, text_constraint
 from oscine.api.serving.schemas import CompletionRequest
-from oscine.api.serving.served_model import ReadyModel
 from oscine.api.serving.turn import Turn
 from oscine.api.turns.dialect import TEXT, Dialect
 from oscine.chat.detokenizer import Detokenizer
@@ -32,10 +32,11 @@ async def text_turns(
     """
     body, model = call.body, call.model
     n, stop = body.n or 1, sampling.stop_strings(body)
-    one = isinstance(body.prompt, str) or not body.prompt or _is_ids(body.prompt)
-    given: list[Any] = [body.prompt] if one else [*body.prompt]
+    read = partial(_prompts, body.prompt, dialect.prompt, model.info.vocab_size)
+    given = await beside(read, call.size, call.caller.threads)
     model.served.admission.check(len(given) * n)
-    prompts = await _token_ids(given, model, dialect.prompt)
+    encoded = iter(await model.prompts.encode([one for one in given if isinstance(one, str)], dialect.prompt))
+    prompts = [next(encoded) if isinstance(one, str) else one for one in given]
     form = form or await beside(lambda: asked_form(body), call.size, call.caller.threads)
     grammar = None if form is None else await text_constraint(form, call.caller, call.size)
     params = [replace(_sampling_params(call, len(prompt), usual, dialect), grammar=grammar) for prompt in prompts]
@@ -46,16 +47,15 @@ async def text_turns(
     return [Turn(model, request, TextParser(model.tokenizer, stop, skip_special=skip)) for request in requests]
 
 
-async def _token_ids(prompts: list[Any], model: ReadyModel, param: str) -> list[list[int]]:
-    """Token ids of each prompt. Raises APIError for what is neither text nor token ids, and for an empty prompt."""
+def _prompts(given: str | list[Any], param: str, vocab_size: int) -> list[str | list[int]]:
+    """Each prompt, as text or as token ids. Raises APIError for anything else, and for an empty prompt."""
+    prompts: list[Any] = [given] if isinstance(given, str) or not given or _is_ids(given) else given
     for prompt in prompts:
         if not prompt or not (isinstance(prompt, str) or _is_ids(prompt)):
             raise invalid(param, "it is a text, token ids, or a list of either, and never empty")
-    encoded = iter(await model.prompts.encode([prompt for prompt in prompts if isinstance(prompt, str)], param))
-    found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
-    for ids in found:
-        sampling.check_ids(param, ids, model.info.vocab_size)
-    return found
+        if not isinstance(prompt, str):
+            sampling.check_ids(param, prompt, vocab_size)
+    return prompts
 
 
 def _is_ids(prompt: Any) -> bool:

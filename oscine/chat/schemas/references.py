@@ -1,6 +1,6 @@
-"""Where the references of a JSON schema lead: JSON pointers, anchors, and `$id` with what is relative to it.
+"""Resolves `$ref` within a JSON schema: JSON pointers, anchors, and URIs relative to `$id`.
 
-Nothing outside of the schema is ever read.
+Nothing outside the schema is ever read.
 """
 
 import re
@@ -8,14 +8,14 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 NEWEST_DRAFT = 2020
-VALUES = {"const", "enum", "default", "examples"}  # values, not schemas, even if they look like one
+VALUES = {"const", "enum", "default", "examples"}  # keywords whose values are no schemas, even if they look like one
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d+)")
 _CONTAINERS = (dict, list)
 _MOST_SHOWN = 80  # characters of a reference that an error repeats
 
 
 class References:
-    """Of one root schema. Its parts are told apart by their identity, so they must not be copied."""
+    """The references of one root schema. Its parts are identified by id(), so they must not be copied."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         found = _DRAFT.search(str(root.get("$schema")))
@@ -32,7 +32,7 @@ class References:
             left += [(part, base) for key, part in node.items() if isinstance(part, _CONTAINERS) and key not in VALUES]
 
     def _note(self, node: dict[str, Any], base: str) -> str:
-        """Notes the names of a schema, and returns its own base."""
+        """Registers the names of a schema, and returns its base URI."""
         identifier = node.get("$id" if self.draft > 4 else "id")
         if isinstance(identifier, str) and not identifier.startswith("#"):
             base = urljoin(base, identifier).partition("#")[0]
@@ -44,12 +44,12 @@ class References:
         return base
 
     def uri(self, reference: str, schema: dict[str, Any]) -> str:
-        """What a `$ref` of a schema names, whatever schema it stands in."""
+        """The absolute URI of a `$ref` in `schema`."""
         base = self._bases.get(id(schema), "")
         return base + reference if reference.startswith("#") else urljoin(base, reference)
 
     def target(self, uri: str) -> tuple[Any, tuple[str, ...]]:
-        """The part of the root that a URI names, and its path. Raises ValueError for one that leads nowhere."""
+        """The part of the root that a URI names, and its path. Raises ValueError if there is none."""
         document, _, fragment = uri.partition("#")  # urldefrag would drop line breaks
         node = self._places.get(document)
         if node is None:

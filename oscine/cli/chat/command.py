@@ -99,7 +99,8 @@ def _config(model: str) -> Config:
 def _converse(conversation: "Conversation", notes: Terminal, read: Callable[[], str]) -> None:
     from oscine.cli.chat.slash import BRIEF, Bye, obey
 
-    notes.note(BRIEF)
+    if read is not read_lines:
+        notes.note(BRIEF)
     failures = 0
     while True:
         try:

@@ -1,7 +1,7 @@
-"""How a server uses several GPUs.
+"""The layout of several GPUs.
 
-The layout is the best one by an estimate (oscine.timing.layout), of those that the memory of the GPUs holds. Where the
-driver does not describe the GPUs, or no step times of the model are known, it follows from the profile alone.
+Of the layouts that fit the memory, the one with the best estimate (oscine.timing.layout). If the driver does not
+describe the GPUs, or no step times of the model are known, the profile alone decides.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from oscine.config import Config
 from oscine.devices import engines_of
 from oscine.environment import Environment
 from oscine.system.gpus import Machine, describe_gpus
-from oscine.timing.layout import Candidate, Estimate, Layout, Load, best_first
+from oscine.timing.layout import MARGIN, Candidate, Estimate, Layout, Load, best_first
 from oscine.timing.machine import Link, StepTimes
 from oscine.timing.table import shipped_tables
 
@@ -39,7 +39,7 @@ def lay_out(values: Values, count: int) -> Values:
 
 
 def choose(values: Values, count: int, machine: Machine | None) -> tuple[Layout, str]:
-    """The layout, and why. `machine`: None if nothing is known of the GPUs. Raises OptionError."""
+    """The layout, and the reason. `machine`: None if the driver does not describe the GPUs. Raises OptionError."""
     alone, config = Layout(count), Config.of(values)
     for name in ("kv-offload-bytes", "experts-on-host"):
         if values.get(name):
@@ -57,7 +57,7 @@ def choose(values: Values, count: int, machine: Machine | None) -> tuple[Layout,
 
 
 def _usual(values: Values, count: int) -> tuple[Layout, str]:
-    """By the profile alone."""
+    """The layout that follows from the profile alone."""
     if values.get("profile") == _THROUGHPUT:
         return Layout(count), f"--profile {_THROUGHPUT} is for the most tokens per second"
     ranks = next(size for size in _SIZES if count % size == 0)
@@ -101,7 +101,7 @@ def _layouts(values: Values, count: int, machine: Machine) -> list[Layout]:
 
 
 def _estimates(values: Values, candidates: list[Candidate], machine: Machine, shapes: "ModelConfig") -> list[Estimate]:
-    """The best first; none if no steps of such a model were measured."""
+    """Best first; empty if no step times of such a model were measured."""
     tables = shipped_tables()
     near = [one.header for one in tables if one.header.hidden == shapes.hidden_size]
     if not near:
@@ -116,12 +116,15 @@ def _load(values: Values) -> Load:
 
 
 def _reason(estimates: list[Estimate], values: Values, machine: Machine) -> str:
-    """The reason, and the runner-up if there is one."""
+    """The reason, and the second choice if there is one."""
     if _load(values).requests is None:
         speeds, unit = [one.output_tok_s for one in estimates], "output tokens/s with full caches"
     else:
         speeds, unit = [one.tok_s_user for one in estimates], "tokens/s for one request"
-    second = f"; next {estimates[1].layout}, {_rounded(speeds[1])}" if len(estimates) > 1 else ""
+    second = "" if len(estimates) == 1 else f"{estimates[1].layout}, {_rounded(speeds[1])}"
+    if second:
+        is_faster = speeds[1] > speeds[0]
+        second = f"; within {MARGIN:.0%} of {second}, and more independent" if is_faster else f"; next {second}"
     link = machine.link or _THROUGH_HOST
     hint = "" if _load(values).requests is None else f"; --profile {_THROUGHPUT} is for many requests"
     return (

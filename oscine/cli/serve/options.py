@@ -22,7 +22,7 @@ PROFILE_FOLDER = Path(__file__).parents[2] / "profiles"
 PROFILES = ("low_latency", "max_throughput")
 PROFILE = Option(
     None,
-    "options for a few quick answers or for many answers; a file of --config wins over it",
+    "options for a few quick answers or for many answers; options that are given win over it",
     name="profile",
     choices=PROFILES,
 )

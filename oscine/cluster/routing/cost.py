@@ -21,7 +21,7 @@ class ReplicaLoad:
     num_requests: int = 0  # waiting and running
     capacity_tokens: int = 0  # of full pages, if it had no others; 0: unknown
     held_tokens: int = 0  # of these, those in whose memory live requests hold pages of any kind
-    cached_tokens: int = 0  # of these, those in whose memory are cached pages of any kind that no request holds
+    cached_tokens: int = 0  # of these, those whose memory has cached pages that no request holds
 
 
 # The weight of each term, in tokens of prefill: 1 is the cost of one prompt token that the cache lacks.
@@ -33,8 +33,8 @@ QUEUED = 0.75
 # So unlike a missing token it adds no work, but an even share of this work ends sooner.
 ACTIVE = 0.03
 REQUEST = 24.0  # per other request on the replica: its rows in each step
-# Per missing token in a full cache: it evicts another, and if another replica has it, that copy takes memory in vain.
-# Less by the share of the cache that is free.
+# Per missing token in a full cache: it evicts another one, and a copy on another replica takes memory in vain. A cache
+# that is partly free has this share of it.
 EVICTED = 1.0
 # Per token by which live requests would exceed the share FULL of the cache: one of them would be preempted and computed
 # again.

@@ -14,7 +14,7 @@ class RecentPlacements:
     """The replica that each page was last placed on."""
 
     def __init__(self) -> None:
-        # Page -> replica and time, in the order of time. The first of a dict is slow to find once others were deleted.
+        # Page -> replica and time, oldest first. In a plain dict, the first key is slow to find after deletions.
         self._placed: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
 
     def note(self, pages: Sequence[bytes], replica: str, now_s: float) -> None:

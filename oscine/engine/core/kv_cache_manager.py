@@ -70,7 +70,7 @@ class KVCacheManager:
         """Whether all known tokens of a waiting request find pages.
 
         One page is left for each running sequence that may need one more, except for those of `lower` priority.
-        `preempted`: if these were preempted.
+        `preempted`: count the latter as preempted.
         """
         num_pages = self.num_pages(len(request.token_ids))
         held = zip(self.groups, hit.first_held, strict=True)
@@ -185,15 +185,15 @@ class KVCacheManager:
         request.num_registered = num_pages
 
     def _is_worth_keeping(self, group: KVGroup, request: Request, page: int) -> bool:
-        """Whether a page that no later token reads belongs to a window that other requests may ask for.
+        """Whether a page that no later token reads belongs to a window that may become a prefix hit.
 
         Such a window was a hit, would have been one at a branch, or ends 0, 1, 8, 64, ... pages before the end of the
-        prompt. The next turn often leaves the prompt near its end, as the reasoning after it is dropped. A prompt that
-        leaves this one n pages before its end finds a window less than 8 n pages before its end.
+        prompt. The next turn often branches off near the end of the prompt, as it drops the reasoning after it. A
+        prompt that branches off n pages before the end finds a window less than 8 n pages before it.
         """
         branch, end = request.branch_page, request.num_prompt_tokens // self.page_size
         if page < request.num_hit_pages or group.first_needed(branch) <= page < branch:
             return True
         behind = end - 1 - page
-        distance = 8 ** ((behind.bit_length() - 1) // 3) if behind > 0 else 0  # of the first window that may have it
+        distance = 8 ** ((behind.bit_length() - 1) // 3) if behind > 0 else 0  # of the kept window nearest to it
         return behind >= 0 and group.first_needed(end - distance) <= page

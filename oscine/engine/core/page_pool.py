@@ -21,10 +21,10 @@ from oscine.kv_group import Slots
 
 
 class Usage(NamedTuple):
-    """Slots of an arena."""
+    """Numbers of slots of an arena."""
 
     held: int
-    cached: int  # open, with cached pages that are not cold
+    cached: int  # without held pages, with cached pages that are not cold
     total: int
 
 
@@ -50,7 +50,7 @@ class Pools:
 
     @property
     def usage(self) -> Usage:
-        """Of the arena with the largest share of held slots."""
+        """The usage of the arena with the largest share of held slots."""
         usages = [arena.usage for _, arena in self._arenas]
         return max(usages, key=lambda usage: usage.held / max(usage.total, 1))
 
@@ -71,10 +71,10 @@ class Pools:
         retained: Sequence[Sequence[int]] | None = None,
         released: Sequence[Sequence[int]] | None = None,
     ) -> bool:
-        """Whether all groups can give `wanted` pages at once, after `retained` pages are taken and `released` ones have
-        a holder fewer.
+        """Whether all groups have room for `wanted` more pages at once, after `retained` pages got a holder and
+        `released` ones lost one.
 
-        Each argument has one entry per group. A page may be released by several of its holders.
+        Each argument has one entry per group. A page is in `released` once per holder that it loses.
         """
         for groups, arena in self._arenas:
             num_open = arena.num_open
@@ -170,8 +170,8 @@ class PagePool:
         self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
     def slots_for(self, count: int, retained: Iterable[int] = (), released: Sequence[int] = ()) -> int:
-        """The fewest open slots that `count` more pages take after these known pages are retained, and others are
-        released once each time that they are named. Below 0, slots would open."""
+        """The fewest open slots that `count` more pages take, after `retained` pages got a holder and `released` ones
+        lost one each time that they are named. If it is negative, more slots are open than before."""
         unheld = [page for page in retained if not self._holders[page]]
         num_taken = len({slot for page in unheld if not self._held[slot := page // self.per_slot]})
         num_beside = len(self._loose) + len(self._stranded) - len(unheld)

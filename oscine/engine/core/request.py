@@ -72,9 +72,9 @@ class Request:
     remote_prefill: RemotePrefill | None = None  # what became of asking another engine
 
     num_drafts: int = 0  # that the next step may verify at most
-    draft_steps: float = 0.0  # that could verify drafts; older ones count less, as in the next two
+    draft_steps: float = 0.0  # steps that might verify drafts; older ones weigh less, as in the next two
     drafts_accepted: float = 0.0
-    drafts_expected: float = 0.0  # to be accepted, by the acceptance over all sequences
+    drafts_expected: float = 0.0  # accepted drafts by the acceptance over all sequences
 
     def __post_init__(self, arrival: int, max_model_len: int) -> None:
         given, sampling = self.given, self.given.sampling

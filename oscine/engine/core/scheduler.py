@@ -225,8 +225,8 @@ class Scheduler:
     ) -> bool:
         """Whether a waiting request finds pages, after giving up those held for requests that come after it.
 
-        Running requests keep a page to go on with, except for those of `lower` priority. `preempted`: whether it would,
-        if these were preempted.
+        Running requests keep a page to go on with, except for those of `lower` priority. `preempted`: count the latter
+        as preempted.
         """
         while not self.cache.fits(request, hit, lower, preempted=preempted):
             if not self.cache.holds.reclaim(after=request.order):

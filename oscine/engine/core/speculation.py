@@ -1,13 +1,13 @@
-"""How many drafts each sequence verifies: as many as make tokens come fastest.
+"""How many drafts each sequence verifies: the numbers with the most tokens per second (decisions/0039).
 
     tokens per second = (sequences + drafts that will be accepted) / seconds of the step
 
-The seconds were measured when the engine started (DecodeTimes), what the drafter takes included. Two things are learnt
-while it runs: how often the draft at each position is accepted, over all sequences and per sequence; and by how much
-steps differ from the table, as contexts grow.
+The seconds, drafter included, were measured when the engine started (DecodeTimes). Two things are learnt while it runs:
+how often the draft at each position is accepted, over all sequences and per sequence; and how much slower steps are
+than in the table, as contexts grow.
 
-A draft that is never tried shows nothing. So some steps have more drafts than seem best. They may cost _SHARE of the
-time, and drafts that are accepted pay for further ones.
+Drafts that are never tried have no known acceptance. So some steps, the trials, have more drafts than seem best. Trials
+may cost _SHARE of the time. Drafts that are accepted beyond expectation pay for further trials.
 """
 
 from bisect import bisect_left
@@ -19,12 +19,12 @@ from typing import Protocol
 
 from oscine.types import DecodeTimes, StepPlan
 
-_SHARE = 0.003  # of the time, for steps that try more drafts than seem best
+_SHARE = 0.003  # of the time, for trials
 _PERIOD = 4  # steps between two decisions: one takes 0.15 ms for 256 sequences
-_WINDOW = 64.0  # samples that a rate is averaged over: of acceptance, of one sequence, of the time of steps
-_PRIOR = 4.0  # samples that the rate of the position before counts for: a lone sequence has few of later positions
-_UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # times that were not measured: a draft takes 0.3 plain steps
-_LEVELS = 8  # of 1.0: sequences are grouped by their acceptance, relative to that of all
+_WINDOW = 64.0  # samples that averages cover: acceptance of all and of one sequence, times of steps
+_PRIOR = 4.0  # weight, in samples, of the rate of the position before; a lone sequence has few samples of later ones
+_UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # if nothing was measured: a draft takes 0.3 plain steps
+_LEVELS = 8  # levels per 1.0 of relative acceptance; sequences of one level have the same number of drafts
 
 
 class Drafting(Protocol):
@@ -37,7 +37,7 @@ class Drafting(Protocol):
 
 
 class StepTable:
-    """Seconds by sequences, and straight lines between the numbers of sequences that were measured."""
+    """Seconds of a step by its number of sequences, linearly interpolated between the measured numbers."""
 
     def __init__(self, times: Mapping[int, DecodeTimes], max_drafts: int) -> None:
         self._sizes = sorted(times)
@@ -45,9 +45,9 @@ class StepTable:
 
     @staticmethod
     def _row(times: DecodeTimes, max_drafts: int) -> list[float]:
-        """Plain steps, then those with 0, 1, ... drafts of each sequence; what was not measured follows a line."""
+        """Seconds of plain steps, then with 0, 1, ... drafts per sequence; extrapolated beyond the measured numbers."""
         row = [times.plain, *times.drafting[: 1 + max_drafts]]
-        row = [*accumulate(reversed(row), min)][::-1]  # a step with more drafts is not faster: it was measured badly
+        row = [*accumulate(reversed(row), min)][::-1]  # more drafts are never faster: that is noise
         return row + [row[-1] + (row[-1] - row[-2]) * i for i in range(1, 3 + max_drafts - len(row))]
 
     def of(self, sequences: int) -> list[float]:
@@ -60,9 +60,10 @@ class StepTable:
 
 
 class _Correction:
-    """How long steps really take: a * (seconds of the table) + b * (drafts per sequence) * (seconds of a plain step).
+    """Real seconds of a step: a * (seconds of the table) + b * (drafts per sequence) * (seconds of a plain step).
 
-    Both grow with the context, b since each draft reads it once more. A least-squares fit over the last steps.
+    Both factors grow with the context; b, as each draft reads it once more. They are a least-squares fit over the last
+    steps.
     """
 
     def __init__(self, is_measured: bool) -> None:
@@ -74,33 +75,33 @@ class _Correction:
         return self.a * max(0.1 * seconds, seconds + self.b / self.a * drafts * plain)
 
     def note(self, found: float, seconds: float, drafts: float, plain: float) -> None:
-        """A step took `found` seconds, and by the table `seconds`."""
+        """A step took `found` seconds; the table has `seconds`."""
         x, y = drafts * plain / seconds, found / seconds
-        if self._knows_scale:  # the machine may have done something else meanwhile
+        if self._knows_scale:  # an outlier: the machine was busy with something else
             y = min(y, 2 * self.of(seconds, drafts, plain) / seconds)
         self._knows_scale = True
         keep = 1 - 1 / _WINDOW
         self._sums = [keep * total + term for total, term in zip(self._sums, (1.0, x, x * x, y, x * y), strict=True)]
         count, xs, xxs, ys, xys = self._sums
-        self.b = (xys - xs * ys / count) / (xxs - xs * xs / count + 1)  # + 1: of steps that are all alike it is 0
+        self.b = (xys - xs * ys / count) / (xxs - xs * xs / count + 1)  # + 1: b is 0 if all steps are alike
         self.a = max(1e-9, (ys - self.b * xs) / count)
 
 
 class _Rates:
-    """How often the draft at each position is a hit if the one before it is, over about the last _WINDOW samples."""
+    """The hit rate at each position, given hits at all before it, over about the last _WINDOW samples."""
 
     def __init__(self, count: int, start: float) -> None:
         self._start = start
         self._samples, self._hits = [0.0] * count, [0.0] * count
 
     def add(self, num_samples: int, num_hits: int, times: int) -> None:
-        """The first positions had a sample, and the first of these were hits."""
+        """Adds `times` samples at the first `num_samples` positions, of which the first `num_hits` are hits."""
         for i in range(num_samples):
             self._samples[i] += times
             self._hits[i] += times * (i < num_hits)
 
     def by_position(self) -> list[float]:
-        """The chance of a hit at each position and all before it. A position without samples is like the one before."""
+        """The probability of hits up to each position. A position without samples has the rate of the one before it."""
         rates, expected = [], self._start
         for i, samples in enumerate(self._samples):
             if samples > _WINDOW:
@@ -112,7 +113,7 @@ class _Rates:
 
 
 class _Acceptance:
-    """What drafts bring: over all sequences, and how much one sequence differs from that."""
+    """The acceptance of drafts: over all sequences, and how much one sequence differs from it."""
 
     def __init__(self, max_drafts: int, certain: bool) -> None:
         """`certain`: as in SpeculationController."""
@@ -124,7 +125,7 @@ class _Acceptance:
         self.fold([])
 
     def note(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> float:
-        """Returns how many more drafts were accepted than expected."""
+        """Returns the number of accepted drafts less the expected one."""
         self._new[most, num_drafted, num_accepted] += 1
         keep, expected = 1 - 1 / _WINDOW, self._sums[most]
         self._variance += ((num_accepted - expected) ** 2 - self._variance) / _WINDOW
@@ -152,7 +153,7 @@ class _Acceptance:
                 self._weight += request.drafts_expected**2
 
     def levels(self, running: Collection[Drafting]) -> list[int]:
-        """Acceptance relative to that of all, in parts of _LEVELS: as far as it is more than chance."""
+        """Acceptance relative to that of all, times _LEVELS; differences that may be chance are shrunk."""
         if self._spread <= 0:
             return [_LEVELS] * len(running)
         spread, variance, found = self._spread / self._weight, self._variance, []
@@ -168,15 +169,15 @@ class SpeculationController:
     """Sets Request.num_drafts of running requests. Call note_drafts for the sequences of a step, then note_step."""
 
     def __init__(self, max_drafts: int, times: Mapping[int, DecodeTimes] | None, *, certain: bool) -> None:
-        """`times`: by sequences, if they were measured. `certain`: a head drafts, so a sequence has as many drafts as
-        it may have, or none while the head catches up with it."""
+        """`times`: by number of sequences, if they were measured. `certain`: a head drafts, so a sequence has as many
+        drafts as it may have, or none in the first step after plain ones."""
         self._max_drafts, self._certain = max_drafts, certain
         self._table, self._correction = StepTable(times or _UNMEASURED, max_drafts), _Correction(times is not None)
         self._acceptance = _Acceptance(max_drafts, certain)
         self._by_level: dict[int, int] = {}
         self._is_plain = False  # whether drafts do not seem to pay
-        self._seconds_saved = 0.0  # for steps that try more drafts
-        self._knows_nothing = True  # the first steps that try drafts are free
+        self._seconds_saved = 0.0  # for trials
+        self._knows_nothing = True  # the first trials are free
         self._steps_left = 0  # until the next decision
         self._num_tried = 1
         self._num_asked = 0  # sequences that could have drafts, since the last step
@@ -188,14 +189,14 @@ class SpeculationController:
         request.num_drafts = self._by_level.get(nearest, 0)
 
     def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
-        """One step of a sequence: its limit `most` >= 1 of drafts, how many it had, and how many were accepted."""
+        """One step of a sequence that might have `most` >= 1 drafts."""
         self._num_asked += 1
         self._knows_nothing = False
         if num_drafted or not self._certain:
             self._surprise += self._acceptance.note(request, most, num_drafted, num_accepted)
 
     def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
-        """A step has ended that took so long. Steps that compute prompts are not compared."""
+        """A step took so many seconds. Steps that compute prompts are ignored."""
         num_asked, surprise, self._num_asked, self._surprise = self._num_asked, self._surprise, 0, 0.0
         batch = len(plan.sequences)
         if plan.new or not batch or plan.sequences[-1].num_tokens > 1:  # sequences with one token come first
@@ -209,7 +210,7 @@ class SpeculationController:
             self._seconds_saved += max(0.0, surprise) * self._correction.of(plain, 0, plain) / batch
 
     def decide(self, running: Collection[Drafting]) -> None:
-        """Before a step is scheduled. Most calls do nothing: a decision holds for some steps."""
+        """Call before a step is scheduled. A decision holds for some steps, so most calls do nothing."""
         self._steps_left -= 1
         if self._steps_left > 0 or not running:
             return
@@ -230,7 +231,7 @@ class SpeculationController:
     def _best(self, counts: Counter[int], drafting: list[float], plain: float) -> tuple[dict[int, int], float]:
         """The best number of drafts for each level, not all 0, and the tokens per second.
 
-        More and more drafts are compared. The one that brings most per row comes first.
+        The search is greedy: the draft with the most tokens per row is added first.
         """
         existing, batch, seconds_of = self._acceptance.existing, counts.total(), self._correction.of
         candidates: list[tuple[float, int, int, float]] = []
@@ -253,7 +254,7 @@ class SpeculationController:
     def _tried(
         self, best: dict[int, int], speed: float, counts: Counter[int], drafting: list[float], plain: float
     ) -> dict[int, int] | None:
-        """One more draft for each sequence, or the most in turns, once the time is saved that this may lose."""
+        """The drafts of a trial: one more per sequence, or in turns the most; None until its expected loss is saved."""
         most, deeper = self._max_drafts, self._is_plain and self._num_tried % 2 == 1
         if min(best.values()) == most:
             tried = dict.fromkeys(counts, max(1, most - 1))
@@ -270,15 +271,15 @@ class SpeculationController:
             return None
         self._seconds_saved = 0.0
         self._num_tried += not self._knows_nothing
-        self._steps_left = 2 if self._is_plain and self._certain else 1  # the head catches up in the first step
+        self._steps_left = 2 if self._is_plain and self._certain else 1  # the first one has no drafts yet
         return tried
 
     def _gains(self, level: int) -> list[float]:
-        """Tokens that the draft at each position brings a sequence."""
+        """Tokens that the draft at each position is expected to bring a sequence."""
         return [min(1.0, tokens * level / _LEVELS) for tokens in self._acceptance.accepted]
 
 
 def _at(values: list[float], x: float) -> float:
-    """Straight lines between values at 0, 1, ..."""
+    """Linear interpolation between values at 0, 1, ..."""
     i = min(int(x), len(values) - 2)
     return values[i] + (x - i) * (values[i + 1] - values[i])

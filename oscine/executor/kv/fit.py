@@ -1,4 +1,4 @@
-"""The memory plan of a model on GPUs that are only described: what would fit, without loading anything, or torch."""
+"""The memory plan of a model on GPUs that are only described: it loads no weights, and imports no torch."""
 
 from bisect import bisect_right
 from math import ceil
@@ -64,7 +64,7 @@ def plan_on_gpus(
 
 
 def held_sequences(plan: MemoryPlan, options: EngineOptions, tokens: int) -> int:
-    """Sequences of so many tokens that run at once, by the limit and by the memory of the cache."""
+    """The number of sequences of `tokens` that run at once, by the limit and by the memory of the cache."""
     (slots,), pages, drafts = plan.slots, ceil(tokens / plan.page_size), options.speculation.is_on
 
     def needed(count: int) -> int:

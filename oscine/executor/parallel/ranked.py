@@ -35,7 +35,7 @@ class RankedExecutor:
         return self._own.collect()
 
     def _watch(self) -> None:
-        """Until the step is done. Raises RankLostError, as kernels would wait for a lost rank without end."""
+        """Returns when the step is done. Raises RankLostError: NCCL's kernels would wait for a lost rank forever."""
         look = self._ranks.watch()
         while not self._executor.is_done:
             look()

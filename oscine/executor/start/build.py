@@ -54,7 +54,7 @@ class BuiltExecutor:
     size: ModelSize = field(default_factory=ModelSize)
     store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
-    decode_times: Mapping[int, DecodeTimes] | None = None  # by sequences, where it drafts and they were measured
+    decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
 
 

@@ -47,7 +47,7 @@ def between_gpus(
 ) -> "SymmetricCommunicator | CollectiveCommunicator":
     """Returns when all ranks have made theirs. `store`: torch's, the same for all.
 
-    Messages go from GPU to GPU, or through NCCL where a GPU cannot reach the memory of another. Raises ValueError.
+    Messages go from GPU to GPU, or through NCCL without peer access. Raises ValueError.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=MEETING)
@@ -62,7 +62,7 @@ def between_gpus(
 
 
 def reach_each_other(device: torch.device, group: dist.ProcessGroup) -> bool:
-    """Whether the GPU of each rank has access to the memory of all others. All ranks get the same answer."""
+    """Whether each rank's GPU has peer access to all others. Ranks call it together and get the same answer."""
     index = torch.tensor([torch.cuda.current_device() if device.index is None else device.index])
     indices = [torch.empty_like(index) for _ in range(group.size())]
     dist.all_gather(indices, index, group=group)
@@ -74,7 +74,7 @@ def reach_each_other(device: torch.device, group: dist.ProcessGroup) -> bool:
 
 
 def _nccl() -> dist.ProcessGroup:
-    """Of all ranks. Where peer access is only hidden, it is hidden from NCCL too. Raises ValueError."""
+    """NCCL's group of all ranks, without peer access if that is hidden. Raises ValueError."""
     if not dist.is_nccl_available():
         raise ValueError("these GPUs cannot reach each other's memory, so several ranks need a torch with NCCL")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

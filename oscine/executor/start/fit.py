@@ -1,4 +1,4 @@
-"""The memory plan of a model on a CPU that is only described: what would fit, without loading anything."""
+"""The memory plan of a model on a CPU that is only described: it loads no weights."""
 
 import torch
 

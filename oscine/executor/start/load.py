@@ -420,7 +420,7 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
 
 
 def time_drafts(start: Start, executor: TorchExecutor) -> None:
-    """What steps with drafts take, for the engine's choice of their number."""
+    """Measures steps with drafts, from which the engine chooses the number of drafts."""
     if executor.max_drafts:
         most_tokens = start.options.scheduler.max_num_batched_tokens
         executor.decode_times = time_decodes(executor, most_tokens, _drafter(start))
@@ -430,7 +430,7 @@ def time_drafts(start: Start, executor: TorchExecutor) -> None:
 def _without_peer_access(config: ModelConfig) -> str:
     return (
         f"these GPUs cannot reach each other's memory: the {2 * config.num_hidden_layers + 1} messages of a step go "
-        "through NCCL, with 7 us or more each instead of 2; engines of one GPU (--data-parallel-size) have none"
+        "through NCCL, and take 7 us or more each instead of 2; engines of one GPU (--data-parallel-size) need none"
     )
 
 

@@ -1,7 +1,7 @@
 """Runs steps of all kinds before the first request does.
 
-Then kernels are compiled, memory has been taken, and it is known how long steps with drafts take. Goes through plans,
-as the engine does. Every page of the imagined sequences is page 0.
+This compiles kernels, takes memory, and measures steps with drafts. Steps are plans, as those of the engine. Every page
+of the dummy sequences is page 0.
 """
 
 import itertools
@@ -39,12 +39,12 @@ SAMPLINGS = (
 )
 
 
-_TIMED_ROWS = 768  # of a step, at most
-# Steps of one kind, of which all but the first are timed: of up to so many sequences, and of more.
+_TIMED_ROWS = 768  # the most rows of a step that is timed
+# Up to how many sequences are few; steps per measurement with few sequences, and with more. The first is not timed.
 _TIMED_STEPS = {"cuda": (32, 3, 2), "cpu": (8, 6, 3)}
 _TIMED_CONTEXT = 8  # tokens
-_CPU_LIMIT_S = 0.5  # for all steps that are timed
-_CPU_STEP_S = 0.1  # a CPU whose steps take longer times none
+_CPU_LIMIT_S = 0.5  # for all measurements together
+_CPU_STEP_S = 0.1  # if a plain step takes longer, nothing is measured
 
 
 def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
@@ -103,11 +103,11 @@ def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams)
 def time_decodes(
     executor: TorchExecutor, max_num_batched_tokens: int, drafter: HostDrafter | None
 ) -> dict[int, DecodeTimes] | None:
-    """Seconds of decode steps with 0, 1, ... drafts, by sequences: 1, 2, 4, ... and as many as may run.
+    """Measures decode steps with 0, 1, ... drafts, by number of sequences: 1, 2, 4, ... and max_num_seqs.
 
-    `drafter`: one like the executor's, which is thrown away; None where a head drafts. Ranks, and engines that share
-    experts, call this together and run the same steps. On a CPU, steps that take long are left out, so only a lone
-    engine times any. None: none was timed.
+    `drafter`: a new one like the executor's, used for this only; None if a head drafts. Ranks, and engines that share
+    experts, call this together and run the same steps. On a CPU the time limits decide which steps are measured, so
+    ranks and engines that share experts measure nothing there. Returns None if nothing was measured.
     """
     is_limited, most_rows = executor.device.type == "cpu", min(_TIMED_ROWS, max_num_batched_tokens)
     if is_limited and (executor.communicator.num_ranks > 1 or executor.lockstep is not None):
@@ -140,7 +140,7 @@ def sizes_to_time(most: int) -> list[int]:
 
 
 class _FixedDrafter:
-    """A HostDrafter that does the work of another one, and then proposes `num_drafts` tokens whatever it found."""
+    """A HostDrafter that does the work of another, and then drafts `num_drafts` tokens."""
 
     def __init__(self, drafter: HostDrafter) -> None:
         self._drafter, self.num_drafts = drafter, 0
@@ -160,10 +160,10 @@ class _FixedDrafter:
 
 
 class _TimedSteps:
-    """Decode steps of imagined sequences. On a GPU two are in flight, as the engine has them.
+    """Decode steps of dummy sequences. On a GPU two are in flight, as in the engine.
 
-    All their tokens are given, drafts too, and random: so they choose different experts, as those of requests do.
-    Contexts are a few tokens; the engine learns what longer ones cost.
+    All tokens are given and random, drafts too, so they choose different experts, as those of requests do. Contexts
+    have a few tokens; the engine learns the cost of longer ones.
     """
 
     def __init__(self, executor: TorchExecutor, fixed: _FixedDrafter | None) -> None:
@@ -175,7 +175,7 @@ class _TimedSteps:
         return time.perf_counter() - self._began_s
 
     def seconds(self, size: int, num_drafts: int, *, asks: bool) -> float:
-        """Of a step of `size` sequences. `asks`: whether a drafter works for them."""
+        """Seconds of a step of `size` sequences. `asks`: whether the drafter works for them."""
         executor, ends_s = self._executor, list[float]()
         ahead = 0 if executor.device.type == "cpu" else 1  # a CPU has done a step when it is launched
         few, steps_of_few, steps_of_many = _TIMED_STEPS[executor.device.type]
@@ -192,7 +192,7 @@ class _TimedSteps:
         asked = max(num_drafts, 1) if asks and self._fixed is not None else num_drafts
         nothing: list[list[int]] = [[] for _ in pages]
         for i in range(steps):
-            # A head follows a step with a new sequence, though it drafts nothing.
+            # A step with a new sequence fills the head's layer, without drafts.
             taken = new if i == 0 else new[:1] if asks and not asked else []
             sequences = [ScheduledSequence(one.slot, _TIMED_CONTEXT + i, 1, True, nothing, asked) for one in new]
             executor.launch(StepPlan(next(self._numbers), taken, sequences))
@@ -202,7 +202,7 @@ class _TimedSteps:
         for _ in range(ahead):
             executor.collect()
             ends_s.append(time.perf_counter())
-        # A CPU may record the first one. On a GPU, a step that the host read late makes the next one look short.
+        # On a CPU the first step may be recorded. On a GPU, a result that is read late makes the next step look short.
         return (
             min(b - a for a, b in itertools.pairwise(ends_s)) if not ahead else (ends_s[-1] - ends_s[0]) / (steps - 1)
         )

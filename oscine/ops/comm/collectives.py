@@ -1,7 +1,7 @@
 """The ranks of one model over torch's process groups: NCCL between GPUs that cannot reach each other's memory.
 
-Each message is a launch of its own, which symmetric.py saves. Kernels of NCCL wait for another rank without end, so a
-process that waits for a step watches the other ranks meanwhile.
+Each message is a launch of its own, unlike in symmetric.py. NCCL's kernels wait for another rank forever, so a process
+that waits for a step watches the other ranks meanwhile.
 """
 
 from datetime import timedelta
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from oscine.ops.target import best_of_gathered
 
-LIMIT = timedelta(seconds=120)  # for ranks that compile a kernel one after the other
-MEETING = timedelta(seconds=600)  # that ranks on the host wait for one another
-_GATHERED = 32 << 20  # bytes that are gathered at once
+LIMIT = timedelta(seconds=120)  # of a message; ranks may compile a kernel one after the other
+MEETING = timedelta(seconds=600)  # of a barrier of the hosts
+_GATHERED = 32 << 20  # bytes per all-gather
 
 
 class CollectiveCommunicator:
-    """Made by all ranks together."""
+    """Constructed by all ranks together."""
 
-    error: str | None = None  # it waits without end
+    error: str | None = None  # always: its kernels never time out
 
     def __init__(self, on_host: dist.ProcessGroup, on_device: dist.ProcessGroup) -> None:
         """Both groups have all ranks. `on_host`: of gloo."""
@@ -48,11 +48,11 @@ class CollectiveCommunicator:
         return best_of_gathered(self, values_N, ids_N)
 
     def barrier(self) -> None:
-        """Of the hosts. Raises RuntimeError when a rank does not come."""
+        """A barrier of the hosts. Raises RuntimeError if a rank does not arrive."""
         dist.monitored_barrier(self._on_host, MEETING)
 
     def serve(self) -> None:
-        """Nothing changes."""
+        """Nothing to do: its kernels have no time limit to arm."""
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup:
         return self._on_host if tensor.is_cpu else self._on_device

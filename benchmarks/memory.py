@@ -143,12 +143,13 @@ def run_phase(engine: BuiltEngine, load: Load, kind: str, end_s: float, draw: ra
             request = next(requests)
             live.add(request.request_id)
             loop.add(request)
-        if is_over or (live and draw.random() < CANCELLED / 10):
-            for name in sorted(live) if is_over else [draw.choice(sorted(live))]:
-                loop.cancel(name)
+        for name in sorted(live) if is_over else ():
+            loop.cancel(name)
         for output in loop.step():
             if output.finish_reason is not None:
                 live.discard(output.request_id)
+                if live and draw.random() < CANCELLED:  # one for every ten that end
+                    loop.cancel(draw.choice(sorted(live)))
                 outcome.ended[f"{output.request_id.split('-')[0]}: {output.finish_reason}"] += 1
                 if output.error is not None:
                     outcome.errors[output.error] += 1
@@ -188,7 +189,7 @@ def once(args: argparse.Namespace) -> dict[str, Any]:
     try:
         engine = build_engine(options(args))
     except ValueError as error:
-        return {"refused": str(error)}
+        return {"refused": str(error), "errors": {"a reason of several lines": 1} if "\n" in str(error) else {}}
     outcome, ready_s = Outcome(), time.monotonic() - began_s
     free, total = free_bytes()
     try:

@@ -81,7 +81,7 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("oscine.cli", ("torch", "starlette", "zmq")),
+        ("oscine.cli", ("torch", "starlette", "zmq", "ctypes", "oscine.timing")),
         ("oscine.chat.harmony", ("torch", "starlette", "zmq")),
         ("oscine.api.app", ("torch", "triton", "transformers")),
         ("oscine", ("torch", "zmq", "msgspec", "asyncio")),

@@ -46,10 +46,6 @@ class Machine:
     link: Link | None  # the slowest between any two GPUs; None without peer access between all of them
 
     @property
-    def smallest(self) -> Gpu:
-        return min(self.gpus, key=lambda gpu: gpu.total)
-
-    @property
     def chip(self) -> Chip:
         slowest = min(self.gpus, key=lambda gpu: gpu.bytes_per_s)
         return Chip(slowest.name, slowest.bytes_per_s, slowest.flops_per_s)

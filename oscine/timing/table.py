@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Class = Literal["measured", "composed"]  # composed: calculated from times of other layouts or models
 Kind = Literal["decode", "prompts"]
@@ -42,9 +42,19 @@ class StepPoint:
     ms: float
     rows: int = 0
     context: int = 0
-    sequences: int = 0
     tokens: int = 0
     pairs: int = 0  # of a query and a key, over all prompts
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"no step is of the kind {self.kind!r}")
+        if not (self.ms > 0 and self.size[0] > 0):
+            raise ValueError("milliseconds, and rows or tokens, must be above 0")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and context, or tokens and pairs."""
+        return (self.rows, self.context) if self.kind == "decode" else (self.tokens, self.pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,8 @@ def parse_table(lines: Iterable[str], name: str) -> Table:
                 header = Header(**_known(Header, values))
             else:
                 points.append(StepPoint(**_known(StepPoint, values)))
+                if any((one.kind, one.size) == (points[-1].kind, points[-1].size) for one in points[:-1]):
+                    raise ValueError("once more a step of this size")
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{name}:{number}: not a line of a table of step times: {error}") from None
     if header is None or not points:

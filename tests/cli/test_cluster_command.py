@@ -81,7 +81,8 @@ def test_more_gpus_than_this_machine_has(
 
 
 def test_status_is_one_line_for_each_replica() -> None:
-    stats = EngineStats(2, 1, 50, 100, 3, 10, prefix_queries=200, prefix_hits=150)
+    slots = {"kv_slots_used": 50, "kv_slots_total": 100}
+    stats = EngineStats(num_running=2, num_waiting=1, **slots, prefix_queries=200, prefix_hits=150)
     busy = ReplicaSnapshot("ab12", "nano", "decode", "10.0.0.1", "ready", stats, tokens_s=123.4)
     idle = ReplicaSnapshot("cd34", "nano", "prefill", "10.0.0.2", "starting", EngineStats())
     counters = RouterCounters("nano", placed=4, refused=1, overlap_tokens=30, known_tokens=120, remote_prefills=2)

@@ -127,6 +127,15 @@ def test_where_nothing_fits_the_start_says_why() -> None:
     assert "estimated" not in why
 
 
+def test_the_memory_of_a_layout_is_the_least_of_its_gpus() -> None:
+    """Wherever the GPU stands whose memory is small, or in use: 120b fits no GPU of 64 GiB, and no busy one."""
+    small, busy = replace(H100, total=64 * GIB, free=64 * GIB - GIB // 2), replace(H100, free=40 * GIB)
+    for gpus in ((H100, small), (small, H100), (H100, busy), (busy, H100)):
+        found, why = choose("120b", "max_throughput", Machine(gpus, None))
+        assert found == Layout(1, 2)
+        assert "messages through the memory of the host" in why
+
+
 def test_engines_in_float32_share_no_experts() -> None:
     machine = Machine((H100, H100), NVLINK)
     assert choose("120b", "max_throughput", machine, dtype="float32")[0] != Layout(2, shares_experts=True)
@@ -150,6 +159,7 @@ def test_the_server_has_the_layout_that_was_chosen(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(layout_module, "describe_gpus", describe)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.delenv("OSCINE_NO_PEER_ACCESS", raising=False)
 
     def served(*arguments: str) -> tuple[Config, str]:
         notes: list[str] = []

@@ -1,5 +1,7 @@
 """The batch of each step: budget, order, priorities, preemption, and no starvation."""
 
+from typing import Any
+
 import pytest
 
 from oscine.types import StepPlan
@@ -166,6 +168,34 @@ def test_preempting_what_would_not_be_enough_is_left_alone() -> None:
     run.finish()
     assert run.loop.stats().preemptions == 0
     assert run.finished == ["urgent", "low", "urgent too"]
+
+
+def test_what_preempting_would_free_is_counted_again_only_after_a_sequence_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counting takes time for each page of all lower priorities."""
+    run = Run(Setting(num_full_pages=14, max_num_batched_tokens=200))
+    run.add("short", text(0, 45), max_tokens=10)
+    run.add("long", text(1, 45), max_tokens=30)
+    run.add("low", text(2, 25), max_tokens=30, priority=2)
+    run.step()
+    run.step()
+    counted: list[int] = []  # steps
+    fits = run.cache.fits
+
+    def count(*args: Any, preempted: bool = False, **others: Any) -> bool:
+        counted.extend([int(run.now)] * preempted)
+        return fits(*args, preempted=preempted, **others)
+
+    monkeypatch.setattr(run.cache, "fits", count)
+    run.add("late", text(3, 125), max_tokens=2, priority=1)
+    for _ in range(6):
+        run.step()
+    assert counted == [3]
+    run.finish()
+    assert run.finished == ["short", "late", "long", "low"]
+    assert len(counted) == 2
+    assert run.loop.stats().preemptions == 1
 
 
 def test_a_large_request_is_not_overtaken_for_ever_by_small_ones() -> None:

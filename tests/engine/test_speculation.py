@@ -31,6 +31,7 @@ LEVELS = {"20/10/5": [0.2, 0.1, 0.05], "62/40/25": [0.62, 0.4, 0.25], "90/80/70"
 POOR, FAIR, GOOD = LEVELS.values()
 NONE = [0.01, 0.0, 0.0]
 BATCHES = [1, 8, 64, 256]
+DECODE = ScheduledSequence(0, 0, 1, True, [])
 
 
 def at(values: tuple[float, ...], drafts: float) -> float:
@@ -77,14 +78,12 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.table = {n: self.row(n) for n in range(1, 257)}
+        table = StepTable(self.times, len(self.accepted))
+        rows = {n: table.of(n) for n in range(1, 257)}
+        self.table = {n: DecodeTimes(plain, tuple(drafting)) for n, (plain, *drafting) in rows.items()}
         self.sequences: list[Sequence] = []
         self.launched: deque[tuple[list[Sequence], list[int], list[int]]] = deque()
         self.resize(self.batch)
-
-    def row(self, batch: int) -> DecodeTimes:
-        plain, *drafting = StepTable(self.times, len(self.accepted)).of(batch)
-        return DecodeTimes(plain, tuple(drafting))
 
     def resize(self, batch: int) -> None:
         """Requests arrive or end."""
@@ -102,8 +101,9 @@ class Engine:
             self.controller.decide(self.sequences)
             most = [sequence.num_drafts for sequence in self.sequences]
             drafted = [self.drafted(sequence) for sequence in self.sequences]
+            is_behind = not any(most)
             for sequence in self.sequences:
-                sequence.is_behind = not any(most)
+                sequence.is_behind = is_behind
             self.launched.append(([*self.sequences], most, drafted))
             if len(self.launched) == 2:
                 self.commit(*self.launched.popleft())
@@ -144,12 +144,11 @@ class Engine:
         for i, (sequence, asked, count) in enumerate(zip(sequences, most, drafted, strict=True)):
             if asked:
                 self.controller.note_drafts(sequence, asked, count, self.accept(i, count))
-            self.tokens += 1 + sum(self.acceptance(i)[:count])
+            self.tokens += 1 + (sum(self.acceptance(i)[:count]) if count else 0)
         self.seconds += seconds
         seconds *= self.draw.lognormvariate(0, self.noise)
         seconds *= 20 if self.draw.random() < 0.002 else 1  # an outlier: the machine is busy
-        plan = StepPlan(0, [], [ScheduledSequence(i, 0, 1, True, []) for i in range(batch)])
-        self.controller.note_step(plan, sum(drafted), seconds)
+        self.controller.note_step(StepPlan(0, [], [DECODE] * batch), sum(drafted), seconds)
 
 
 def with_head(batch: int, accepted: Accepted, measured: Times | None = None, **how: object) -> Engine:

@@ -116,6 +116,15 @@ def test_a_slow_cpu_times_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(slower.plans) <= 6
 
 
+def test_a_cpu_times_fewer_steps_the_longer_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain step just below the limit of 0.1 s: three steps of each kind, with none and with one draft."""
+    slow = Simulated("cpu", 64, 8, scale=0.09)
+    found = timed(monkeypatch, slow)
+    assert found[1].plain == pytest.approx(slow.of(1, 0, works=False))
+    assert found[1].drafting == pytest.approx([slow.of(1, k, works=True) for k in range(2)])
+    assert len(slow.plans) == 9
+
+
 def test_contexts_too_short_for_drafts_are_not_timed() -> None:
     simulated = Simulated("cuda", 8, 3)
     simulated.memory.max_model_len = 12

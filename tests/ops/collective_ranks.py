@@ -130,6 +130,7 @@ def answer(communicator: Communicator) -> list[int]:
 def access(ranks: Ranks) -> list[bool]:
     """What the ranks agree on where all GPUs, one of them, or none can reach the other, and where that is hidden."""
     found, device = [], torch.device("cuda", ranks.rank)
+    os.environ.pop("OSCINE_NO_PEER_ACCESS", None)
     for reaching in ((0, 1), (0,), ()):
         torch.cuda.can_device_access_peer = lambda own, other, who=reaching: own in who and own != other
         found.append(reach_each_other(device, ranks.group))

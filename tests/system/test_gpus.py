@@ -53,6 +53,7 @@ def test_peer_access_can_be_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = describe_gpus(2, None, peer_access=False, library=library)
     assert found is not None
     assert found.link is None
+    monkeypatch.delenv("OSCINE_NO_PEER_ACCESS", raising=False)
     assert not Environment().no_peer_access
     monkeypatch.setenv("OSCINE_NO_PEER_ACCESS", "1")
     assert Environment().no_peer_access

@@ -1,4 +1,4 @@
-"""The layout of several GPUs: those of --gpus, or all visible ones if no option chooses.
+"""The layout of several GPUs.
 
 Of the layouts that fit the memory, the one with the best estimate (oscine.timing.layout). If the driver does not
 describe the GPUs, or no step times of the model are known, the profile alone decides.
@@ -7,10 +7,10 @@ describe the GPUs, or no step times of the model are known, the profile alone de
 from typing import TYPE_CHECKING
 
 from oscine.cli.serve.name import Values, note
-from oscine.config import NANO, Config
+from oscine.cli.serve.options import SHARING
+from oscine.config import Config
 from oscine.devices import engines_of
 from oscine.environment import Environment
-from oscine.option import OptionError
 from oscine.system.gpus import Machine, describe_gpus
 from oscine.timing.layout import MARGIN, Candidate, Estimate, Layout, Load, best_first
 from oscine.timing.machine import Link, StepTimes
@@ -22,23 +22,14 @@ if TYPE_CHECKING:
 _SIZES = (8, 4, 2, 1)  # numbers of ranks that divide the published models
 _SHARED = (8, 4, 2)  # numbers of engines that share experts
 _THROUGHPUT = "max_throughput"
-_SHARING = ("enable-expert-parallel", "enable-attention-dp")  # the experts, among engines
-# With one of these the user has chosen, or a model is so small, or a feature so made, that one GPU is right.
-_CHOSEN = (
-    *("device", "tensor-parallel-size", "data-parallel-size", *_SHARING),
-    *("random-weights", "load-format", "kv-events-config", "experts-on-host"),
-)
 _LATENCY_LOAD = Load(1024, 1024, requests=1)
 _THROUGHPUT_LOAD = Load(1024, 1024)  # as many as the caches hold
 _THROUGH_HOST = Link("the memory of the host", 20e-6, 8e9)  # of GPUs without peer access; not measured
 
 
-def lay_out(values: Values, num_gpus: int | None) -> Values:
-    """The sizes that follow, with a note that says why. None where a command knows no layouts. Raises OptionError."""
-    count = _asked_for(values, num_gpus) if "gpus" in values else _found(values, num_gpus or 0)
-    if count < 2:
-        return {}
-    if any(values.get(name) for name in _SHARING):
+def lay_out(values: Values, count: int) -> Values:
+    """The sizes of the layout of so many GPUs, and a note. Raises OptionError."""
+    if any(values.get(name) for name in SHARING):
         layout, why = Layout(count, shares_experts=True), "as an option says"
     else:
         environment = Environment()
@@ -62,7 +53,7 @@ def choose(values: Values, count: int, machine: Machine | None) -> tuple[Layout,
     if machine.link is None and any(one.layout == alone for one in candidates):
         return alone, "no peer access: a GPU cannot reach the memory of another"
     estimates = [] if shapes is None else _estimates(values, candidates, machine, shapes)
-    return (estimates[0].layout, _told(estimates, values, machine)) if estimates else _usual(values, count)
+    return (estimates[0].layout, _reason(estimates, values, machine)) if estimates else _usual(values, count)
 
 
 def _usual(values: Values, count: int) -> tuple[Layout, str]:
@@ -83,12 +74,13 @@ def _shapes(config: Config) -> "ModelConfig | None":
 
 
 def _candidates(values: Values, count: int, machine: Machine, shapes: "ModelConfig") -> list[Candidate]:
-    """The layouts that fit the memory of the GPUs."""
+    """The layouts that fit every GPU."""
     from oscine.executor.kv.fit import held_sequences, plan_on_gpus
     from oscine.executor.kv.memory import DeviceMemory
 
-    gpu, found = machine.smallest, []
-    memory, hopper = DeviceMemory(gpu.total, gpu.free), gpu.capability == (9, 0)
+    gpus, found = machine.gpus, []
+    memory = DeviceMemory(min(gpu.total for gpu in gpus), min(gpu.free for gpu in gpus))
+    hopper = all(gpu.capability == (9, 0) for gpu in gpus)
     for layout in _layouts(values, count, machine):
         sharing = layout.engines if layout.shares_experts else 1
         try:
@@ -123,7 +115,7 @@ def _load(values: Values) -> Load:
     return _THROUGHPUT_LOAD if values.get("profile") == _THROUGHPUT else _LATENCY_LOAD
 
 
-def _told(estimates: list[Estimate], values: Values, machine: Machine) -> str:
+def _reason(estimates: list[Estimate], values: Values, machine: Machine) -> str:
     """The reason, and the second choice if there is one."""
     if _load(values).requests is None:
         speeds, unit = [one.output_tok_s for one in estimates], "output tokens/s with full caches"
@@ -148,19 +140,3 @@ def _rounded(speed: float) -> str:
 def _sizes(layout: Layout) -> Values:
     sharing: Values = {"enable-expert-parallel": True} if layout.shares_experts else {}
     return {"tensor-parallel-size": layout.ranks, "data-parallel-size": layout.engines} | sharing
-
-
-def _asked_for(values: Values, num_gpus: int | None) -> int:
-    if num_gpus is None:
-        raise OptionError("gpus", "is for oscine serve")
-    given = values["gpus"]
-    count = num_gpus if given == "all" else int(given)
-    if not 0 < count <= num_gpus:
-        raise OptionError("gpus", f"must be at most the number of GPUs ({num_gpus}), not {given}")
-    return count
-
-
-def _found(values: Values, num_gpus: int) -> int:
-    """All GPUs, or 1."""
-    is_published = values.get("model", NANO) != NANO and values.get("executor") != "fake"
-    return num_gpus if is_published and not any(values.get(name) for name in _CHOSEN) else 1

@@ -26,6 +26,7 @@ PROFILE = Option(
     name="profile",
     choices=PROFILES,
 )
+SHARING = ("enable-expert-parallel", "enable-attention-dp")  # the experts, among engines
 GROUPS = ("model", "KV cache", "scheduler", "server", "tools", "development")
 ENGINE_GROUPS = ("model", "KV cache", "scheduler")  # the groups for a command that serves no HTTP
 ALIASES = {alias: option.name for option in OPTIONS.values() for alias in option.aliases}

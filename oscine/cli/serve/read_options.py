@@ -12,16 +12,20 @@ from typing import Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
-from oscine.cli.serve.layout import lay_out
 from oscine.cli.serve.name import NOTES, Values, merge
 from oscine.cli.serve.nim_variables import PASSTHROUGH, Variables, read_profile_variable, read_variables
-from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, add_options
+from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, SHARING, add_options
 from oscine.config import NANO, OPTIONS, Config
 from oscine.option import FileKeyError, OptionError, did_you_mean
 from oscine.system.yaml_text import parse_yaml
 
 _SECTIONS = frozenset(name.partition(".")[0] for name in NAMES if "." in name)  # keys of a file that have keys
 _WHEN_NULL = {"cuda-graph-config": "enforce-eager"}  # a section that is null -> the flag that it stands for
+# With one of these the user has chosen, or a model is so small, or a feature so made, that one GPU is right.
+_CHOSEN = (
+    *("device", "tensor-parallel-size", "data-parallel-size", *SHARING),
+    *("random-weights", "load-format", "kv-events-config", "experts-on-host"),
+)
 
 # Pairs of options that set the same thing, in either order.
 _EXCLUSIONS = {pair for one in OPTIONS.values() for two in one.excludes for pair in ((one.name, two), (two, one.name))}
@@ -81,15 +85,32 @@ def make_config(
             note(text)
         replaced = {theirs for ours, theirs in _EXCLUSIONS if ours in layer}
         values = {name: value for name, value in values.items() if name not in replaced} | layer
-    layout = lay_out(values, num_gpus)
-    for text in layout.pop(NOTES, ()):
-        note(text)
-    values |= layout
+    if (count := _used_gpus(values, num_gpus)) > 1:
+        from oscine.cli.serve.layout import lay_out
+
+        layout = lay_out(values, count)
+        for text in layout.pop(NOTES):
+            note(text)
+        values |= layout
     values = _dummy(values) if "load-format" in values else values
     config = Config.of(_attention_dp(values) if values.get("enable-attention-dp") else values)
     if config.server.enable_expert_parallel and config.server.data_parallel_size == 1:
         note("--enable-expert-parallel has no effect with one engine: each of its ranks has a part of every expert")
     return config
+
+
+def _used_gpus(values: Values, num_gpus: int | None) -> int:
+    """Those of --gpus, or all where no option says what to use, or 1. `num_gpus`: None if there can be only one."""
+    given = values.get("gpus")
+    if given is None:
+        is_published = values.get("model", NANO) != NANO and values.get("executor") != "fake"
+        return (num_gpus or 1) if is_published and not any(values.get(name) for name in _CHOSEN) else 1
+    if num_gpus is None:
+        raise OptionError("gpus", "is for oscine serve")
+    count = num_gpus if given == "all" else int(given)
+    if not 0 < count <= num_gpus:
+        raise OptionError("gpus", f"must be at most the number of GPUs ({num_gpus}), not {given}")
+    return count
 
 
 def _attention_dp(values: Values) -> Values:

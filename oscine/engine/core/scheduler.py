@@ -50,6 +50,8 @@ class Scheduler:
         self.waiting: list[Request] = []  # sorted by order
         self.running: dict[str, Request] = {}
         self._priorities: Counter[int] = Counter()  # of these
+        self._num_vacated = 0  # how often a sequence left its slot
+        self._refused: tuple[Request, int] | None = None  # to whom preempting would not give room, and this number then
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._max_num_batched_tokens = options.max_num_batched_tokens
         self._max_attended = max_attended
@@ -198,16 +200,20 @@ class Scheduler:
         """Finds a slot and pages for a waiting request, preempting lower priorities. None if that is not enough.
 
         Running sequences that would not be preempted for it keep one page each, if they may need one more. An
-        incomplete prompt also needs only one: it takes its missing pages from sequences that come after it.
+        incomplete prompt also needs only one: it takes its missing pages from sequences that come after it. What
+        preempting would free is not counted again before a sequence leaves: that takes time for each of its pages.
         """
         hit = self.cache.find(request) if self._free_slots else None
         if hit is not None and self._fits(request, hit):
             return hit
         if max(self._priorities, default=-inf) <= request.given.priority:
             return None
+        if self._refused == (request, self._num_vacated):
+            return None
         lower = [r for r in self.running.values() if r.given.priority > request.given.priority]
         hit = hit or self.cache.find(request)
         if not self._fits(request, hit, lower, preempted=True):
+            self._refused = request, self._num_vacated
             return None
         lower.sort(key=_order)
         while not (self._free_slots and self._fits(request, hit, lower)):
@@ -279,6 +285,7 @@ class Scheduler:
 
     def _vacate(self, request: Request) -> None:
         del self.running[request.request_id]
+        self._num_vacated += 1
         self._priorities[request.given.priority] -= 1
         if not self._priorities[request.given.priority]:
             del self._priorities[request.given.priority]

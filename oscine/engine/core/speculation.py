@@ -12,8 +12,7 @@ may cost _SHARE of the time. Drafts that are accepted beyond expectation pay for
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 from operator import mul
 from typing import Protocol
@@ -21,7 +20,7 @@ from typing import Protocol
 from oscine.types import DecodeTimes, StepPlan
 
 _SHARE = 0.003  # of the time, for trials
-_PERIOD = 4  # steps between two decisions: one takes 0.07 ms for 256 sequences
+_PERIOD = 4  # steps between two decisions: one takes 0.15 ms for 256 sequences
 _WINDOW = 64.0  # samples that averages cover: acceptance of all and of one sequence, times of steps
 _PRIOR = 4.0  # weight, in samples, of the rate of the position before; a lone sequence has few samples of later ones
 _UNMEASURED = {1: DecodeTimes(1.0, (1.0, 1.3))}  # if nothing was measured: a draft takes 0.3 plain steps
@@ -88,7 +87,7 @@ class _Correction:
         self.a = max(1e-9, (ys - self.b * xs) / count)
 
 
-class _Shares:
+class _Rates:
     """The hit rate at each position, given hits at all before it, over about the last _WINDOW samples."""
 
     def __init__(self, count: int, start: float) -> None:
@@ -119,7 +118,7 @@ class _Acceptance:
     def __init__(self, max_drafts: int, certain: bool) -> None:
         """`certain`: as in SpeculationController."""
         self._certain = certain
-        self._accepted, self._existing = _Shares(max_drafts, 0.8), _Shares(max_drafts, 1.0)
+        self._accepted, self._existing = _Rates(max_drafts, 0.8), _Rates(max_drafts, 1.0)
         self._new: Counter[tuple[int, int, int]] = Counter()
         self._variance = 0.0  # of the number of accepted drafts in a step of a sequence
         self._spread = self._weight = 0.0  # between sequences
@@ -153,23 +152,17 @@ class _Acceptance:
                 self._spread += off * off - request.draft_steps * self._variance
                 self._weight += request.drafts_expected**2
 
-    def level(self, request: Drafting) -> int:
+    def levels(self, running: Collection[Drafting]) -> list[int]:
         """Acceptance relative to that of all, times _LEVELS; differences that may be chance are shrunk."""
         if self._spread <= 0:
-            return _LEVELS
-        spread, expected = self._spread / self._weight, request.drafts_expected
-        off = request.drafts_accepted - expected
-        ratio = 1 + off * spread * expected / (spread * expected**2 + request.draft_steps * self._variance + 1e-9)
-        return max(0, round(ratio * _LEVELS))
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A number of drafts for each level of sequences."""
-
-    by_level: dict[int, int]
-    drafts: float  # per sequence, as many as the drafter is expected to propose
-    speed: float  # tokens per second
+            return [_LEVELS] * len(running)
+        spread, variance, found = self._spread / self._weight, self._variance, []
+        for request in running:
+            expected = request.drafts_expected
+            off, share = request.drafts_accepted - expected, spread * expected
+            ratio = 1 + off * share / (share * expected + request.draft_steps * variance + 1e-9)
+            found.append(max(0, round(ratio * _LEVELS)))
+        return found
 
 
 class SpeculationController:
@@ -223,50 +216,58 @@ class SpeculationController:
             return
         self._steps_left = _PERIOD
         self._acceptance.fold(running)
-        levels = [*map(self._acceptance.level, running)]
+        levels = self._acceptance.levels(running)
         counts, batch = Counter(levels), len(running)
         plain, *drafting = self._table.of(batch)
-        best = max(self._choices(counts, drafting, plain), key=lambda choice: choice.speed)
-        speed = batch / self._correction.of(plain, 0, plain)
-        self._is_plain = best.speed < speed
+        best, speed = self._best(counts, drafting, plain)
+        plain_speed = batch / self._correction.of(plain, 0, plain)
+        self._is_plain = speed < plain_speed
         if self._is_plain:
-            best = _Choice(dict.fromkeys(counts, 0), 0.0, speed)
-        self._by_level = self._tried(best, counts, drafting, plain) or best.by_level
+            best, speed = dict.fromkeys(counts, 0), plain_speed
+        self._by_level = self._tried(best, speed, counts, drafting, plain) or best
         for request, level in zip(running, levels, strict=True):
             request.num_drafts = self._by_level[level]
 
-    def _choices(self, counts: Counter[int], drafting: list[float], plain: float) -> Iterator[_Choice]:
-        """Choices with one draft more each: the one with the most tokens per row is added first."""
-        existing = self._acceptance.existing
+    def _best(self, counts: Counter[int], drafting: list[float], plain: float) -> tuple[dict[int, int], float]:
+        """The best number of drafts for each level, not all 0, and the tokens per second.
+
+        The search is greedy: the draft with the most tokens per row is added first.
+        """
+        existing, batch, seconds_of = self._acceptance.existing, counts.total(), self._correction.of
         candidates: list[tuple[float, int, int, float]] = []
         for level in counts:
             gains = self._gains(level)
             per_row = accumulate((gain / share for gain, share in zip(gains, existing, strict=True)), min)
             candidates += ((-order, i, level, gains[i]) for i, order in enumerate(per_row))
-        batch = counts.total()
-        rows, tokens, by_level = 0.0, float(batch), dict.fromkeys(counts, 0)
-        for _, i, level, gain in sorted(candidates):
-            by_level[level] = i + 1
+        candidates.sort()
+        rows, tokens, best, num_best = 0.0, float(batch), 0.0, 0
+        for number, (_, i, level, gain) in enumerate(candidates, 1):
             rows += counts[level] * existing[i]
             tokens += counts[level] * gain
             drafts = rows / batch
-            yield _Choice({**by_level}, drafts, tokens / self._correction.of(_at(drafting, drafts), drafts, plain))
+            speed = tokens / seconds_of(_at(drafting, drafts), drafts, plain)
+            if speed > best:
+                best, num_best = speed, number
+        chosen = Counter(level for _, _, level, _ in candidates[:num_best])
+        return {level: chosen[level] for level in counts}, best
 
-    def _tried(self, best: _Choice, counts: Counter[int], drafting: list[float], plain: float) -> dict[int, int] | None:
+    def _tried(
+        self, best: dict[int, int], speed: float, counts: Counter[int], drafting: list[float], plain: float
+    ) -> dict[int, int] | None:
         """The drafts of a trial: one more per sequence, or in turns the most; None until its expected loss is saved."""
         most, deeper = self._max_drafts, self._is_plain and self._num_tried % 2 == 1
-        if min(best.by_level.values()) == most:
+        if min(best.values()) == most:
             tried = dict.fromkeys(counts, max(1, most - 1))
         else:
-            tried = {level: most if deeper else min(most, drafts + 1) for level, drafts in best.by_level.items()}
+            tried = {level: most if deeper else min(most, drafts + 1) for level, drafts in best.items()}
         drafts = tokens = 0.0
         for level, count in counts.items():
             drafts += count * sum(self._acceptance.existing[: tried[level]])
             tokens += count * (1 + sum(self._gains(level)[: tried[level]]))
         drafts /= counts.total()
-        loses = self._correction.of(_at(drafting, drafts), drafts, plain) - tokens / best.speed
+        loses = self._correction.of(_at(drafting, drafts), drafts, plain) - tokens / speed
         self._seconds_saved = min(self._seconds_saved, max(0.0, loses))
-        if tried == best.by_level or (self._seconds_saved < loses and not self._knows_nothing):
+        if tried == best or (self._seconds_saved < loses and not self._knows_nothing):
             return None
         self._seconds_saved = 0.0
         self._num_tried += not self._knows_nothing

@@ -50,10 +50,12 @@ class Holdings:
         children = process.children(recursive=True)
         mapped: set[str] = set()
         judges = 0
-        for each in (process, *children):
+        for each in children:
             with suppress(psutil.NoSuchProcess):  # it has just ended
-                mapped |= {part.path for part in each.memory_maps() if part.path.startswith("/dev/shm")}
                 judges += "oscine.judges.process" in each.cmdline()
+        for each in (process, *children):
+            with suppress(psutil.NoSuchProcess):
+                mapped |= {part.path for part in each.memory_maps() if part.path.startswith("/dev/shm")}
         mapped |= _files_below(server.folder) if server.folder is not None else set()
         return cls(
             files=process.num_fds(),

@@ -140,10 +140,15 @@ def test_the_answer_is_that_of_an_undisturbed_run(
 ) -> None:
     cluster.wait_ready()
     calm = chat_answer(client, BODIES[kind])
-    deadly.append(kind)
-    migrations = cluster.engine.migrations.migrations
-    assert chat_answer(client, BODIES[kind]) == calm
-    assert cluster.engine.migrations.migrations == migrations + 1
+    before, moved = cluster.engine.migrations.migrations, 0
+    for _ in range(8):  # on a busy machine an engine may have sent all of its answer before it is killed
+        deadly.append(kind)
+        assert chat_answer(client, BODIES[kind]) == calm
+        moved = cluster.engine.migrations.migrations - before
+        if moved:
+            break
+        cluster.wait_ready()
+    assert moved == 1
     if kind == "tool":
         assert [(name, set(json.loads(arguments))) for name, arguments in calm["calls"].values()] == [
             ("get_weather", {"city"})

@@ -16,7 +16,7 @@ from oscine.timing.machine import Chip, Link
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML's names of clocks, and of what a GPU can do with another
 _READ, _WRITE, _NVLINK = 0, 1, 2
 _MOST_LINKS = 18
-_UUID_BYTES = 96
+_NAME_BYTES = 96
 # By compute capability: CUDA cores of a multiprocessor, and its dense bfloat16 products per clock.
 _CORES = {(8, 0): 64}
 _PRODUCTS = {(8, 0): 1024, (9, 0): 2048, (10, 0): 4096, (10, 3): 4096}
@@ -107,10 +107,10 @@ class _Driver:
             yield device
 
     def gpu(self, device: ctypes.c_void_p) -> Gpu | None:
-        name, memory = ctypes.create_string_buffer(_UUID_BYTES), _Memory()
+        name, memory = ctypes.create_string_buffer(_NAME_BYTES), _Memory()
         major, minor = ctypes.c_int(), ctypes.c_int()
         known = (
-            self._call("nvmlDeviceGetName", device, name, ctypes.c_uint(_UUID_BYTES))
+            self._call("nvmlDeviceGetName", device, name, ctypes.c_uint(_NAME_BYTES))
             and self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
             and self._call("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
         )

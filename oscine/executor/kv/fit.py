@@ -42,23 +42,18 @@ def plan_on_gpus(
     own = shard.config(config)
     groups = config.kv_groups(options.cache.page_size, _DTYPE, num_ranks, FP8 if options.cache.fp8 else None)
     specs = shard.specs(config)
-    head = screen_bytes(*specs["lm_head.weight"].shape)
-    total = sum(spec.num_bytes for spec in specs.values()) + head
+    sizes = {name: spec.num_bytes for name, spec in specs.items()}
     shapes = {name: spec.shape for name, spec in specs.items()}
-    second_form = second_form_bytes(gpu, options, total, shapes) if hopper else 0
-    total += second_form
-    experts = [0] * config.num_hidden_layers
-    for name, spec in specs.items():
-        if name.endswith(("_blocks", "_scales")):
-            experts[int(name.split(".")[2])] += spec.num_bytes
-    weights = WeightBytes(total, specs["model.embed_tokens.weight"].num_bytes, experts)
+    head = screen_bytes(*shapes["lm_head.weight"])
+    second_form = second_form_bytes(gpu, options, sum(sizes.values()) + head, shapes) if hopper else 0
+    weights = WeightBytes.of(sizes, config.num_hidden_layers, head + second_form)
     alone = num_ranks == num_sharing == 1
     on_host = leave_on_host(own, groups, options, weights, _BYTES, gpu) if alone else OnHost()
 
     def plan_of(options: EngineOptions) -> MemoryPlan:
         host = host_bytes if alone else None
         others = on_host, second_form
-        return plan_memory(own, groups, options, total - on_host.total, _BYTES, gpu, host, *others)
+        return plan_memory(own, groups, options, weights.total - on_host.total, _BYTES, gpu, host, *others)
 
     return plan_of(options if on_host.num_layers else with_sequences(options, plan_of))
 

@@ -296,6 +296,15 @@ class WeightBytes:
     embedding: int
     experts: Sequence[int]  # per layer, packed
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, int], num_layers: int, others: int) -> "WeightBytes":
+        """`tensors`: bytes by name. `others`: bytes that backends prepare in addition."""
+        experts = [0] * num_layers
+        for name, size in tensors.items():
+            if name.endswith(("_blocks", "_scales")):
+                experts[int(name.split(".")[2])] += size
+        return cls(sum(tensors.values()) + others, tensors["model.embed_tokens.weight"], experts)
+
 
 def _wanted_cache(config: ModelConfig, groups: Sequence[KVGroup], options: EngineOptions) -> int:
     """Bytes that --experts-on-host auto reserves for the KV cache: --kv-cache-bytes, or one sequence of

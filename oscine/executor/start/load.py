@@ -474,13 +474,8 @@ def native_bytes(specs: Mapping[str, TensorSpec], cpu_weights: str) -> dict[str,
 
 
 def _weights(start: Start) -> WeightBytes:
-    found = start.tensor_bytes
-    experts = [0] * start.config.num_hidden_layers
-    for name, size in found.items():
-        if name.endswith(("_blocks", "_scales")):
-            experts[int(name.split(".")[2])] += size
-    total = sum(found.values()) + start.prepared_head_bytes + start.projection_bytes + start.draft_head_bytes
-    return WeightBytes(total, found["model.embed_tokens.weight"], experts)
+    others = start.prepared_head_bytes + start.projection_bytes + start.draft_head_bytes
+    return WeightBytes.of(start.tensor_bytes, start.config.num_hidden_layers, others)
 
 
 def _leave_on_host(start: Start, weights: WeightBytes) -> OnHost:

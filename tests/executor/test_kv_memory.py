@@ -13,11 +13,12 @@ from oscine.executor.kv.late_cache import filled
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host
 from oscine.executor.start import load
 from oscine.executor.start.device_memory import Budget, capped, with_cache
-from oscine.executor.start.load import weight_bytes
+from oscine.executor.start.load import torch_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import Slots
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
+from oscine.model.tensors import tensor_specs
 from oscine.model.weights import load_weights
 from tests.model.tiny import checkpoint_bytes
 from tests.tiny import TINY
@@ -443,11 +444,13 @@ def test_planned_bytes_are_allocated_bytes() -> None:
     for layer in weights.layers:
         held += [getattr(layer, name) for name in layer.__slots__ if name != "experts"]
         held += [getattr(layer.experts, name) for name in layer.experts.__slots__]
-    assert sum(tensor.nbytes for tensor in held) == weight_bytes(TINY, weights.embed_VH.dtype)
+    assert sum(tensor.nbytes for tensor in held) == sum(
+        torch_bytes(tensor_specs(TINY), weights.embed_VH.dtype).values()
+    )
 
 
 def test_a_model_on_a_cpu_must_fit_the_memory() -> None:
-    weights = weight_bytes(gpt_oss_120b(), torch.float32)
+    weights = sum(torch_bytes(tensor_specs(gpt_oss_120b()), torch.float32).values())
     asked = options(None)
     plan = plan_memory(gpt_oss_120b(), asked, weights, activation_bytes=4)
     assert plan_memory(gpt_oss_120b(), asked, weights, 4, host_bytes=plan.total) == plan

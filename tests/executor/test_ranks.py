@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oscine.checkpoint import opened
 from oscine.checkpoint.folder import Checkpoint
 from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.executor.start.load import load_executor, weight_bytes
+from oscine.executor.start.load import load_executor, torch_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
@@ -231,7 +231,7 @@ BYTES = {1: (65.2, 65.2), 2: (32.7, 34.8), 4: (16.7, 19.9), 8: (8.7, 12.4)}
 def test_bytes_of_published_shards(num_ranks: int) -> None:
     for rank in range(num_ranks):
         shares = Shard.of_everything(rank, num_ranks), Shard(experts=Part(rank, num_ranks))
-        found = [weight_bytes(gpt_oss_120b(), torch.bfloat16, shard) / 1e9 for shard in shares]
+        found = [sum(torch_bytes(shard.specs(gpt_oss_120b()), torch.bfloat16).values()) / 1e9 for shard in shares]
         assert found == pytest.approx(BYTES[num_ranks], abs=0.05)
 
 
@@ -298,7 +298,9 @@ def test_planned_bytes_are_those_of_every_rank(num_ranks: int) -> None:
     source = RandomTensors(RANKED, 0, CPU)
     for shard in shards(num_ranks):
         weights = load_weights(RANKED, source, CPU, torch.float32, shard=shard)
-        assert sum(tensor.nbytes for tensor in held_by(weights)) == weight_bytes(RANKED, torch.float32, shard)
+        assert sum(tensor.nbytes for tensor in held_by(weights)) == sum(
+            torch_bytes(shard.specs(RANKED), torch.float32).values()
+        )
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ class Start:
         dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)
         if platform(self.target, dtype) == "native":
             return native_bytes(specs, self.target.cpu_weights)
-        return _tensor_bytes(specs, dtype)
+        return torch_bytes(specs, dtype)
 
     @property
     def prepared_head_bytes(self) -> int:
@@ -434,12 +434,7 @@ def _without_peer_access(config: ModelConfig) -> str:
     )
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None) -> int:
-    """Bytes of a rank's weights on the device."""
-    return sum(_tensor_bytes((shard or Shard()).specs(config), dtype).values())
-
-
-def _tensor_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[str, int]:
+def torch_bytes(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> dict[str, int]:
     """Bytes by tensor name: MXFP4 stays packed, everything else is cast to dtype."""
     return {
         name: spec.num_bytes if spec.dtype == "U8" else prod(spec.shape) * dtype.itemsize

@@ -14,7 +14,8 @@
 
 The engines with and without a head are in one process and share their weights. They run in turns, so that a falling
 clock affects both. K = 0 measures plain steps of the engine with the head. At the end the controller is compared with
-the best fixed number of drafts, which may be 0.
+the best fixed number of drafts, which may be 0. With --one-engine there is no engine without a head, whose steps are
+then those of K = 0: for 120b on 80 GB.
 
 Ops, drafts and engines run in a process of their own each.
 """
@@ -283,6 +284,8 @@ class Job:
     isl: int
     osl: int
     rounds: int
+    step_tokens: int
+    one_engine: bool
 
     @property
     def variants(self) -> list[tuple[Rates | None, int | None]]:
@@ -370,13 +373,14 @@ def measure(job: Job) -> list[Compared]:
     graphs = not job.forced or job.device != "cpu"
     most = max(job.concurrency)
     model = replace(model_options(job.model, job.device), max_model_len=job.isl + job.osl + MOST_DRAFTS)
-    step = max(most, 16384 if most >= 64 else 4096)
+    step = max(most, job.step_tokens)
     scheduler = SchedulerOptions(max_num_seqs=most, max_num_batched_tokens=step, max_waiting=most)
     options = EngineOptions(model, scheduler=scheduler, cuda_graphs=graphs, quiet=True)
     cache = CacheOptions(prefix_caching=False, kv_cache_bytes=kv_cache_bytes(job, options), gpu_memory_utilization=0.97)
     options = replace(options, cache=cache)
     with shared_weights():
-        plain = OwnEngine(build_engine(replace(options, speculation=SpeculationOptions(method="none"))))
+        no_head = replace(options, speculation=SpeculationOptions(method="none"))
+        plain = None if job.one_engine else OwnEngine(build_engine(no_head))
         acceptance = ForcedAcceptance(job.device, MOST_DRAFTS) if job.forced else None
         speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
         drafting = OwnEngine(build_engine(replace(options, speculation=speculation)))
@@ -391,7 +395,7 @@ def measure(job: Job) -> list[Compared]:
 
 
 def compare(
-    plain: OwnEngine,
+    plain: OwnEngine | None,
     drafting: OwnEngine,
     point: Point,
     job: Job,
@@ -402,7 +406,8 @@ def compare(
     of_plain: list[Measured] = []
     found = {variant: list[Measured]() for variant in job.variants}
     for _ in range(job.rounds):
-        of_plain.append(_measure(plain, point))
+        drafting.loop.speculation = Always(0)
+        of_plain.append(_measure(plain or drafting, point))
         for (rates, k), measured in found.items():
             if acceptance is not None and rates is not None:
                 acceptance.set(rates)
@@ -524,6 +529,8 @@ def main() -> int:
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=256, help="generated tokens of a request (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="passes of each, in turns (default: %(default)s)")
+    parser.add_argument("--step-tokens", type=int, default=4096, help="most tokens of a step (default: %(default)s)")
+    parser.add_argument("--one-engine", action="store_true", help="compare with K = 0 of the engine with the head")
     parser.add_argument("--output", type=Path, help="JSON lines of engines are appended to this file")
     options = parser.parse_args()
     good = "ops" not in options.parts or alone(check_ops, options.model, options.device)
@@ -531,7 +538,8 @@ def main() -> int:
         alone(time_drafts, options.model, options.device)
     if "engine" in options.parts:
         forced, shape = tuple(options.acceptance), (options.isl, options.osl, options.rounds)
-        job = Job(options.model, options.device, options.k, "", forced, options.concurrency, *shape)
+        engines = options.step_tokens, options.one_engine
+        job = Job(options.model, options.device, options.k, "", forced, options.concurrency, *shape, *engines)
         run_engines(job, options.output)
     return int(not good)
 

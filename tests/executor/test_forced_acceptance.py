@@ -55,7 +55,8 @@ def test_rates_that_cannot_be_are_refused(text: str) -> None:
 def test_both_engines_have_the_weights_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, load = [], OpenedModel.load
     monkeypatch.setattr(OpenedModel, "load", lambda *args, **how: loads.append(load(*args, **how)) or loads[-1])
-    job = Job("nano", "cpu", (0, 2), str(OF_NANO), (), (1, 2), isl=16, osl=8, rounds=2)
+    shape = {"isl": 16, "osl": 8, "rounds": 2, "step_tokens": 1024, "one_engine": False}
+    job = Job("nano", "cpu", (0, 2), str(OF_NANO), (), (1, 2), **shape)
     found = measure(job)
     assert len(loads) == 1
     assert [(one.concurrency, one.k) for one in found] == [(1, 0), (1, 2), (2, 0), (2, 2)]

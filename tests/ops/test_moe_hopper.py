@@ -418,6 +418,21 @@ def test_every_tiling_replays_in_a_graph(tokens: int) -> None:
         assert (y_TJH.float().sum(1) - exact).norm() <= 2 * (plain - exact).norm()
 
 
+@pytest.mark.hopper
+@pytest.mark.parametrize("intermediate", [64, 128])
+@pytest.mark.parametrize("tokens", [80, 300, 8192])
+def test_tiles_of_one_stage(tokens: int, intermediate: int) -> None:
+    """Tokens of some experts fill more than half of a tile, and weight rows go to all consumers."""
+    check_error(tokens, 8, 256, intermediate, torch.device("cuda"))
+
+
+@pytest.mark.hopper
+def test_parts_of_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiling = hopper.large(64, units=3, stages=4)
+    monkeypatch.setattr(hopper, "plan", lambda *_: replace(tiling, splits=15))
+    check_error(300, 8, 256, 2880, torch.device("cuda"))
+
+
 def published_experts(experts: int, hidden: int, intermediate: int, device: torch.device) -> MxExperts:
     return random_experts(experts, hidden, intermediate, device, torch.bfloat16, scales=(118, 123))
 

@@ -84,8 +84,9 @@ Report = Callable[[str], None]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _GIB = 1 << 30
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
-_MOST_DRAFTING = 64  # sequences that draft in one CUDA graph
-_MOST_VERIFYING = 256  # rows of the graphs that only drafts need
+_MOST_DRAFTING = 512  # sequences that draft in one CUDA graph
+_FEW_DRAFTING = 64  # up to here there are such graphs of all sizes, above in multiples of it
+_MOST_VERIFYING = 1024  # rows of the graphs that only drafts need
 _ROUNDING = 0.01  # of the allocator, which the reserve covers
 _DENSE = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "lm_head.weight")
 
@@ -386,7 +387,8 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     if start.options.cuda_graphs and start.decode_sizes:
         if start.head is not None:
             most = min(_MOST_DRAFTING, start.options.scheduler.max_num_seqs)
-            executor.capture_drafts([size for size in start.decode_sizes if size <= most])
+            sizes = [size for size in start.decode_sizes if size <= _FEW_DRAFTING or size % _FEW_DRAFTING == 0]
+            executor.capture_drafts([*(size for size in sizes if size < most), most])
             executor.run_graphs_eagerly(start.decode_sizes[:1], start.prompt_sizes)  # kernels of the head
         executor.capture(start.decode_sizes, start.prompt_sizes)
         start.watch.lap(f"{len(start.decode_sizes) + len(start.prompt_sizes)} graphs")

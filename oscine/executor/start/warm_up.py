@@ -39,7 +39,7 @@ SAMPLINGS = (
 )
 
 
-_TIMED_ROWS = 768  # the most rows of a step that is timed
+_TIMED_ROWS = 1024  # the most rows of a step that is timed
 # Up to how many sequences are few; steps per measurement with few sequences, and with more. The first is not timed.
 _TIMED_STEPS = {"cuda": (32, 3, 2), "cpu": (8, 6, 3)}
 _TIMED_CONTEXT = 8  # tokens

@@ -154,7 +154,21 @@ def tile_at(cfg, entries, index):
         source = first
     begin = split * part
     end = gl.minimum(begin + part, cfg.STEPS)
+    if part == 1:
+        end = _unknown(end)
     return WorkTile(index, expert, source, first, rows, members, row_tile, begin, end, split)
+
+
+@gluon.jit
+def _unknown(x):
+    """The same, as a number that the compiler does not know.
+
+    If it knows that a tile has one stage, it removes the loop over stages. The results of the second and third
+    consumer are then wrong on an H100 (Triton 3.6), not in the interpreter.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

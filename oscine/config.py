@@ -107,7 +107,7 @@ class CacheOptions(Options, group="KV cache"):
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
         "auto",
-        "type of the keys and values of full attention; auto: as activations; fp8 takes half the memory, on a GPU only",
+        "type of the keys and values; auto: as activations; fp8 takes half the memory, on a GPU only",
         aliases=("kv-cache-config.dtype",),
     )
     gpu_memory_utilization: float | None = option(
@@ -163,7 +163,7 @@ class CacheOptions(Options, group="KV cache"):
 
     @property
     def fp8(self) -> bool:
-        """Whether keys and values of full attention are in FP8."""
+        """Whether keys and values are in FP8."""
         return self.kv_cache_dtype != "auto"
 
     def __post_init__(self) -> None:

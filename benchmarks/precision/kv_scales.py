@@ -80,7 +80,7 @@ def report_random_rows() -> None:
 
 
 class Nano:
-    """The embedded model in float32, with a say in what full attention stores."""
+    """The embedded model in float32, with a say in the keys and values that are stored."""
 
     def __init__(self) -> None:
         ops = resolve(Target(CPU), choose("cpu"))
@@ -105,9 +105,8 @@ class Nano:
             queries_and_sum = ops.norm_qkv(*inputs)  # type: ignore[arg-type]
             layer, projection = next(layers), inputs[4]
             assert isinstance(projection, QkvProjection)
-            if config.windows[layer] is None:
-                place = projection.slots_T // PAGE, slice(None), slice(None), projection.slots_T % PAGE
-                projection.kv_pages[place] = change(layer, projection.kv_pages[place])
+            place = projection.slots_T // PAGE, slice(None), slice(None), projection.slots_T % PAGE
+            projection.kv_pages[place] = change(layer, projection.kv_pages[place])
             return queries_and_sum
 
         model = GptOss(config, self.model.weights, replace(ops, norm_qkv=norm_qkv))

@@ -76,7 +76,7 @@ def run(model: GptOss, load: Load, *, fp8_keys: bool = False, imposed: Choices |
     """`imposed`: the experts of each layer, in place of the router's choice. Their weights are the router's own."""
     device, config = model.weights.device, model.config
     dtype = dtype_name(model.weights.norm_H.dtype)
-    groups = config.kv_groups(PAGE, dtype, full_dtype=FP8 if fp8_keys else None)
+    groups = config.kv_groups(PAGE, FP8 if fp8_keys else dtype)
     kv = tuple(allocate_group(group, load.num_pages, device) for group in groups)
     choices: Choices = []
     routed = GptOss(config, model.weights, with_routing(model.ops, choices, imposed))

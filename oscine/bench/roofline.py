@@ -62,8 +62,8 @@ def fixed_bytes(config: ModelConfig) -> float:
 
 
 def kv_bytes(config: ModelConfig, context: float, *, fp8: bool = False) -> float:
-    """Keys and values that one token of this context reads. `fp8`: of full attention."""
-    groups = config.kv_groups(PAGE, "bfloat16", full_dtype=FP8 if fp8 else None)
+    """Keys and values that one token of this context reads. `fp8`: whether they are in FP8."""
+    groups = config.kv_groups(PAGE, FP8 if fp8 else "bfloat16")
     return sum(len(group.layers) * group.layer_token_bytes * min(context, group.window or context) for group in groups)
 
 

@@ -120,18 +120,14 @@ class ModelConfig:
         windows = sorted(set(self.windows), key=lambda window: -(window or math.inf))
         return {window: tuple(i for i, own in enumerate(self.windows) if own == window) for window in windows}
 
-    def kv_groups(
-        self, page_size: int, dtype: str, num_ranks: int = 1, full_dtype: str | None = None
-    ) -> tuple[KVGroup, ...]:
+    def kv_groups(self, page_size: int, dtype: str, num_ranks: int = 1) -> tuple[KVGroup, ...]:
         """Where all layers keep keys and values, in the order of layers_by_window.
 
-        `page_size`: tokens. `num_ranks`: tensor-parallel size, over which this whole model is divided. `full_dtype`: of
-        full attention, if it has another dtype than the layers with a window.
+        `page_size`: tokens. `num_ranks`: tensor-parallel size, over which this whole model is divided.
         """
         shape = self.num_key_value_heads, page_size, self.head_dim
         return tuple(
-            KVGroup(window, layers, *shape, (full_dtype or dtype) if window is None else dtype, num_ranks)
-            for window, layers in self.layers_by_window.items()
+            KVGroup(window, layers, *shape, dtype, num_ranks) for window, layers in self.layers_by_window.items()
         )
 
     def of_layers(self, layers: Sequence[int]) -> "ModelConfig":

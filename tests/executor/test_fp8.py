@@ -1,4 +1,4 @@
-"""Engines whose full attention has keys and values in FP8, or whose experts multiply FP8 activations.
+"""Engines that have keys and values in FP8, or whose experts multiply FP8 activations.
 
 Answers, prefixes, offloaded pages, and refusals.
 """
@@ -45,12 +45,11 @@ def engine(**changes: object) -> EngineLoop:
     return loop(executor, asked, executor.memory)
 
 
-def test_only_full_attention_is_in_fp8() -> None:
-    full, window = plan().groups
-    assert (full.dtype, window.dtype) == (FP8, "float32")
-    exact_full, exact_window = plan(CacheOptions(page_size=PAGE)).groups
-    assert (exact_full.dtype, exact_window) == ("float32", window)
-    assert full.page_bytes == exact_full.page_bytes // 4 * 17 // 16
+def test_all_groups_are_in_fp8() -> None:
+    exact = plan(CacheOptions(page_size=PAGE)).groups
+    for group, exact_group in zip(plan().groups, exact, strict=True):
+        assert (group.dtype, exact_group.dtype) == (FP8, "float32")
+        assert group.page_bytes == exact_group.page_bytes // 4 * 17 // 16
 
 
 def test_most_greedy_tokens_are_those_of_exact_keys() -> None:
@@ -134,7 +133,7 @@ def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest
     executor = load.load_executor(at(tmp_path), said.append, Stopwatch())
     assert f"{executor.memory.slots[0].count} slots for pages of {PAGE} tokens: " in said[0]
     assert " full in FP8 or " in said[0]
-    assert [pages.dtype for pages in executor.kv] == [torch.uint8, torch.float32]
+    assert [pages.dtype for pages in executor.kv] == [torch.uint8, torch.uint8]
 
 
 def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,17 +171,15 @@ def test_in_fp8_a_gpu_holds_twice_the_sequences() -> None:
     """gpt-oss-120b on one H200: a token takes 18 layers x 2 x 8 heads x 65 bytes, where it took 128 for 65."""
     asked = options(None, max_num_seqs=1024, max_tokens=16384)
     held = {}
-    for dtype, slots_of_one in (("auto", 32 + 3), ("fp8", 32 // 2 + 3)):
+    for dtype, slots_of_one in (("auto", 32 + 3), ("fp8", 32 + 3)):
         cache = CacheOptions(kv_cache_dtype=dtype, prefix_caching=False)  # type: ignore[arg-type]
         plan = plan_on_gpus(gpt_oss_120b(), replace(asked, cache=cache), H200, hopper=True)
         held[dtype] = plan.slots[0].count // slots_of_one  # sequences of 2,048 tokens
-    assert plan.groups[0].page_bytes == 18 * 2 * 8 * 64 * 65
-    assert plan.groups[1].page_bytes == 18 * 2 * 8 * 64 * 128
-    assert (plan.slots[0].per_slot, plan.slots[0].slot_bytes) == ((2, 1), 2 * 18 * 2 * 8 * 64 * 65)
-    # Windows are as they were, and their pages lose 2 of 130 bytes.
-    assert held["fp8"] / held["auto"] == pytest.approx(35 * 128 / (19 * 130), rel=0.01)
+    assert {group.page_bytes for group in plan.groups} == {18 * 2 * 8 * 64 * 65}
+    assert (plan.slots[0].per_slot, plan.slots[0].slot_bytes) == ((1, 1), 18 * 2 * 8 * 64 * 65)
+    assert held["fp8"] / held["auto"] == pytest.approx(128 / 65, rel=0.01)
     assert held["auto"] >= 860
-    assert " slots for pages of 64 tokens: 2 full in FP8 or 1 window-128\n" in str(plan)
+    assert " slots for pages of 64 tokens: full in FP8 or window-128 in FP8\n" in str(plan)
     assert plan.total <= H200.total - 5 * GIB + 1e-3 * H200.total
 
 

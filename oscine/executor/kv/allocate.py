@@ -20,7 +20,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def groups_of(config: ModelConfig, cache: CacheOptions, dtype: torch.dtype, num_ranks: int = 1) -> tuple[KVGroup, ...]:
     """The page groups that the options ask for. `config`: of the whole model. `dtype`: of activations."""
-    return config.kv_groups(cache.page_size, dtype_name(dtype), num_ranks, FP8 if cache.fp8 else None)
+    return config.kv_groups(cache.page_size, FP8 if cache.fp8 else dtype_name(dtype), num_ranks)
 
 
 def stored_dtype(group: KVGroup) -> torch.dtype:

@@ -40,7 +40,7 @@ def plan_on_gpus(
     options = with_step_tokens(options, gpu.total)
     shard = Shard.of_everything(0, num_ranks) if num_sharing == 1 else Shard(experts=Part(0, num_sharing))
     own = shard.config(config)
-    groups = config.kv_groups(options.cache.page_size, _DTYPE, num_ranks, FP8 if options.cache.fp8 else None)
+    groups = config.kv_groups(options.cache.page_size, FP8 if options.cache.fp8 else _DTYPE, num_ranks)
     specs = shard.specs(config)
     sizes = {name: spec.num_bytes for name, spec in specs.items()}
     shapes = {name: spec.shape for name, spec in specs.items()}

@@ -115,7 +115,7 @@ $(DYNAMO)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 dynamo-test: $(DYNAMO)/.ready  ## workers behind NVIDIA Dynamo's own frontend, in an environment of their own
-	$(DYNAMO)/bin/python -m pytest tests/dynamo
+	$(DYNAMO)/bin/python -m pytest tests/extensions/dynamo
 
 conformance: $(TEST)  ## clients' own types, the server's own description, odd token streams; part of `make test`
 	$(BIN)/python -m pytest tests/conformance

@@ -44,31 +44,31 @@ from torch.nn.functional import silu
 
 from benchmarks.draft_head import ForcedAcceptance, Rates, forced, model_options, write_head
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.bench.machine import Machine, describe
-from oscine.bench.passes import OwnEngine
-from oscine.bench.result import Point
-from oscine.bench.timer import seconds_on_gpu
-from oscine.checkpoint.head import open_head
 from oscine.checkpoint.opened import OpenedModel, open_model
-from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import Speculation
 from oscine.engine.core.request import Request
 from oscine.executor.device_state import DeviceState
-from oscine.executor.heads.eagle import EagleDrafter
-from oscine.executor.heads.find import OF_NANO, DraftHead
 from oscine.executor.kv.memory import DeviceMemory
 from oscine.executor.start.device_memory import device_memory
+from oscine.extensions.bench.machine import Machine, describe
+from oscine.extensions.bench.passes import OwnEngine
+from oscine.extensions.bench.result import Point
+from oscine.extensions.bench.timer import seconds_on_gpu
+from oscine.extensions.speculation.eagle.checkpoint import open_head
+from oscine.extensions.speculation.eagle.drafter import EagleDrafter
+from oscine.extensions.speculation.eagle.find import OF_NANO, DraftHead
+from oscine.extensions.speculation.ops import reference
+from oscine.extensions.speculation.ops.interface import DraftOps, DraftState, SliceOfHead
+from oscine.extensions.speculation.ops.table import BACKENDS, resolve_draft
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import Weights, load_weights
-from oscine.ops.draft import reference
-from oscine.ops.draft.interface import DraftOps, DraftState, SliceOfHead
-from oscine.ops.draft.table import BACKENDS, resolve_draft
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.ops.table import choose, platform, resolve
 from oscine.ops.target import Target
+from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import StepPlan
 
 SEQUENCES = (1, 8, 32)
@@ -126,7 +126,7 @@ def _added(sums: Tensor) -> Tensor:
 def _as_prepared(backend: str, prepared: Any, published: Tensor) -> Tensor:
     if backend != "triton":
         return published
-    from oscine.ops.draft.weights import unpack
+    from oscine.extensions.speculation.ops.weights import unpack
 
     return unpack(prepared)
 

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import ModelOptions
 from oscine.executor.device_state import DeviceState
+from oscine.extensions.speculation.eagle.config import HeadConfig
+from oscine.extensions.speculation.eagle.weights import head_specs
 from oscine.model.config import ModelConfig
-from oscine.model.eagle.config import HeadConfig
-from oscine.model.eagle.weights import head_specs
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
+from oscine.settings.config import ModelOptions
 
 Rates = tuple[float, ...]  # share of steps that accept the draft at each position
 

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import BuiltEngine, build_engine
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import GenerationRequest, SamplingParams
 
 GIB = 1 << 30

@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from oscine.bench.machine import describe
-from oscine.config import EngineOptions, ModelOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
+from oscine.extensions.bench.machine import describe
+from oscine.settings.config import EngineOptions, ModelOptions, SpeculationOptions
 from oscine.types import GenerationRequest, SamplingParams
 from training.evaluate import MAX_TOKENS, NANO, SKILLS, Skill
 from training.packing import Encoder

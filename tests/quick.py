@@ -20,7 +20,7 @@ STARTS = {
     "os.system",
     "pty.spawn",
 }  # Python's audit events
-ALLOWED = "oscine.judges.process"
+ALLOWED = "oscine.system.grammar_sandbox.process"
 
 
 class ProcessRefused(OSError):  # noqa: N818 - to a test, an error of the operating system

@@ -15,15 +15,15 @@ FILES = (
     "tests/api/test_wire.py",
     "tests/cli/test_interrupts.py",
     "tests/cli/test_models.py",
-    "tests/cluster/test_router_address.py",
-    "tests/cluster/test_router_client.py",
-    "tests/cluster/test_traces.py",
+    "tests/extensions/cluster/test_router_address.py",
+    "tests/extensions/cluster/test_router_client.py",
+    "tests/extensions/cluster/test_traces.py",
     "tests/engine_process/test_offload.py",
     "tests/engine_process/test_peers.py",
     "tests/engine_process/test_watch.py",
     "tests/executor/test_grammar_judges.py",
     "tests/executor/test_liveness.py",
-    "tests/tools/test_mcp.py",
+    "tests/extensions/tools/test_mcp.py",
 )
 PYTEST = ("-m", "pytest", "-p", "xdist", "-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin", "-n", "4")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # as in `make test`

@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from oscine import collector
-from oscine.collector import collect_when_quiet, paused, set_apart
+from oscine.system import collector
+from oscine.system.collector import collect_when_quiet, paused, set_apart
 
 
 def test_what_is_set_apart_is_traversed_by_no_collection_of_young_objects() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cores import default_threads, usable_cores
+from oscine.system.cores import default_threads, usable_cores
 
 
 def machine(root: Path, num_cpus: int, threads_per_core: int) -> Path:
@@ -51,7 +51,7 @@ def test_a_machine_without_proc_and_sys(tmp_path: Path) -> None:
 def test_the_environment_says_how_many_threads_there_are(
     given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscine.cores.usable_cores", lambda: 5)
+    monkeypatch.setattr("oscine.system.cores.usable_cores", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)

@@ -8,12 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from oscine.api.telemetry.energy import EnergyCollector
-from oscine.bench.serve.target import _ENERGY, sum_of
-from oscine.cluster.client.engine import ClusterEngine
-from oscine.cluster.data_parallel import DataParallelEngine
-from oscine.config import EngineOptions
 from oscine.executor.start.build import _uuids
-from oscine.nvml import Energy, energy_counters
+from oscine.extensions.bench.serve.target import _ENERGY, sum_of
+from oscine.extensions.replicas.client.engine import ClusterEngine
+from oscine.extensions.replicas.data_parallel import DataParallelEngine
+from oscine.settings.config import EngineOptions
+from oscine.system.nvml import Energy, energy_counters
 from oscine.types import EngineInfo
 from tests.nvml_library import JOULES, compile_nvml, needs_compiler
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from oscine.option import BYTES, TOKENS, OptionError, Options, option, options_of, read_size, write_size
+from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, read_size, write_size
 
 
 @dataclass(frozen=True)

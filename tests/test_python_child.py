@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from oscine.python_child import bound_command, child_environment, module_command
+from oscine.system.python_child import bound_command, child_environment, module_command
 from tests.server import ServerProcess
 from tests.waiting import wait_until
 
@@ -30,7 +30,12 @@ def was_run(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["oscine.engine.process.server", "oscine.judges.process", "oscine.ops.compile_worker", "oscine.cluster.ray.local"],
+    [
+        "oscine.engine.process.server",
+        "oscine.system.grammar_sandbox.process",
+        "oscine.ops.compile_worker",
+        "oscine.extensions.cluster.ray.local",
+    ],
 )
 def test_a_child_loads_nothing_from_the_current_folder(hostile_folder: Path, module: str) -> None:
     done = subprocess.run(
@@ -43,7 +48,7 @@ def test_a_child_loads_nothing_from_the_current_folder(hostile_folder: Path, mod
 
 def test_a_checkout_that_is_not_installed_is_found(tmp_path: Path) -> None:
     """-S hides all installed packages."""
-    code = "from oscine.python_child import *; print(child_environment()['PYTHONPATH'])"
+    code = "from oscine.system.python_child import *; print(child_environment()['PYTHONPATH'])"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=True
     )
@@ -59,7 +64,7 @@ IMPORTS_FOR_EVER = "import os, time\nos.write(1, b'imports\\n')\nwhile True: tim
 # Starts ranks, and waits. It stands for rank 0, which a supervisor or a user ends in the middle of its start.
 RANK_ZERO = """
 import sys
-from oscine.executor.parallel import processes
+from oscine.extensions.parallel import processes
 processes.RANK = "imports_for_ever"
 ranks = processes.RankProcesses(3)
 print(*(rank.pid for rank in ranks._ranks), flush=True)

@@ -86,15 +86,18 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.api.app", ("torch", "triton", "transformers")),
         ("oscine", ("torch", "zmq", "msgspec", "asyncio")),
         ("oscine.llm", ("torch", "starlette", "uvicorn", "httpx", "triton", "transformers")),
-        ("oscine.tools.builtin", ("torch", "httpx2", "mcp", "starlette", "yaml")),
+        ("oscine.extensions.tools.builtin", ("torch", "httpx2", "mcp", "starlette", "yaml")),
         ("oscine.engine.process.client", ("torch", "triton", "starlette")),
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.kv.fit", ("torch", "triton")),
         ("oscine.cli.serve.layout", ("torch", "numpy")),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
-        ("oscine.bench.serve.run", ("torch", "matplotlib", "zmq", "msgspec", "starlette", "uvicorn", "httpx")),
-        ("oscine.bench.engine", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
+        (
+            "oscine.extensions.bench.serve.run",
+            ("torch", "matplotlib", "zmq", "msgspec", "starlette", "uvicorn", "httpx"),
+        ),
+        ("oscine.extensions.bench.engine", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
     ],
 )
 def test_an_import_loads_nothing_it_should_not(module: str, absent: tuple[str, ...]) -> None:

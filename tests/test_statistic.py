@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
-from oscine.cluster.client.reports import Reports
-from oscine.cluster.scaling.pool_load import report
+from oscine.extensions.cluster.scaling.pool_load import report
+from oscine.extensions.replicas.client.reports import Reports
 from oscine.statistic import declared
 from oscine.types import STATISTICS, EngineStats
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from oscine.config import EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
+from oscine.settings.config import EngineOptions, ModelOptions
 from training.eagle import run_target, unrolled
 from training.eagle_head import Head, load_head
 from training.evaluate import MAX_TOKENS, NANO, SEED, SKILLS, engine_generator

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from oscine.chat.messages import FunctionTool, ToolNamespace
-from oscine.config import ToolOptions
-from oscine.tools import browser, python
+from oscine.extensions.tools import browser, python
+from oscine.settings.config import ToolOptions
 from training import words
 from training.episode import Episode
 from training.functions import make_function

@@ -19,10 +19,10 @@ from time import perf_counter
 from typing import Any
 
 from oscine.chat.grammar import JsonFormat, turn_grammar
-from oscine.config import OPTIONS, CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core import offline
 from oscine.engine.core.loop import EngineLoop
+from oscine.settings.config import OPTIONS, CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationRequest, SamplingParams
 from training.builtin_tools import beside_builtin_tools
 from training.calls import call, no_call

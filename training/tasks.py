@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.chat.messages import FunctionTool, Message
-from oscine.eval import task
+from oscine.extensions.eval import task
 from training.conversations import Sample
 from training.evaluate import MAX_TOKENS, SEED, SKILLS, Skill, answers, ends, equal_json, named, required, valid_json
 from training.json_mode import JSON_OBJECT

@@ -23,8 +23,8 @@ import httpx
 import psutil
 
 from benchmarks.cluster.cluster import Cluster
-from oscine.cluster.spec.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
-from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
+from oscine.extensions.cluster.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
+from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
 
 VICTIMS = ("decode", "prefill", "router")
 REPLICAS = {"decode": 2, "prefill": 1}

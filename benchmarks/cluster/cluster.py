@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from oscine.cluster.ray import local
-from oscine.cluster.spec.deployment import Deployment
+from oscine.extensions.cluster.deployment import Deployment
+from oscine.extensions.cluster.ray import local
 
 _NUM_CPUS = 64  # that Ray may assign: more than the machine has, so that Ray never refuses an actor
 
@@ -26,7 +26,7 @@ class Cluster:
         self._ray = local.start(_NUM_CPUS, 0)
         try:
             self._ray.connect()
-            from oscine.cluster.ray import control  # Ray is imported when its surroundings are set
+            from oscine.extensions.cluster.ray import control  # Ray is imported when its surroundings are set
 
             control.up(self._deployment, wait=True, note=lambda text: None)
             self.url = control.url()
@@ -62,7 +62,7 @@ class Cluster:
 
     def ready(self) -> Counter[str]:
         """Roles of the replicas that the router knows as ready; none while there is no router."""
-        from oscine.cluster.ray import control
+        from oscine.extensions.cluster.ray import control
 
         snapshot = control.state().snapshot
         replicas = snapshot.replicas if snapshot is not None else []

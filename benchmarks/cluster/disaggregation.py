@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from benchmarks.cluster.nixl_alone import measure
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.process.client import EngineClient
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
 
 PAGE, WINDOW, VOCAB = 64, 128, 1800

@@ -27,8 +27,8 @@ from itertools import pairwise
 import numpy as np
 
 from benchmarks.cluster.disaggregation import engines, read, source
-from oscine.config import NANO, CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.process.client import EngineClient
+from oscine.settings.config import NANO, CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.types import GenerationRequest, SamplingParams
 
 VOCAB = 1800  # ids below it are tokens of every model

@@ -22,7 +22,7 @@ import aiohttp
 from benchmarks.cluster.cluster import Cluster
 from benchmarks.cluster.ramp_plot import draw
 from benchmarks.serving.overhead import USAGE
-from oscine.cluster.spec.deployment import (
+from oscine.extensions.cluster.deployment import (
     Deployment,
     ModelSpec,
     Replicas,
@@ -31,7 +31,7 @@ from oscine.cluster.spec.deployment import (
     ServiceLevels,
     app_name,
 )
-from oscine.config import EngineOptions, SchedulerOptions, ServerOptions
+from oscine.settings.config import EngineOptions, SchedulerOptions, ServerOptions
 
 MODEL, TOKENS, STEP_S, SEQUENCES, MOST = "fake", 40, 0.05, 4, 4
 LEVELS = ServiceLevels(ttft_s=2.0, itl_s=0.2)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import openai
 
 from benchmarks.cluster.cluster import Cluster
-from oscine.cluster.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
-from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
+from oscine.extensions.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
 
 FIRST, SECOND, UNKNOWN = "first", "second", "third"
 QUESTIONS = [f"What is {a} + {b}?" for a, b in ((27, 58), (12, 30), (41, 9), (66, 17))]
@@ -78,7 +78,7 @@ class Load:
 
 
 def replicas(model: str) -> set[str]:
-    from oscine.cluster.ray import control
+    from oscine.extensions.cluster.ray import control
 
     known = control.state().snapshot
     assert known is not None
@@ -86,7 +86,7 @@ def replicas(model: str) -> set[str]:
 
 
 async def measure(url: str, clients: int) -> bool:
-    from oscine.cluster.ray import control
+    from oscine.extensions.cluster.ray import control
 
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     names = sorted([model.id async for model in client.models.list()])

@@ -19,14 +19,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from oscine.cluster.routing.fleet import Fleet
-from oscine.cluster.routing.model_router import ModelRouter
-from oscine.cluster.spec.deployment import ModelSpec, RoleSpec
-from oscine.cluster.spec.placement import Placement
-from oscine.cluster.spec.snapshot import ReplicaReport
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
+from oscine.extensions.cluster.deployment import ModelSpec, RoleSpec
+from oscine.extensions.replicas.routing.fleet import Fleet
+from oscine.extensions.replicas.routing.model_router import ModelRouter
+from oscine.extensions.replicas.spec.placement import Placement
+from oscine.extensions.replicas.spec.snapshot import ReplicaReport
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions
 from oscine.types import GenerationRequest, SamplingParams
 
 HIT_LINE = 0.90  # of the hits of one unlimited cache

@@ -14,8 +14,8 @@ from collections import Counter
 
 from benchmarks.cluster.cluster import Cluster
 from benchmarks.serving.overhead import run_streams
-from oscine.cluster.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
-from oscine.config import EngineOptions, SchedulerOptions, ServerOptions
+from oscine.extensions.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.settings.config import EngineOptions, SchedulerOptions, ServerOptions
 
 HOPS = ("client", "ingress", "router", "aggregated", "engine", "ray")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.edge import files
-from oscine.bench.machine import describe
+from oscine.extensions.bench.machine import describe
 
 RESULTS = Path("benchmarks/results/edge.jsonl")
 HERE = Path(__file__).parent

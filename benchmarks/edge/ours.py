@@ -14,10 +14,10 @@ def main(model: str, context: int, num_seqs: int, threads: int) -> None:
     os.environ |= {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(threads)}  # as in the engine process
     import torch
 
-    from oscine.bench.passes import random_prompts
-    from oscine.bench.result import Point
-    from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
     from oscine.engine.build import build_engine
+    from oscine.extensions.bench.passes import random_prompts
+    from oscine.extensions.bench.result import Point
+    from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
     from oscine.types import GenerationRequest, SamplingParams
 
     torch.set_num_threads(threads)

@@ -22,9 +22,9 @@ from torch import Tensor
 from benchmarks.kernels.inputs import random_experts, sampling_batch
 from benchmarks.kernels.layers import DEVICE, kv_cache, with_fixed_experts
 from benchmarks.kernels.routings import draw_for
-from oscine.bench.step_inputs import StepLoad, make_batch
-from oscine.bench.timer import capture, seconds_on_gpu
 from oscine.checkpoint.hub import PUBLISHED
+from oscine.extensions.bench.step_inputs import StepLoad, make_batch
+from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, load_weights

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.bench.timer import time_call
+from oscine.extensions.bench.timer import time_call
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
-from oscine.bench.timer import time_call
+from oscine.extensions.bench.timer import time_call
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Routing
 from oscine.ops.moe import hopper, reference

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
 from benchmarks.kernels.routings import draw
-from oscine.bench.step_inputs import PAGE, StepLoad, make_batch, random_pages
-from oscine.bench.timer import time_call
 from oscine.checkpoint.hub import PUBLISHED
+from oscine.extensions.bench.step_inputs import PAGE, StepLoad, make_batch, random_pages
+from oscine.extensions.bench.timer import time_call
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Shard

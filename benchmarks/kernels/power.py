@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
-from oscine.bench.timer import capture, seconds_on_gpu
+from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits

@@ -25,7 +25,7 @@ import torch
 from benchmarks.kernels.experts import DEVICE, HIDDEN, MOST_ERROR, MOST_FP8_ERROR, PER_TOKEN, Case, name_of
 from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
-from oscine.bench.timer import capture, seconds_on_gpu
+from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import MxExperts
 from oscine.ops.moe import hopper, reference

@@ -30,10 +30,9 @@ from torch import Tensor
 from benchmarks.precision.emulation import Moe, expand, plain_moe, rounding_moe
 from benchmarks.precision.formats import FP8, OTHERS, fp16, unchanged
 from benchmarks.precision.runs import Choices, Error, Load, Result, run
-from oscine.bench.machine import describe
 from oscine.checkpoint.hub import NANO_FOLDER, PUBLISHED
 from oscine.checkpoint.opened import open_model
-from oscine.config import NANO, ModelOptions
+from oscine.extensions.bench.machine import describe
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
@@ -41,6 +40,7 @@ from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.table import choose, platform, resolve
 from oscine.ops.target import ActivationDtype, Target
+from oscine.settings.config import NANO, ModelOptions
 
 OUTLIER, OUTLIERS = 20.0, 8
 ON_CPU = {"layers": 12, "experts": 8, "vocabulary": 4096, "sequences": 2, "prompt": 64}

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from benchmarks.precision.formats import E4M3_LARGEST, Rounding, e4m3, with_scales
 from benchmarks.precision.runs import Choices, batch, with_routing
-from oscine.bench.step_inputs import PAGE
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
 from oscine.executor.kv.allocate import allocate_group
+from oscine.extensions.bench.step_inputs import PAGE
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import QkvProjection
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
+from oscine.settings.config import ModelOptions
 from training.evaluate import NANO, SEED, SKILLS
 from training.packing import Encoder
 from training.split import Draw

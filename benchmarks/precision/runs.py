@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.kernels.inputs import counted
-from oscine.bench.step_inputs import PAGE
 from oscine.executor.kv.allocate import allocate_group, dtype_name
+from oscine.extensions.bench.step_inputs import PAGE
 from oscine.kv_group import FP8
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss

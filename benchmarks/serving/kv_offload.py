@@ -26,9 +26,9 @@ from itertools import count
 from pathlib import Path
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.process.client import EngineClient
 from oscine.model.config import gpt_oss_20b
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import EngineStats, GenerationRequest, SamplingParams
 
 LINE = 0.4  # of the 90th percentile without offloading

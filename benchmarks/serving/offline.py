@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.serving.server import Server
 from oscine import LLM
-from oscine.config import SchedulerOptions
+from oscine.settings.config import SchedulerOptions
 
 CONCURRENCY = 2 * SchedulerOptions().max_num_seqs  # as an LLM has it
 _DATE = "2025-08-05"

@@ -52,7 +52,7 @@ class Holdings:
         judges = 0
         for each in children:
             with suppress(psutil.NoSuchProcess):  # it has just ended
-                judges += "oscine.judges.process" in each.cmdline()
+                judges += "oscine.system.grammar_sandbox.process" in each.cmdline()
         for each in (process, *children):
             with suppress(psutil.NoSuchProcess):
                 mapped |= {part.path for part in each.memory_maps() if part.path.startswith("/dev/shm")}

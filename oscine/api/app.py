@@ -7,15 +7,15 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from oscine.api.common.keys import KeyCheck
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck, OriginCheck
-from oscine.api.http.keys import KeyCheck
-from oscine.api.ollama.models import running
 from oscine.api.openapi import Operation
 from oscine.api.playground import playground_routes
-from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
 from oscine.api.telemetry.observe import Observe
+from oscine.extensions.apis.ollama.models import running
+from oscine.extensions.apis.responses.service import ResponseService
 
 _RATE_LIMITS = [
     f"X-RateLimit-{what}-{unit}" for what in ("Limit", "Remaining", "Reset") for unit in ("Requests", "Tokens")

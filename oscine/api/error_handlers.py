@@ -4,10 +4,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oscine.api.http.asgi import ClientLeftError
+from oscine.api.common.asgi import ClientLeftError
+from oscine.api.common.errors import APIError, internal
+from oscine.api.common.record import CLIENT_LEFT, current
 from oscine.api.http.body import response
-from oscine.api.http.errors import APIError, internal
-from oscine.api.http.record import CLIENT_LEFT, current
 from oscine.api.openai.models import speaks_anthropic
 
 

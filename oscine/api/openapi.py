@@ -12,15 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.api.batches.schemas import BatchRequest
-from oscine.api.conventions.schemas import GenerateRequest, Invocation
-from oscine.api.http.errors import AnthropicError, Error, ErrorText
+from oscine.api.common.errors import AnthropicError, Error, ErrorText
 from oscine.api.http.sse import NDJSON, SSE
-from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest, OllamaPullRequest
-from oscine.api.responses.context import CompactRequest, InputTokensRequest
-from oscine.api.responses.schemas import ResponseRequest
 from oscine.api.serving import schemas
+from oscine.extensions.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+from oscine.extensions.apis.batches.schemas import BatchRequest
+from oscine.extensions.apis.conventions.schemas import GenerateRequest, Invocation
+from oscine.extensions.apis.ollama.schemas import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
+from oscine.extensions.apis.responses.context import CompactRequest, InputTokensRequest
+from oscine.extensions.apis.responses.schemas import ResponseRequest
 
 _PAGE = Path(__file__).with_name("docs.html")
 _REF = "#/components/schemas/{name}"

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oscine.api.ollama.models import running
+from oscine.extensions.apis.ollama.models import running
 
 FOLDER = Path(__file__).parents[1] / "web"
 PREFIX = "/playground/"

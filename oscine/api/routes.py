@@ -2,10 +2,20 @@
 
 from functools import partial
 
-from oscine.api.anthropic.answer import AnthropicAnswer
-from oscine.api.anthropic.endpoint import AnthropicMessages, CountTokens
-from oscine.api.batches.endpoint import Batches, Files
-from oscine.api.batches.schemas import (
+from oscine.api.common.errors import Error, ErrorText
+from oscine.api.health import Health
+from oscine.api.http.sse import SSE
+from oscine.api.openai import answers
+from oscine.api.openai.chat_completions import ChatCompletions
+from oscine.api.openai.completions import Completions
+from oscine.api.openai.models import Models
+from oscine.api.openai.tokenization import Tokenize
+from oscine.api.openapi import ANTHROPIC, DELETE, GET, OLLAMA, OLLAMA_GET, POST, PROBE, Description, Operation
+from oscine.api.serving.schemas import DetokenizeRequest, TokenizeRequest
+from oscine.extensions.apis.anthropic.answer import AnthropicAnswer
+from oscine.extensions.apis.anthropic.endpoint import AnthropicMessages, CountTokens
+from oscine.extensions.apis.batches.endpoint import Batches, Files
+from oscine.extensions.apis.batches.schemas import (
     BatchesQuery,
     BatchList,
     BatchObject,
@@ -16,12 +26,12 @@ from oscine.api.batches.schemas import (
     FilesQuery,
     FileUpload,
 )
-from oscine.api.batches.service import BatchService
-from oscine.api.conventions.generate import Generate
-from oscine.api.conventions.kserve import KServe
-from oscine.api.conventions.nim import Nim
-from oscine.api.conventions.sagemaker import Invocations
-from oscine.api.conventions.schemas import (
+from oscine.extensions.apis.batches.service import BatchService
+from oscine.extensions.apis.conventions.generate import Generate
+from oscine.extensions.apis.conventions.kserve import KServe
+from oscine.extensions.apis.conventions.nim import Nim
+from oscine.extensions.apis.conventions.sagemaker import Invocations
+from oscine.extensions.apis.conventions.schemas import (
     GenerateAnswer,
     ModelConfig,
     ModelMetadata,
@@ -36,13 +46,10 @@ from oscine.api.conventions.schemas import (
     ServerMetadata,
     TokenizerInfo,
 )
-from oscine.api.conventions.vllm import Vllm
-from oscine.api.health import Health
-from oscine.api.http.errors import Error, ErrorText
-from oscine.api.http.sse import SSE
-from oscine.api.ollama.endpoint import OllamaChat, OllamaGenerate
-from oscine.api.ollama.models import OllamaModelList, change, embed
-from oscine.api.ollama.schemas import (
+from oscine.extensions.apis.conventions.vllm import Vllm
+from oscine.extensions.apis.ollama.endpoint import OllamaChat, OllamaGenerate
+from oscine.extensions.apis.ollama.models import OllamaModelList, change, embed
+from oscine.extensions.apis.ollama.schemas import (
     OllamaChatAnswer,
     OllamaGenerateAnswer,
     OllamaLoadedModels,
@@ -52,15 +59,9 @@ from oscine.api.ollama.schemas import (
     OllamaPullRequest,
     OllamaStatus,
 )
-from oscine.api.openai import answers
-from oscine.api.openai.chat_completions import ChatCompletions
-from oscine.api.openai.completions import Completions
-from oscine.api.openai.models import Models
-from oscine.api.openai.tokenization import Tokenize
-from oscine.api.openapi import ANTHROPIC, DELETE, GET, OLLAMA, OLLAMA_GET, POST, PROBE, Description, Operation
-from oscine.api.responses.context import Compact, InputTokens
-from oscine.api.responses.endpoint import Responses, StoredResponses
-from oscine.api.responses.schemas import (
+from oscine.extensions.apis.responses.context import Compact, InputTokens
+from oscine.extensions.apis.responses.endpoint import Responses, StoredResponses
+from oscine.extensions.apis.responses.schemas import (
     CompactedResponse,
     DeletedResponse,
     InputItems,
@@ -70,8 +71,7 @@ from oscine.api.responses.schemas import (
     ResponseInputTokens,
     RetrieveQuery,
 )
-from oscine.api.responses.service import ResponseService
-from oscine.api.serving.schemas import DetokenizeRequest, TokenizeRequest
+from oscine.extensions.apis.responses.service import ResponseService
 
 
 def endpoints(service: ResponseService) -> list[Operation]:

@@ -16,21 +16,21 @@ from typing import Any
 
 import uvicorn
 
-from oscine.addresses import is_loopback
 from oscine.api.app import create_app, open_paths
-from oscine.api.batches.service import BatchService
-from oscine.api.http.errors import APIError
-from oscine.api.http.record import RequestRecord
+from oscine.api.common.errors import APIError
+from oscine.api.common.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
 from oscine.api.http.uvicorn_protocol import protocol
 from oscine.api.port_file import PortFile
-from oscine.api.responses.service import ResponseService
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
-from oscine.collector import collect_when_quiet
-from oscine.config import Config
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
+from oscine.extensions.apis.batches.service import BatchService
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.settings.config import Config
+from oscine.system.addresses import is_loopback
+from oscine.system.collector import collect_when_quiet
 from oscine.system.freed_memory import return_freed_memory
 from oscine.types import EngineInfo
 

@@ -20,7 +20,7 @@ from llguidance import regex_to_lark
 from oscine.chat.messages import FunctionTool
 from oscine.chat.schemas.reduction import MOST_BYTES, TOO_LARGE, reduced
 from oscine.chat.tools import NAMESPACE
-from oscine.judges.trial import Trial
+from oscine.system.grammar_sandbox.trial import Trial
 
 _WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON allows space: a weak model cannot fill its budget with it

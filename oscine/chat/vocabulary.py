@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from oscine.config import EngineOptions
 from oscine.model.o200k import o200k_folder
+from oscine.settings.config import EngineOptions
 
 
 def tokenizer_folder(options: EngineOptions) -> Path:

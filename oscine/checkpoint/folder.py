@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oscine.checkpoint.gguf.checkpoint import raw_tensors
-from oscine.checkpoint.gguf.file import Gguf, parts_of
 from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, matrix_of, stored_specs
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
+from oscine.extensions.formats.gguf.checkpoint import raw_tensors
+from oscine.extensions.formats.gguf.file import Gguf, parts_of
 from oscine.model.config import ModelConfig
 from oscine.system.model_files import is_file_name, open_file, read_json, shown
 

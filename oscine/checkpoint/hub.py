@@ -14,14 +14,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from oscine.checkpoint import ollama
 from oscine.checkpoint.download import blobs_of, fetch_blobs
-from oscine.checkpoint.gguf.config import config_of, tokenizer_of
-from oscine.checkpoint.gguf.file import Gguf, gguf_in, is_gguf, parts_of
-from oscine.config import NANO, ModelOptions
+from oscine.extensions.formats import ollama
+from oscine.extensions.formats.gguf.config import config_of, tokenizer_of
+from oscine.extensions.formats.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.o200k import o200k_folder
-from oscine.option import OptionError, did_you_mean
+from oscine.settings.config import NANO, ModelOptions
+from oscine.settings.option import OptionError, did_you_mean
 from oscine.system.model_files import is_file_name, shown
 
 PUBLISHED: dict[str, Callable[[], ModelConfig]] = {"20b": gpt_oss_20b, "120b": gpt_oss_120b}

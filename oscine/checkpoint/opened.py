@@ -8,9 +8,6 @@ from pathlib import Path
 import torch
 
 from oscine.checkpoint.folder import Checkpoint, fingerprint, versions
-from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
-from oscine.checkpoint.gguf.config import config_of as gguf_config
-from oscine.checkpoint.gguf.file import Gguf
 from oscine.checkpoint.hub import (
     CONFIG,
     config_at,
@@ -21,7 +18,9 @@ from oscine.checkpoint.hub import (
     tokenizer_of_shapes,
 )
 from oscine.checkpoint.quantize import QuantizationError
-from oscine.config import ModelOptions
+from oscine.extensions.formats.gguf.checkpoint import GgufCheckpoint
+from oscine.extensions.formats.gguf.config import config_of as gguf_config
+from oscine.extensions.formats.gguf.file import Gguf
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
@@ -31,6 +30,7 @@ from oscine.model.weights import HostPlace, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.native.weights import LAYOUT
 from oscine.ops.triton_range import CUDA_REMEDY
+from oscine.settings.config import ModelOptions
 
 RANDOM_SEED = 0
 

@@ -7,20 +7,20 @@ import os
 import sys
 
 import oscine
-from oscine.cli.batch import command as batch_command
-from oscine.cli.bench import command as bench_command
 from oscine.cli.chat import command as chat_command
-from oscine.cli.cluster import command as cluster_command
-from oscine.cli.completion import command as completion_command
 from oscine.cli.error import INTERRUPTED, USAGE, CommandError, ended_by
-from oscine.cli.eval import command as eval_command
-from oscine.cli.machine import command as machine_command
-from oscine.cli.models import command as models_command
-from oscine.cli.models import convert as convert_command
 from oscine.cli.parser import Parser
 from oscine.cli.serve import command as serve_command
-from oscine.cli.serve import dynamo_worker
-from oscine.environment import VariableError
+from oscine.extensions.apis.batches import command as batch_command
+from oscine.extensions.bench.cli import command as bench_command
+from oscine.extensions.cluster.cli import command as cluster_command
+from oscine.extensions.completion import command as completion_command
+from oscine.extensions.doctor import command as machine_command
+from oscine.extensions.dynamo import command as dynamo_worker
+from oscine.extensions.eval.cli import command as eval_command
+from oscine.extensions.formats.cli import command as models_command
+from oscine.extensions.formats.cli import convert as convert_command
+from oscine.system.environment import VariableError
 from oscine.system.home import give_home
 
 

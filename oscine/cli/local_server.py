@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from oscine.api.server import Server, ServerError
 from oscine.cli.error import ended_by
-from oscine.config import Config
+from oscine.settings.config import Config
 
 
 @contextmanager

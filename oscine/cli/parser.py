@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.option import did_you_mean
+from oscine.settings.option import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):

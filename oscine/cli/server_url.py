@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError
-from oscine.config import Config
+from oscine.settings.config import Config
 
 # For httpx: requests to this machine ignore the proxies of the environment.
 _DIRECT = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscine.config import EngineOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop
-from oscine.engine.core.speculation import SpeculationController
-from oscine.engine.offload.manager import Offload
-from oscine.executor.kv.page_files import seed_of
-from oscine.executor.kv.page_store import PageStore
-from oscine.executor.kv.transfers import Transfers
-from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.build import build_executor
+from oscine.extensions.disaggregation.transfers import Transfers
+from oscine.extensions.offload.manager import Offload
+from oscine.extensions.offload.page_files import seed_of
+from oscine.extensions.offload.page_store import PageStore
+from oscine.extensions.parallel.meeting import Seat
+from oscine.extensions.speculation.policy import SpeculationController
+from oscine.settings.config import EngineOptions, SchedulerOptions
 from oscine.types import ModelSize
 
 if TYPE_CHECKING:  # it needs msgspec
-    from oscine.executor.parallel.processes import RankProcesses
+    from oscine.extensions.parallel.processes import RankProcesses
 
 
 @dataclass(frozen=True, slots=True)

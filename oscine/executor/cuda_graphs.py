@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.collector import paused
 from oscine.executor.slots import ColumnArray, Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import upload_into
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import PackedSizes, PackedStep
+from oscine.system.collector import paused
 
 MOST_SEQUENCES = 64  # each costs a tile of attention per key head, most of them empty
 # Tokens that a decode may read here. One program of the attention of prompts reads them all, one block after the other.

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscine.executor.slots import ColumnArray, IntArray, Rows
-from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
-from oscine.judges.pool import judges as shared_judges
-from oscine.judges.trial import Problem, Trial, limits
 from oscine.model.tokenizer_file import library_errors, read_tokenizer
 from oscine.ops.packed import REJECTED
+from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
+from oscine.system.grammar_sandbox.pool import judges as shared_judges
+from oscine.system.grammar_sandbox.trial import Problem, Trial, limits
 from oscine.types import NewSequence
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from oscine.executor.cuda_graphs import Computed, DecodeGraphs, PromptGraphs
 from oscine.executor.device_state import DeviceState
-from oscine.executor.drafts.drafter import DeviceDrafter, HostDrafter
+from oscine.executor.drafter import DeviceDrafter, HostDrafter
 from oscine.executor.headers import Few
 from oscine.executor.kv.memory import LOGITS_AT_ONCE, MemoryPlan
 from oscine.executor.launched import LaunchedStep, PromptRows
-from oscine.executor.lockstep import Lockstep
 from oscine.executor.logprobs import of_tokens, on_host
 from oscine.executor.recorded_steps import MOST_BYTES, RecordedSteps
 from oscine.executor.rules import Masks, NewRules, grammar_rules
@@ -28,6 +27,7 @@ from oscine.executor.sampler import AllowedTokens, Sampler
 from oscine.executor.slots import ColumnArray, IntArray, PageEntries, Rows, Slots
 from oscine.executor.step_batch import StepArrays, pack
 from oscine.executor.transfer import Mark, download, send, upload
+from oscine.extensions.parallel.lockstep import Lockstep
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import Batch, KVCache, Sampled, SamplingBatch
 from oscine.ops.packed import PackedSizes, PackedStep

@@ -12,9 +12,7 @@ from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.chat.tokenizer import Tokenizer
-from oscine.config import NANO
 from oscine.engine.process.client import EngineClient
-from oscine.environment import Environment
 from oscine.llm import options as llm_options
 from oscine.llm.batches import Bar, answer_all, progress_bar
 from oscine.llm.errors import LostEngineError, RequestError, translated
@@ -23,6 +21,8 @@ from oscine.llm.forms import response_format
 from oscine.llm.functions import Tools
 from oscine.llm.requests import Emit, Runner, check_names
 from oscine.llm.results import ChatResult, TextResult
+from oscine.settings.config import NANO
+from oscine.system.environment import Environment
 from oscine.system.home import give_home
 from oscine.types import EngineInfo
 
@@ -45,7 +45,7 @@ class AsyncLLM:
         config = llm_options.read(model, options, environment.num_gpus)
         self._service = Service(config)
         if config.server.data_parallel_size > 1:
-            from oscine.cluster.data_parallel import add_engines
+            from oscine.extensions.replicas.data_parallel import add_engines
 
             add_engines(self._service, config, environment.num_gpus)
         else:

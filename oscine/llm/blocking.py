@@ -14,12 +14,12 @@ from typing import Any, Self, TypeVar, overload
 import uvloop
 
 from oscine.chat.tokenizer import Tokenizer
-from oscine.config import NANO
 from oscine.llm.asynchronous import AsyncLLM, Conversation, Prompt, Request, is_conversation, is_prompt
 from oscine.llm.batches import progress_bar
 from oscine.llm.errors import LostEngineError
 from oscine.llm.events import Finished, StreamEvent
 from oscine.llm.results import ChatResult, TextResult
+from oscine.settings.config import NANO
 from oscine.types import EngineInfo
 
 T = TypeVar("T")

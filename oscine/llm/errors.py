@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oscine.api.http.errors import APIError
+from oscine.api.common.errors import APIError
 from oscine.engine.wire.stream import EngineError
 
 

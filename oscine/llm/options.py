@@ -7,8 +7,8 @@ from typing import Any
 
 from oscine.cli.serve.options import NAMES
 from oscine.cli.serve.read_options import make_config, read_mapping
-from oscine.config import NANO, OPTIONS, Config
-from oscine.option import FileKeyError, OptionError, did_you_mean
+from oscine.settings.config import NANO, OPTIONS, Config
+from oscine.settings.option import FileKeyError, OptionError, did_you_mean
 
 # Options of the group "server" that concern the model, and not how HTTP reaches it.
 _OF_THE_MODEL = (

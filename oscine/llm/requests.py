@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oscine.api.http.errors import APIError
-from oscine.api.http.keys import NO_CALLER
+from oscine.api.common.errors import APIError
+from oscine.api.common.keys import NO_CALLER
 from oscine.api.openai.chat_answer import ChatAnswer, reasoning_fields
 from oscine.api.openai.text_answer import TextAnswer
 from oscine.api.serving.admission import Admission
@@ -19,16 +19,16 @@ from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, of_objects
 from oscine.api.serving.service import Service
-from oscine.api.serving.turn import Turn, TurnEvent
 from oscine.api.turns.chat import chat_turns, top_logprobs
 from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
+from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.chat.toolbox import Toolbox
 from oscine.llm.errors import RequestError
 from oscine.llm.events import CallRun, StreamEvent, Translator
 from oscine.llm.forms import Parse
 from oscine.llm.functions import Tools
 from oscine.llm.results import ChatChoice, ChatResult, Message, TextChoice, TextResult, summed
-from oscine.option import did_you_mean
-from oscine.tools.toolbox import Toolbox
+from oscine.settings.option import did_you_mean
 
 R = TypeVar("R", bound=SamplingFields)
 A = TypeVar("A", ChatAnswer, TextAnswer)

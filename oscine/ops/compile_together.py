@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from oscine.ops.compile_worker import Job, send
-from oscine.python_child import bound_command, child_environment
+from oscine.system.python_child import bound_command, child_environment
 
 MOST_WORKERS = 12
 

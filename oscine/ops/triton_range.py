@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from importlib import metadata
 
-from oscine.environment import Environment
+from oscine.system.environment import Environment
 
 OLDEST = (3, 6)
 UNTESTED = (3, 10)  # the first release that was not tested

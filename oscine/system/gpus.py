@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from oscine.nvml import LIBRARY, SUCCESS, open_nvml
+from oscine.system.nvml import LIBRARY, SUCCESS, open_nvml
 from oscine.timing.machine import Chip, Link
 
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML's names of clocks, and of what a GPU can do with another

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import httpx
 
 from oscine.api.app import create_app
-from oscine.api.responses.service import ResponseService
 from oscine.chat.tokenizer import Tokenizer
-from oscine.config import Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.settings.config import Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
 
 T = TypeVar("T")

@@ -14,16 +14,16 @@ import httpx
 import pytest
 
 from oscine.api.app import create_app
-from oscine.api.batches import job as jobs
-from oscine.api.batches.job import Answered, BatchJob, Room
-from oscine.api.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
-from oscine.api.batches.retries import Retries
-from oscine.api.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
-from oscine.api.batches.service import MOST_ACTIVE, BatchService
-from oscine.api.batches.store import FileStore
-from oscine.api.http.asgi import Receive, Scope, Send
-from oscine.api.http.errors import APIError
-from oscine.config import Config, ServerOptions
+from oscine.api.common.asgi import Receive, Scope, Send
+from oscine.api.common.errors import APIError
+from oscine.extensions.apis.batches import job as jobs
+from oscine.extensions.apis.batches.job import Answered, BatchJob, Room
+from oscine.extensions.apis.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
+from oscine.extensions.apis.batches.retries import Retries
+from oscine.extensions.apis.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
+from oscine.extensions.apis.batches.service import MOST_ACTIVE, BatchService
+from oscine.extensions.apis.batches.store import FileStore
+from oscine.settings.config import Config, ServerOptions
 
 CHAT: Any = "/v1/chat/completions"
 

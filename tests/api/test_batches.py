@@ -19,10 +19,10 @@ import pytest
 from openai import OpenAI
 
 from oscine.api.app import create_app
-from oscine.api.batches.schemas import FileObject
-from oscine.api.batches.service import BatchService
-from oscine.api.batches.store import TEMPORARY, FileStore
-from oscine.config import Config, ServerOptions
+from oscine.extensions.apis.batches.schemas import FileObject
+from oscine.extensions.apis.batches.service import BatchService
+from oscine.extensions.apis.batches.store import TEMPORARY, FileStore
+from oscine.settings.config import Config, ServerOptions
 from tests.server import ServerProcess
 from tests.waiting import wait_until
 

@@ -7,9 +7,9 @@ import pytest
 from openai.types.responses import ResponseInputItem, ResponseItemList
 from pydantic import TypeAdapter
 
-from oscine.api.http.errors import APIError
-from oscine.api.responses.tools import ClientTools
+from oscine.api.common.errors import APIError
 from oscine.api.serving.parameters import MAX_TOOLS
+from oscine.extensions.apis.responses.tools import ClientTools
 from tests.api.scripted_server import ScriptedServer
 
 Item = dict[str, Any]

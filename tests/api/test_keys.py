@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.http.keys import ApiKeys
-from oscine.config import ServerOptions
+from oscine.api.common.keys import ApiKeys
+from oscine.settings.config import ServerOptions
 
 DIGEST = "a" * 64
 

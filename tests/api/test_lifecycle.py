@@ -19,8 +19,8 @@ import pytest
 
 from benchmarks.serving.server import engines_below
 from oscine.api.server import Server, ServerError
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
-from oscine.tools.builtin import BuiltinTools
+from oscine.extensions.tools.builtin import BuiltinTools
+from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
 from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess

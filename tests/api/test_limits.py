@@ -14,10 +14,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from oscine.api.http import memory as limits
+from oscine.api.common import memory as limits
+from oscine.api.common.errors import APIError
+from oscine.api.common.memory import Bodies, Held, memory_of
 from oscine.api.http.body import read_body
-from oscine.api.http.errors import APIError
-from oscine.api.http.memory import Bodies, Held, memory_of
 from oscine.api.openai import tokenization
 from oscine.api.serving import sampling, schemas
 from oscine.api.serving.schemas import ChatCompletionRequest, decode

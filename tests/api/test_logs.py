@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from oscine.api.http.record import RequestRecord, current
+from oscine.api.common.record import RequestRecord, current
 from oscine.api.telemetry.logs import ErrorQuota, JsonFormatter, TextFormatter, log_request
 from tests.api.test_rate_limits import Clock
 

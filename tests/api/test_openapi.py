@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from oscine.api.app import create_app
-from oscine.api.batches.service import BatchService
-from oscine.api.http.errors import Error
+from oscine.api.common.errors import Error
 from oscine.api.openai import answers
 from oscine.api.openapi import Operation, describe, plain_path
 from oscine.api.routes import endpoints
-from oscine.config import Config, ServerOptions
+from oscine.extensions.apis.batches.service import BatchService
+from oscine.settings.config import Config, ServerOptions
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from oscine.api.conventions.profiles import PROFILES, find_profile, profile_of
-from oscine.config import NANO, CacheOptions, Config
+from oscine.extensions.apis.conventions.profiles import PROFILES, find_profile, profile_of
+from oscine.settings.config import NANO, CacheOptions, Config
 from oscine.types import SamplingParams
 from tests.api.scripted_server import ScriptedServer
 from tests.fake_model import write_fake_model

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from oscine.api.http.errors import APIError
+from oscine.api.common.errors import APIError
 from oscine.api.serving.admission import Admission
 from oscine.cli.local_server import local_server
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded
+from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
 from tests.api.scripted_server import ScriptedServer
 from tests.api.test_rate_limits import Clock
 

@@ -13,12 +13,12 @@ from openai.types import completion_create_params as text
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
-from oscine.api.anthropic.schemas import MessagesRequest
-from oscine.api.http.errors import APIError
-from oscine.api.http.memory import Bodies, Held
-from oscine.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
-from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.common.errors import APIError
+from oscine.api.common.memory import Bodies, Held
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, decode
+from oscine.extensions.apis.anthropic.schemas import MessagesRequest
+from oscine.extensions.apis.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
+from oscine.extensions.apis.responses.schemas import ResponseRequest
 from tests.api.scripted_server import ScriptedServer, events_of
 
 QUESTION = [{"role": "user", "content": "hi"}]

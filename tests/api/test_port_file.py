@@ -11,7 +11,7 @@ import pytest
 
 from oscine.api.port_file import PortFile
 from oscine.cli.local_server import local_server
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
 from tests.server import DEADLINE_S
 
 

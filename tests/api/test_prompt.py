@@ -11,7 +11,7 @@ from oscine.chat import tokenizer as tokenizer_module
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation
 from oscine.chat.tokenizer import Tokenizer
-from oscine.config import SchedulerOptions
+from oscine.settings.config import SchedulerOptions
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
 

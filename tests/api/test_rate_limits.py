@@ -2,8 +2,8 @@
 
 import pytest
 
-from oscine.api.http.errors import APIError
-from oscine.api.http.rate_limits import KeyLimits, KeyUse
+from oscine.api.common.errors import APIError
+from oscine.api.common.rate_limits import KeyLimits, KeyUse
 
 
 class Clock:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.http.errors import APIError
-from oscine.api.responses import background as response_background
-from oscine.api.responses import store as response_store
+from oscine.api.common.errors import APIError
+from oscine.extensions.apis.responses import background as response_background
+from oscine.extensions.apis.responses import store as response_store
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer

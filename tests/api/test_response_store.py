@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oscine.api.responses.store import MEMORY, ResponseStore, StoredResponse
+from oscine.extensions.apis.responses.store import MEMORY, ResponseStore, StoredResponse
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.server import ServerProcess
 from tests.waiting import wait_until
@@ -169,7 +169,7 @@ def test_bounds_hold_for_what_an_earlier_server_kept(tmp_path: Path) -> None:
 
 HOLDER = """
 import asyncio, sys, time
-from oscine.api.responses.store import ResponseStore, StoredResponse
+from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
 async def main():
     store = ResponseStore(sys.argv[1], 1000, 1e9)
     await store.open(bytes)

@@ -7,12 +7,9 @@ from typing import Any, Self
 
 import pytest
 
-from oscine.api.http.errors import APIError
-from oscine.api.responses.tools import ClientTools, allowed
+from oscine.api.common.errors import APIError
 from oscine.chat.messages import FunctionTool, ToolNamespace
-from oscine.config import ToolOptions
-from oscine.tools.builtin import BuiltinTools
-from oscine.tools.toolbox import (
+from oscine.chat.toolbox import (
     Citation,
     CodeRun,
     McpCall,
@@ -25,6 +22,9 @@ from oscine.tools.toolbox import (
     WebOpen,
     WebSearch,
 )
+from oscine.extensions.apis.responses.tools import ClientTools, allowed
+from oscine.extensions.tools.builtin import BuiltinTools
+from oscine.settings.config import ToolOptions
 from oscine.types import GenerationRequest
 from tests.api import scripted_engine
 from tests.api.response_stream import check_response, check_stream, parse
@@ -88,7 +88,7 @@ def ask_server(recipient: str, content: str) -> ToolResult:
 
 
 class Tools:
-    """In place of oscine.tools.builtin.BuiltinTools."""
+    """In place of oscine.extensions.tools.builtin.BuiltinTools."""
 
     def __init__(self) -> None:
         browser = tuple(FunctionTool(name, "", QUERY.parameters) for name in ("search", "open", "find"))

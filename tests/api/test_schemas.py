@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from oscine.api.anthropic.request import answer_form as messages_form
-from oscine.api.anthropic.request import chat_request
-from oscine.api.anthropic.schemas import MessagesRequest
-from oscine.api.http.errors import APIError
-from oscine.api.http.work import INLINE_SIZE
-from oscine.api.ollama.request import answer_form as ollama_form
-from oscine.api.ollama.schemas import OllamaChatRequest
-from oscine.api.responses.plan import _text_format
-from oscine.api.responses.schemas import ResponseRequest
+from oscine.api.common.errors import APIError
+from oscine.api.common.work import INLINE_SIZE
 from oscine.api.serving import formats
 from oscine.api.serving.formats import Calls, Form, asked_form, constraint, text_constraint
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import FunctionTool
-from oscine.judges.trial import Problem, Trial, first_problem
+from oscine.extensions.apis.anthropic.request import answer_form as messages_form
+from oscine.extensions.apis.anthropic.request import chat_request
+from oscine.extensions.apis.anthropic.schemas import MessagesRequest
+from oscine.extensions.apis.ollama.request import answer_form as ollama_form
+from oscine.extensions.apis.ollama.schemas import OllamaChatRequest
+from oscine.extensions.apis.responses.plan import _text_format
+from oscine.extensions.apis.responses.schemas import ResponseRequest
+from oscine.system.grammar_sandbox.trial import Problem, Trial, first_problem
 
 Asked = Callable[[dict[str, Any]], Form | None]
 

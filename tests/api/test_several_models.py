@@ -12,11 +12,11 @@ from typing import Any
 import openai
 import pytest
 
-from oscine.api.responses.service import ResponseService
 from oscine.api.server import Server
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.wire.stream import EngineDied
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.types import EngineInfo
 from tests.api.scripted_engine import ScriptedEngine, in_pieces
 from tests.api.scripted_server import ScriptedServer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from oscine.api.http.connection import run_while_connected
-from oscine.api.http.errors import APIError
+from oscine.api.common.connection import run_while_connected
+from oscine.api.common.errors import APIError
 from oscine.api.http.sse import EventStream
 from tests.api.scripted_server import ScriptedServer
 

@@ -14,7 +14,7 @@ import pytest
 from oscine.api.http import uvicorn_protocol
 from oscine.cli.error import CommandError
 from oscine.cli.local_server import local_server
-from oscine.config import Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
 
 CERTIFICATE, KEY = (str(Path(__file__).parent / "tls" / name) for name in ("certificate.pem", "key.pem"))
 

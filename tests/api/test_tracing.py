@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from oscine.api.telemetry.tracing import Tracing
-from oscine.environment import Environment
+from oscine.system.environment import Environment
 
 COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 

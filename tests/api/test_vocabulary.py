@@ -6,7 +6,7 @@ import pytest
 
 from oscine.chat.vocabulary import tokenizer_folder
 from oscine.checkpoint.hub import find_model
-from oscine.config import EngineOptions, ModelOptions
+from oscine.settings.config import EngineOptions, ModelOptions
 
 
 @pytest.mark.parametrize("name", ["", "config.json"])

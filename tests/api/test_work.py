@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from oscine.api.http.work import BODIES, INLINE_SIZE, InlineWork, beside
+from oscine.api.common.work import BODIES, INLINE_SIZE, InlineWork, beside
 from tests.waiting import wait_until
 
 

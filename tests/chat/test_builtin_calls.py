@@ -12,7 +12,7 @@ from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.messages import BuiltinCall, Conversation, FunctionTool, Message, ToolNamespace
 from oscine.chat.tokenizer import Tokenizer
-from oscine.tools.browser import DECLARATION
+from oscine.extensions.tools.browser import DECLARATION
 
 PYTHON = ToolNamespace("python", "Runs code.\n\nNothing is kept.")
 ASK = FunctionTool("ask", "Asks.", {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]})

@@ -26,7 +26,7 @@ from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import FunctionTool, Message, ToolCall
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.judges.trial import Problem, Trial, first_problem
+from oscine.system.grammar_sandbox.trial import Problem, Trial, first_problem
 
 Accepts = Callable[[str | None, str], bool]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from oscine.cli.serve.options import GROUPS
-from oscine.config import OPTIONS
-from oscine.option import Option
+from oscine.settings.config import OPTIONS
+from oscine.settings.option import Option
 
 
 def tables() -> Iterator[str]:

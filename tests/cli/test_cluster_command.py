@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from oscine.cli import main
-from oscine.cli.cluster.command import table
-from oscine.cluster.ray import local
-from oscine.cluster.ray.local import LocalRay
-from oscine.cluster.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
+from oscine.extensions.cluster.cli.command import table
+from oscine.extensions.cluster.ray import local
+from oscine.extensions.cluster.ray.local import LocalRay
+from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.system.owned_folder import Kind, make_temporary
 from oscine.types import EngineStats
 

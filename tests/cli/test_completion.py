@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from oscine.cli import _parser
-from oscine.cli.completion.shells import SHELLS
-from oscine.cli.completion.tree import Command, commands_of
+from oscine.extensions.completion.shells import SHELLS
+from oscine.extensions.completion.tree import Command, commands_of
 
 COMMANDS = [*commands_of(_parser())]
 BASH = 'COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _oscine; printf "%%s\\n" "${COMPREPLY[@]}"'

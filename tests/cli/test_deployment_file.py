@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cli.cluster import deployment_file
-from oscine.cli.cluster.deployment_file import read_deployment
 from oscine.cli.error import CommandError
-from oscine.cluster.spec.deployment import Deployment, PrefillLimits, QueueLimits, Replicas, ServiceLevels
-from oscine.config import NANO
+from oscine.extensions.cluster.cli import deployment_file
+from oscine.extensions.cluster.cli.deployment_file import read_deployment
+from oscine.extensions.cluster.deployment import Deployment, PrefillLimits, QueueLimits, Replicas, ServiceLevels
+from oscine.settings.config import NANO
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "cluster").glob("*.yaml"))
 WHOLE = """

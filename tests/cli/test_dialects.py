@@ -9,7 +9,7 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve import dialects
 from oscine.cli.serve.options import ALIASES, OPPOSITES, PROFILE_FOLDER, PROFILES, add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import OPTIONS, Config
+from oscine.settings.config import OPTIONS, Config
 
 # The files of TensorRT-LLM's gpt-oss guide, by their keys: low latency and max throughput of the first edition, and the
 # two that are kept beside the newer one.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cli.machine import facts as facts_module
-from oscine.cli.machine.doctor import diagnose, report
-from oscine.cli.machine.facts import Facts, Gpu, gather
-from oscine.cli.machine.fits import Fit, fits
 from oscine.cli.serve.layout import choose
 from oscine.cli.serve.read_options import read_profile
+from oscine.extensions.doctor import facts as facts_module
+from oscine.extensions.doctor.checks import diagnose, report
+from oscine.extensions.doctor.facts import Facts, Gpu, gather
+from oscine.extensions.doctor.fits import Fit, fits
 from oscine.system.gpus import Gpu as MachineGpu
 from oscine.system.gpus import Machine
 from oscine.timing.machine import Link

@@ -8,10 +8,10 @@ import pytest
 from oscine.checkpoint.hub import PUBLISHED
 from oscine.cli.serve import layout as layout_module
 from oscine.cli.serve.read_options import read_config, read_profile
-from oscine.config import Config
-from oscine.devices import engines_of
 from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.memory import DeviceMemory
+from oscine.settings.config import Config
+from oscine.settings.devices import engines_of
 from oscine.system.gpus import Gpu, Machine
 from oscine.timing.layout import MARGIN, Candidate, Layout, Load, estimate
 from oscine.timing.machine import Link, StepTimes

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from oscine.api.batches import retries
 from oscine.cli import main
-from oscine.cli.eval import run as eval_run
+from oscine.extensions.apis.batches import retries
+from oscine.extensions.eval.cli import run as eval_run
 from tests.cli.local_hub import local_hub
 from tests.cli.test_commands import run
-from tests.eval.test_tasks import GPQA, write
+from tests.extensions.eval.test_tasks import GPQA, write
 from tests.server import ServerProcess
 
 WEATHER = {

@@ -9,7 +9,7 @@ from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import PeerOptions
+from oscine.settings.config import PeerOptions
 
 FULL = """{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:6000", "topic": "kv@a@b",
     "replay_endpoint": "tcp://*:6001", "buffer_steps": 7, "unauthenticated": true}"""

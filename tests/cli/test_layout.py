@@ -6,9 +6,9 @@ import pytest
 
 from oscine.cli.error import CommandError
 from oscine.cli.serve.read_options import read_config
-from oscine.config import Config
-from oscine.devices import devices_of
-from oscine.environment import Environment
+from oscine.settings.config import Config
+from oscine.settings.devices import devices_of
+from oscine.system.environment import Environment
 
 from .test_options import parser
 

@@ -19,8 +19,8 @@ import pytest
 
 from oscine.checkpoint import download, hub
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.checkpoint.installed import installed
-from oscine.config import ModelOptions
+from oscine.extensions.formats.installed import installed
+from oscine.settings.config import ModelOptions
 from tests.cli import local_hub as local_hub_module
 from tests.cli.local_hub import TOKEN, LocalHub, local_hub
 from tests.cli.test_commands import run

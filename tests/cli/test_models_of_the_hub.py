@@ -11,8 +11,8 @@ import pytest
 
 from oscine.chat.vocabulary import tokenizer_folder
 from oscine.checkpoint import hub
-from oscine.config import EngineOptions, ModelOptions
-from oscine.option import OptionError
+from oscine.settings.config import EngineOptions, ModelOptions
+from oscine.settings.option import OptionError
 from tests.cli.test_commands import run
 
 COMMIT = "0123456789012345678901234567890123456789"

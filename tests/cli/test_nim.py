@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from oscine.api.conventions.profiles import PROFILES
 from oscine.checkpoint import hub
 from oscine.cli.error import CommandError
-from oscine.cli.machine import nim as nim_command
-from oscine.cli.machine.facts import Facts, Gpu
 from oscine.cli.serve.read_options import read_config
-from oscine.config import Config
+from oscine.extensions.apis.conventions import nim_commands as nim_command
+from oscine.extensions.apis.conventions.profiles import PROFILES
+from oscine.extensions.doctor.facts import Facts, Gpu
+from oscine.settings.config import Config
 
 GIB = 1 << 30
 H200 = Gpu("NVIDIA H200", 141 * GIB, 140 * GIB, "9.0", "570.1")

@@ -11,8 +11,8 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve import dialects
 from oscine.cli.serve.options import ALIASES, OPPOSITES, add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import OPTIONS, STREAMED_TOKENS, Config, EngineOptions, SchedulerOptions
-from oscine.devices import engines_of
+from oscine.settings.config import OPTIONS, STREAMED_TOKENS, Config, EngineOptions, SchedulerOptions
+from oscine.settings.devices import engines_of
 from tests.cli.option_table import tables
 
 CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -161,7 +161,7 @@ def test_experts_on_host_raise_the_default_of_batched_tokens() -> None:
 def test_engines_that_compute_on_the_cpu_share_its_cores(
     arguments: tuple[str, ...], num_gpus: int, threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscine.devices.default_threads", lambda: 8)
+    monkeypatch.setattr("oscine.settings.devices.default_threads", lambda: 8)
     engines = engines_of(config_of("m", "--data-parallel-size", "2", *arguments), num_gpus)
     assert [engine.num_threads for engine in engines] == [threads] * 2
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oscine.api.responses.service import ResponseService
 from oscine.api.serving.sampling import _seed
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import Config, ServerOptions
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.settings.config import Config, ServerOptions
 from tests.cli.test_commands import run
 from tests.server import ServerProcess
 

@@ -8,8 +8,8 @@ from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import SpeculationOptions
 from oscine.llm.options import read
+from oscine.settings.config import SpeculationOptions
 
 
 def speculation_of(*arguments: str) -> tuple[SpeculationOptions, list[str]]:

@@ -83,12 +83,12 @@ def test_the_nucleus_imports_ever_fewer_extensions() -> None:
 
 def test_places_of_imports_are_told_apart() -> None:
     code = (
-        "import oscine.types\nfrom oscine import option\nif TYPE_CHECKING:\n    from oscine.config import Config\n"
-        "def f():\n    from oscine.cli import parser\n    g('oscine.texts:is_hex', 'about oscine.texts')"
+        "import oscine.types\nfrom oscine import option\nif TYPE_CHECKING:\n    from oscine.settings.config import Config\n"
+        "def f():\n    from oscine.cli import parser\n    g('oscine.settings.texts:is_hex', 'about oscine.settings.texts')"
     )
     assert [(name.removeprefix("oscine."), place) for name, place in imports(ast.parse(code))] == [
         *(("types", "at the top"), ("option", "at the top"), ("config", "for types")),
         *(("cli.parser", "in a function"), ("texts", "as text")),
     ]
-    names = ("oscine.engine.peers.kv_events", "oscine.engine.peers", "oscine.extensions.x")
+    names = ("oscine.engine.kv_events", "oscine.engine.peers", "oscine.extensions.x")
     assert [*map(extension_of, names)] == ["", "disaggregation", "x"]

@@ -31,7 +31,7 @@ OTHERS = {
     "a model": ("oscine/oscine-nano",),
     "missing on purpose, in tests": (
         "oscine.nowhere",
-        "oscine.config.Nothing",
+        "oscine.settings.config.Nothing",
         "oscine.cli.parser:nothing",
         "oscine.*.x",
         "oscine.extensions.x",
@@ -104,7 +104,13 @@ def test_dotted_names_exist() -> None:
 
 
 def test_names_that_do_not_exist_are_found() -> None:
-    found = ("oscine.cli.parser:Parser", "oscine.option.Option.read", "oscine.LLM", "oscine.*.parser", "oscine/*.py")
+    found = (
+        "oscine.cli.parser:Parser",
+        "oscine.settings.option.Option.read",
+        "oscine.LLM",
+        "oscine.*.parser",
+        "oscine/*.py",
+    )
     assert all(map(resolves, found))
     (*_, missing) = OTHERS.values()
     assert not any(map(resolves, missing))

@@ -19,22 +19,23 @@ from typing import Any
 import pytest
 from prometheus_client.core import Metric
 
-from oscine import environment, llm
-from oscine.api.batches.service import BatchService
+from oscine import llm
 from oscine.api.openapi import describe
 from oscine.api.routes import endpoints
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.cli import _parser
-from oscine.cli.serve import nim_variables
 from oscine.cli.serve.name import Name
 from oscine.cli.serve.options import NAMES
-from oscine.cluster.client.metrics import ClusterMetrics
-from oscine.cluster.spec import deployment
-from oscine.config import OPTIONS, CacheOptions, Config, EngineOptions, SpeculationOptions
+from oscine.extensions.apis.batches.service import BatchService
+from oscine.extensions.apis.conventions import nim_variables
+from oscine.extensions.cluster import deployment
+from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.llm import events, results
-from oscine.option import Option, Options, options_of
+from oscine.settings.config import OPTIONS, CacheOptions, Config, EngineOptions, SpeculationOptions
+from oscine.settings.option import Option, Options, options_of
+from oscine.system import environment
 from oscine.types import EngineStats
 from tests.contract.test_names import resolves
 
@@ -43,9 +44,13 @@ FILE = Path(__file__).with_name("public.txt")
 # Written in files of users, which are Ray Serve's or Python. No declaration lists them.
 IN_FILES_OF_USERS = (
     *("oscine:AsyncLLM", "oscine:LLM"),
-    *("oscine.cli.cluster.serve_config:front", "oscine.cli.cluster.serve_config:model"),
-    "oscine.cluster.ray.autoscaling:PoolPolicy",
-    *("oscine.tools.browser:Hit", "oscine.tools.browser_page:Document", "oscine.tools.browser_page:document_of"),
+    *("oscine.extensions.cluster.cli.serve_config:front", "oscine.extensions.cluster.cli.serve_config:model"),
+    "oscine.extensions.cluster.ray.autoscaling:PoolPolicy",
+    *(
+        "oscine.extensions.tools.browser:Hit",
+        "oscine.extensions.tools.browser_page:Document",
+        "oscine.extensions.tools.browser_page:document_of",
+    ),
 )
 
 

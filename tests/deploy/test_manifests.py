@@ -18,14 +18,14 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from oscine.api import server
-from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
-from oscine.cli.cluster import deployment_file, serve_config
-from oscine.cli.cluster.deployment_file import read_deployment
 from oscine.cli.serve.read_options import read_config
-from oscine.cluster.ray.names import INGRESS, ROUTER
-from oscine.cluster.spec.deployment import APP, app_name
-from oscine.config import Config
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.extensions.cluster.cli import deployment_file, serve_config
+from oscine.extensions.cluster.cli.deployment_file import read_deployment
+from oscine.extensions.cluster.deployment import APP, app_name
+from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
+from oscine.settings.config import Config
 from tests.cli.test_options import config_of, parser
 from tests.deploy.manifests import (
     CHART,

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oscine.api.openapi import Operation, describe, plain_path
-from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
-from oscine.config import Config
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.settings.config import Config
 
 INTRODUCTION = """\
 # API reference

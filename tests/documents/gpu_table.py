@@ -9,9 +9,9 @@ from oscine.checkpoint.hub import PUBLISHED
 from oscine.cli.serve.layout import choose
 from oscine.cli.serve.options import PROFILES
 from oscine.cli.serve.read_options import read_profile
-from oscine.config import Config
 from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
+from oscine.settings.config import Config
 from oscine.system.gpus import Gpu, Machine
 from oscine.timing.machine import Link
 

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from oscine.api.openapi import plain_path
-from oscine.api.responses.service import ResponseService
 from oscine.api.routes import endpoints
 from oscine.cli import _parser
 from oscine.cli.serve.read_options import read_config
-from oscine.config import Config
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.settings.config import Config
 from tests.documents import gpu_table
 from tests.documents.api_reference import page
 from tests.documents.site import CONFIGURATION, DOCS, GENERATED, ROOT, title, write

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oscine.engine.core.page_holds import Hold
-from oscine.engine.peers.prefill_service import PrefillService
-from oscine.engine.peers.remote_prefill import RemotePrefills
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
+from oscine.extensions.disaggregation.prefill_service import PrefillService
+from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
 from oscine.kv_group import KVGroup
 from oscine.types import (
     GenerationOutput,

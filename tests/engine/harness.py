@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
 from oscine.kv_group import KVGroup, Slots, apart
+from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams, StepPlan
 
 from .paged_executor import PagedExecutor, logprobs_of, naive_tokens

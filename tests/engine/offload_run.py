@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from oscine.engine.core.prefix_index import Medium
-from oscine.engine.offload.manager import Offload
-from oscine.executor.kv.page_files import PageFiles
-from oscine.executor.kv.page_memory import Bytes, PageBytes
-from oscine.executor.kv.page_store import PageStore
+from oscine.extensions.offload.manager import Offload
+from oscine.extensions.offload.page_files import PageFiles
+from oscine.extensions.offload.page_memory import Bytes, PageBytes
+from oscine.extensions.offload.page_store import PageStore
 from oscine.types import GenerationRequest, SamplingParams
 
 from .engine_pair import check_pages

@@ -281,7 +281,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(descriptor: int, data: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("oscine.executor.kv.page_files.os.write", write)
+    monkeypatch.setattr("oscine.extensions.offload.page_files.os.write", write)
 
 
 def test_a_full_disk_ends_writing_for_a_while_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

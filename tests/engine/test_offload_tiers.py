@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from oscine.engine.offload.rates import Rate, Rates
-from oscine.engine.offload.tiers import DiskTier, HostTier
+from oscine.extensions.offload.rates import Rate, Rates
+from oscine.extensions.offload.tiers import DiskTier, HostTier
 from oscine.types import ScheduledSequence, StepPlan
 
 A, B, C, D = ((0, bytes([i])) for i in range(4))

@@ -11,7 +11,7 @@ from math import pi, sin
 
 import pytest
 
-from oscine.engine.core.speculation import SpeculationController, StepTable
+from oscine.extensions.speculation.policy import SpeculationController, StepTable
 from oscine.types import DecodeTimes, ScheduledSequence, StepPlan
 
 Times = dict[int, DecodeTimes]  # by number of sequences

@@ -7,11 +7,11 @@ from collections.abc import Collection
 
 import pytest
 
-from oscine.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.core.loop import EngineLoop, Speculation
 from oscine.engine.core.request import Request
-from oscine.engine.core.speculation import SpeculationController, StepTable
+from oscine.extensions.speculation.policy import SpeculationController, StepTable
 from oscine.kv_group import KVGroup, apart
+from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import GenerationRequest, SamplingParams, StepPlan, StepResult
 
 from .test_speculation import FAIR, GOOD, H200, POOR, Accepted, at, noisy

@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.process.client import Engine, EngineClient, RequestStream
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)

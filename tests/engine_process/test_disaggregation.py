@@ -24,8 +24,8 @@ from benchmarks.cluster.disaggregation import (
     source,
 )
 from benchmarks.cluster.disaggregation import options as embedded
-from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
+from oscine.settings.config import EngineOptions, PeerOptions
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, RemotePrefill, SamplingParams
 from tests.waiting import until
 

@@ -15,10 +15,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions
 from oscine.engine.core.prefix_index import extend_digests, root_of
-from oscine.engine.peers.kv_events import KEPT_BYTES, KVEvents, page_hash
+from oscine.engine.kv_events import KEPT_BYTES, KVEvents, page_hash
 from oscine.engine.process.client import EngineClient, EngineError
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions
 from oscine.types import EngineStats
 from tests.waiting import until
 

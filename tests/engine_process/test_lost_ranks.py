@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from oscine.executor.parallel.liveness import HUNG_S
+from oscine.extensions.parallel.liveness import HUNG_S
 from tests.children import children, shared_files
 from tests.server import ServerProcess
 from tests.waiting import wait_until
@@ -41,7 +41,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 def ranks(server: ServerProcess) -> list[psutil.Process]:
     """All of them, rank 0 first."""
-    return [server.engine, *children("oscine.executor.start.rank", server.engine)]
+    return [server.engine, *children("oscine.extensions.parallel.start.rank", server.engine)]
 
 
 def answers(server: ServerProcess) -> bool:

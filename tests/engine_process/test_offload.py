@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, OptionError, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.engine.process.client import EngineClient
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, OptionError, SchedulerOptions
 from oscine.types import GenerationRequest, SamplingParams
 from tests.tiny import SCRIPTED
 from tests.waiting import until

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import zmq
 
-from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.engine.wire import tcp
-from tests.cluster.local_placer import guest
+from oscine.settings.config import EngineOptions, PeerOptions
 from tests.engine_process.watch_clock import TIMEOUT_S, WatchClock
+from tests.extensions.cluster.local_placer import guest
 from tests.waiting import until
 
 from .harness import options, read, request, run, running, serving, tokens

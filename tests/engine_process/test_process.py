@@ -20,15 +20,15 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
 from oscine.engine.process.descriptors import connection_limit
 from oscine.engine.process.parent import SOCKETS
 from oscine.engine.wire.messages import Failed, Hello, Launch, decode_to_client, encode
+from oscine.settings.config import ModelOptions
 from oscine.system.owned_folder import make_temporary
-from tests.cluster.local_placer import guest
+from tests.extensions.cluster.local_placer import guest
 from tests.tiny import BYTES
 from tests.waiting import until
 
@@ -263,7 +263,7 @@ GUEST = """
 import asyncio, sys
 from oscine.types import GenerationRequest, SamplingParams
 from oscine.system.owned_folder import make_temporary
-from tests.cluster.local_placer import guest
+from tests.extensions.cluster.local_placer import guest
 async def main():
     client = guest(sys.argv[1])
     await client.start()
@@ -318,7 +318,7 @@ def test_two_clients_cannot_use_one_id(folder: Path) -> None:
 
 PARENT = """
 import asyncio, sys
-from oscine.config import EngineOptions, ModelOptions
+from oscine.settings.config import EngineOptions, ModelOptions
 from oscine.engine.process.client import EngineClient
 async def main():
     client = EngineClient(EngineOptions(model=ModelOptions(model=sys.argv[1]), executor="fake"))
@@ -383,7 +383,7 @@ def test_an_engine_that_ends_removes_its_socket_and_nothing_else(folder: Path, t
 
 def test_the_fake_needs_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from oscine.config import *; from oscine.engine.build import build_engine\n"
+        "import sys; from oscine.settings.config import *; from oscine.engine.build import build_engine\n"
         "build_engine(EngineOptions(model=ModelOptions(model=sys.argv[1]), executor='fake'))\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from oscine.config import ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
+from oscine.settings.config import ModelOptions
 from tests.tiny import BYTES
 
 from .harness import options, read, request, run, serving, tokens

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import zmq
 
-from oscine.config import EngineOptions, PeerOptions
 from oscine.engine.process.client import EngineClient
 from oscine.engine.wire import tcp
 from oscine.engine.wire.messages import (
@@ -26,6 +25,7 @@ from oscine.engine.wire.messages import (
     decode_to_client,
     encode,
 )
+from oscine.settings.config import EngineOptions, PeerOptions
 from oscine.types import Endpoints, GenerationRequest, PrefillSource, SamplingParams
 
 from .harness import PATIENCE_S, options, read, request, run, serving, tokens

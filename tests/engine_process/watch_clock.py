@@ -7,7 +7,7 @@ import time
 import pytest
 
 from oscine.engine.process import client
-from oscine.executor.parallel.liveness import is_stopped
+from oscine.extensions.parallel.liveness import is_stopped
 from tests.waiting import until
 
 TIMEOUT_S = 600.0  # of watched engines: far above the delays of a busy machine

@@ -1,4 +1,4 @@
-"""A rank that fails, in place of oscine.executor.start.rank: while it starts or in its third step, as FAILS says."""
+"""In place of oscine.extensions.parallel.start.rank: fails while it starts or in its third step, as FAILS says."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from typing import NoReturn
 from unittest.mock import patch
 
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start import rank
+from oscine.extensions.parallel.start import rank
 from oscine.types import StepPlan
 
 launch = TorchExecutor.launch

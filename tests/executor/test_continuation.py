@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
+from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 NUM_TOKENS = 24

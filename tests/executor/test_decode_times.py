@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from oscine.executor.drafts.drafter import HostDrafter
-from oscine.executor.drafts.lookup import PromptLookup
+from oscine.executor.drafter import HostDrafter
 from oscine.executor.start import warm_up
 from oscine.executor.start.warm_up import time_decodes
+from oscine.extensions.speculation.lookup import PromptLookup
 from oscine.types import StepPlan
 
 from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run

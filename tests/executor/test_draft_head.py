@@ -8,9 +8,9 @@ import torch
 
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import open_model
-from oscine.config import EngineOptions, ModelOptions, SpeculationOptions
-from oscine.executor.heads.find import OF_NANO, DraftHead, find_draft_head
 from oscine.executor.start.build import build_executor
+from oscine.extensions.speculation.eagle.find import OF_NANO, DraftHead, find_draft_head
+from oscine.settings.config import EngineOptions, ModelOptions, SpeculationOptions
 from tests.executor.tiny import memory
 
 NANO = ModelOptions(str(NANO_FOLDER), device="cpu")

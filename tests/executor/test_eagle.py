@@ -10,7 +10,6 @@ from torch import Tensor
 pytest.importorskip("msgspec", reason="the skills of the embedded model need it")
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
@@ -23,6 +22,7 @@ from oscine.executor.start.build import build_executor
 from oscine.ops.interface import Batch
 from oscine.ops.native.library import unavailable
 from oscine.ops.packed import PackedSizes
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
 from training.evaluate import SKILLS

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oscine.executor.start.build import _uuids
-from oscine.nvml import Energy
+from oscine.system.nvml import Energy
 
 
 @pytest.mark.gpu

@@ -8,10 +8,10 @@ import psutil
 import pytest
 import torch
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
 from oscine.ops.comm.collectives import CollectiveCommunicator
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.types import GenerationRequest, RankLostError, SamplingParams
 from tests.children import children, shared_files
 from tests.waiting import wait_until
@@ -32,11 +32,11 @@ def nothing_left() -> Iterator[None]:
 
 
 def ranks() -> list[psutil.Process]:
-    return children("oscine.executor.start.rank")
+    return children("oscine.extensions.parallel.start.rank")
 
 
 def fails(patch: pytest.MonkeyPatch, when: str) -> None:
-    patch.setattr("oscine.executor.parallel.processes.RANK", "tests.executor.failing_rank")
+    patch.setattr("oscine.extensions.parallel.processes.RANK", "tests.executor.failing_rank")
     patch.setenv("FAILS", when)
 
 
@@ -47,7 +47,7 @@ def test_a_rank_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_rank_that_ends_while_it_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.executor.parallel.processes.RANK", "this")
+    monkeypatch.setattr("oscine.extensions.parallel.processes.RANK", "this")
     with pytest.raises(RankLostError, match=r"rank 1 \(process \d+\) exited with status 0"):
         build_engine(OPTIONS)
 
@@ -70,7 +70,7 @@ def test_an_error_names_the_option_for_a_model_that_cannot_be_divided(monkeypatc
 
 def test_a_rank_that_ends_is_noticed_while_a_step_waits_for_it() -> None:
     """Kernels of NCCL wait without end. The step of this device is never done; the rank ends at the third look."""
-    from oscine.executor.parallel.ranked import RankedExecutor  # it needs msgspec
+    from oscine.extensions.parallel.ranked import RankedExecutor  # it needs msgspec
 
     looks: list[int] = []
 

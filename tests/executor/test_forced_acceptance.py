@@ -7,7 +7,7 @@ from torch import Tensor
 from benchmarks.draft import Compared, Job, Measured, measure, rates, summary
 from benchmarks.draft_head import forced
 from oscine.checkpoint.opened import OpenedModel
-from oscine.executor.heads.find import OF_NANO
+from oscine.extensions.speculation.eagle.find import OF_NANO
 from oscine.ops.interface import Batch
 from oscine.ops.packed import REJECTED, BatchState, PackedSizes, PackedStep
 from oscine.ops.step.reference import accept

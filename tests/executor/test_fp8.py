@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.memory import MemoryPlan
-from oscine.executor.kv.page_memory import HostMemory
-from oscine.executor.kv.page_store import FileCopy, Job, PageStore, SlotCopy, open_store
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start import load
 from oscine.executor.start.fit import plan_on_cpu
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.extensions.offload.page_memory import HostMemory
+from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy, open_store
 from oscine.kv_group import FP8
 from oscine.ops import table
 from oscine.ops.target import Target
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from tests.tiny import TINY
 from tests.waiting import wait_until
 

@@ -22,9 +22,9 @@ from oscine.executor.fake import REPEATS, TEXT, Script
 from oscine.executor.masks import Constraints, GrammarCache
 from oscine.executor.slots import Rows
 from oscine.executor.start.threaded import ThreadedExecutor
-from oscine.judges.pool import GrammarJudges, TooManyGrammarsError
-from oscine.judges.trial import Problem, Trial
 from oscine.ops.sample.noise import gumbel
+from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError
+from oscine.system.grammar_sandbox.trial import Problem, Trial
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
 from tests.byte_tokenizer import write_byte_tokenizer
 from tests.hostile_schemas import quartic_schema

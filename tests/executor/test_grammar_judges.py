@@ -10,9 +10,9 @@ from concurrent.futures import Future
 import psutil
 import pytest
 
-from oscine.judges import pool
-from oscine.judges.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
-from oscine.judges.trial import Problem, Trial
+from oscine.system.grammar_sandbox import pool
+from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
+from oscine.system.grammar_sandbox.trial import Problem, Trial
 from tests.hostile_schemas import quartic_schema
 from tests.waiting import DEADLINE_S as PATIENCE_S
 from tests.waiting import wait_until
@@ -81,7 +81,7 @@ def test_one_owner_leaves_room_for_others() -> None:
 
 
 def test_an_owner_has_so_many_waiting_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.judges.pool._MOST_WAITING", 3)
+    monkeypatch.setattr("oscine.system.grammar_sandbox.pool._MOST_WAITING", 3)
     judges = GrammarJudges(2, deadline_s=PATIENCE_S)
     first = judges.judge(ENDLESS, "a")
     wait_until(first.running, "the first one's turn")

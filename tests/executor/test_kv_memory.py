@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from oscine.checkpoint.opened import OpenedModel
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.executor.kv import memory
 from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.fit import plan_on_gpus
@@ -20,6 +19,7 @@ from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import tensor_specs
 from oscine.model.weights import load_weights
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from tests.model.tiny import checkpoint_bytes
 from tests.tiny import TINY
 

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
 from oscine.engine.wire.endpoint import KVEndpoint
-from oscine.executor.kv import nixl_transfer
-from oscine.executor.kv.nixl_transfer import KVTransfer, NixlTransfer
+from oscine.extensions.disaggregation import nixl as nixl_transfer
+from oscine.extensions.disaggregation.nixl import KVTransfer, NixlTransfer
 from oscine.kv_group import FP8, KVGroup
 from oscine.types import PageMoves, RankMemory, Region
 from tests.waiting import wait_until

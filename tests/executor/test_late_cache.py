@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from oscine.checkpoint.hub import NANO_FOLDER, config_at
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.kv_group import shared
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 
 from .tiny import request, run
 

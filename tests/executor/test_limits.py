@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from oscine.config import Config, EngineOptions, SpeculationOptions
-from oscine.devices import engines_of
 from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
-from oscine.executor.start.communicator import least_of
 from oscine.executor.start.fit import plan_on_cpu
+from oscine.extensions.parallel.start.communicator import least_of
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
+from oscine.settings.config import Config, EngineOptions, SpeculationOptions
+from oscine.settings.devices import engines_of
 
 GIB = 1 << 30
 H, V, D = 2880, 201_088, 64

@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
-from oscine.executor.parallel import liveness
-from oscine.executor.parallel.liveness import Vigil, cpu_ticks, is_stopped
-from oscine.executor.parallel.meeting import Meeting
-from oscine.executor.parallel.processes import RankProcesses
-from oscine.executor.parallel.store_order import require_store_order
+from oscine.extensions.parallel import liveness
+from oscine.extensions.parallel.liveness import Vigil, cpu_ticks, is_stopped
+from oscine.extensions.parallel.meeting import Meeting
+from oscine.extensions.parallel.processes import RankProcesses
+from oscine.extensions.parallel.store_order import require_store_order
 from oscine.types import RankLostError
 from tests.waiting import wait_until
 

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import pytest
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
-from oscine.executor.lockstep import Agreed
-from oscine.executor.parallel.clock import StepClock
-from oscine.executor.parallel.meeting import Meeting, Seat
+from oscine.extensions.parallel.clock import StepClock
+from oscine.extensions.parallel.lockstep import Agreed
+from oscine.extensions.parallel.meeting import Meeting, Seat
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import EngineStats, GenerationRequest, RankLostError
 from tests.tiny import DEEP
 

@@ -6,7 +6,7 @@ from operator import mul
 
 import pytest
 
-from oscine.executor.drafts.lookup import LEAST_CHANCE, PromptLookup, run_lengths
+from oscine.extensions.speculation.lookup import LEAST_CHANCE, PromptLookup, run_lengths
 from oscine.types import NewSequence, SamplingParams
 
 STOP = 99
@@ -157,7 +157,7 @@ def test_how_often_drafts_are_right_is_learnt_per_salt() -> None:
 
 
 def test_rates_of_many_salts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.executor.drafts.lookup._MAX_SALTS", 2)
+    monkeypatch.setattr("oscine.extensions.speculation.lookup._MAX_SALTS", 2)
     lookup = PromptLookup(1)
     for salt in ("mine", "yours"):
         for _ in range(40):
@@ -193,7 +193,7 @@ def test_the_pool_is_bounded_and_forgets_the_oldest_answers() -> None:
 
 
 def test_texts_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.executor.drafts.lookup._MASK", 0)  # all runs have one hash
+    monkeypatch.setattr("oscine.extensions.speculation.lookup._MASK", 0)  # all runs have one hash
     lookup = PromptLookup(1)
     lookup.assign(new([1, 2, 3, 4, 5, 6, 7]))
     assert lookup.propose(0, 3, []) == []

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("msgspec", reason="the skills of the embedded model need it")
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops.target import Communicator
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationRequest
 from tests.ops.ranks import on_every_rank
 from training.evaluate import SEED, SKILLS

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.executor.kv.copies import copies
-from oscine.executor.kv.transfers import identity_of
+from oscine.extensions.disaggregation.copies import copies
+from oscine.extensions.disaggregation.transfers import identity_of
 from oscine.kv_group import FP8, KVGroup
 from tests.tiny import TINY
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oscine.executor.kv import page_files
-from oscine.executor.kv.page_files import (
+from oscine.extensions.offload import page_files
+from oscine.extensions.offload.page_files import (
     HEADER_BYTES,
     MOST_PAGES,
     Bytes,

@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import EngineOptions, ModelOptions, SpeculationOptions
-from oscine.executor.heads.find import OF_NANO
-from oscine.executor.start.transfer import model_identity
+from oscine.extensions.disaggregation.start import model_identity
+from oscine.extensions.speculation.eagle.find import OF_NANO
+from oscine.settings.config import EngineOptions, ModelOptions, SpeculationOptions
 
 Method = Literal["none", "eagle3"]
 

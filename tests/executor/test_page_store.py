@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oscine.executor.kv.page_files import PageFiles
-from oscine.executor.kv.page_memory import HostMemory, PageBytes
-from oscine.executor.kv.page_store import FileCopy, Job, PageStore, SlotCopy
+from oscine.extensions.offload.page_files import PageFiles
+from oscine.extensions.offload.page_memory import HostMemory, PageBytes
+from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy
 from oscine.kv_group import KVGroup
 from tests.waiting import wait_until
 
@@ -110,7 +110,7 @@ def test_memory_that_holds_no_page_is_an_error() -> None:
 
 
 def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.executor.kv.page_store.mmap.MADV_HUGEPAGE", 999)
+    monkeypatch.setattr("oscine.extensions.offload.page_store.mmap.MADV_HUGEPAGE", 999)
     assert Setup().store.num_slots == 8
 
 
@@ -118,7 +118,7 @@ def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) ->
 def test_pages_of_a_gpu_come_back_from_slots_and_files(tmp_path: Path) -> None:
     import torch
 
-    from oscine.executor.kv.page_memory import CudaMemory
+    from oscine.extensions.offload.page_memory import CudaMemory
 
     arrays = [torch.randint(0, 256, (PAGES, group.page_bytes), dtype=torch.uint8, device="cuda") for group in GROUPS]
     before = [array.clone() for array in arrays]

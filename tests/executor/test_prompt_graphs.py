@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.build import build_engine
 from oscine.executor import cuda_graphs
 from oscine.executor.cuda_graphs import MOST_SEQUENCES, PromptGraphs
@@ -22,6 +21,7 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.step_batch import StepArrays
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
 from tests.tiny import TINY

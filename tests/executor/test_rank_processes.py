@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.core.offline import generate
 from oscine.model.tensors import tensor_specs
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.model.saved import save
 

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
-from oscine.executor.kv.transfers import Transfer
-from oscine.executor.parallel.transfers import RankedTransfers, TransferFollower
+from oscine.extensions.disaggregation.of_ranks import RankedTransfers, TransferFollower
+from oscine.extensions.disaggregation.transfers import Transfer
 from oscine.types import PageMoves
 from tests.waiting import wait_until
 

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oscine.checkpoint import opened
 from oscine.checkpoint.folder import Checkpoint
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.start.load import load_executor, torch_bytes
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
@@ -24,6 +23,7 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Part, Shard, tensor_specs
 from oscine.model.weights import Weights, load_weights
 from oscine.ops.target import Alone, Communicator
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.model.saved import save
 from tests.ops.ranks import on_every_rank

@@ -14,8 +14,8 @@ from itertools import count
 
 import pytest
 
-from oscine.executor.parallel import ring as module
-from oscine.executor.parallel.ring import RING_BYTES, RingReader, RingWriter
+from oscine.extensions.parallel import ring as module
+from oscine.extensions.parallel.ring import RING_BYTES, RingReader, RingWriter
 from tests.waiting import wait_until
 
 ROOM = RING_BYTES - 4096  # bytes of messages, with 8 for the length of each
@@ -115,7 +115,7 @@ def test_what_a_watch_raises_ends_a_wait(ring: Ring, monkeypatch: pytest.MonkeyP
 
 CHILD = """
 import mmap, sys
-from oscine.executor.parallel.ring import RING_BYTES, RingReader
+from oscine.extensions.parallel.ring import RING_BYTES, RingReader
 memory, reader, waker = map(int, sys.argv[1:])
 ring = RingReader(mmap.mmap(memory, RING_BYTES), reader, waker, lambda: lambda: None)
 total = 0

@@ -9,7 +9,8 @@ import torch
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
 from oscine.executor.headers import Few
-from oscine.executor.parallel.messages import (
+from oscine.executor.rules import Masks
+from oscine.extensions.parallel.messages import (
     decode_forced,
     decode_plan,
     decode_rules,
@@ -17,7 +18,6 @@ from oscine.executor.parallel.messages import (
     encode_plan,
     encode_rules,
 )
-from oscine.executor.rules import Masks
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 from .tiny import CPU

@@ -7,9 +7,9 @@ import pytest
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
-from oscine.executor.drafts.drafter import HostDrafter
-from oscine.executor.drafts.lookup import PromptLookup, Tokens
+from oscine.executor.drafter import HostDrafter
 from oscine.executor.masks import GrammarCache
+from oscine.extensions.speculation.lookup import PromptLookup, Tokens
 from oscine.types import GenerationOutput, GenerationRequest, NewSequence
 from tests.engine.harness import SomeDrafts
 from tests.tiny import TINY
@@ -211,7 +211,7 @@ def test_drafts_are_the_same_on_ranks_that_collect_later(
     grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 may collect a step before it launches the next one. The other ranks never do."""
-    messages = pytest.importorskip("oscine.executor.parallel.messages", reason="msgspec encodes them")
+    messages = pytest.importorskip("oscine.extensions.parallel.messages", reason="msgspec encodes them")
     asked = options(max_num_batched_tokens=48)
     first, second = Noted(), Noted()
     runner, late = (executor(model(), asked, 64, 64, grammars, drafter, MOST) for drafter in (first, second))

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.executor.start import load
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops import triton_range
 from oscine.ops.choose import screened
 from oscine.ops.native.library import unavailable
 from oscine.ops.table import choose
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from tests.model.saved import save
 from tests.model.tiny import tensors
 from tests.tiny import SMALL, TINY

@@ -6,10 +6,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from oscine.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
-from oscine.executor.drafts.drafter import HostDrafter
+from oscine.executor.drafter import HostDrafter
 from oscine.executor.kv.allocate import allocate_group, allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.masks import GrammarCache
@@ -22,6 +21,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, PageGroup
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import Executor, GenerationOutput, GenerationRequest, SamplingParams
 from tests.ops.bound import reference_ops
 from tests.tiny import TINY

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from oscine.api.http.errors import APIError, unavailable
-from oscine.config import ToolOptions
+from oscine.api.common.errors import APIError, unavailable
+from oscine.extensions.tools.builtin import BuiltinTools
 from oscine.llm.errors import RequestError
 from oscine.llm.events import ArgumentsDelta, BuiltinRun, CallBegun, CallRun, StreamEvent, ThinkingDelta
 from oscine.llm.functions import Tools
 from oscine.llm.requests import Runner
 from oscine.llm.results import ChatResult
-from oscine.tools.builtin import BuiltinTools
+from oscine.settings.config import ToolOptions
 from oscine.types import GenerationOutput
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer

@@ -1,9 +1,9 @@
 """Answers of a whole model, by its folder or file."""
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.config import EngineOptions, ModelOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core import offline
+from oscine.settings.config import EngineOptions, ModelOptions
 from oscine.types import GenerationRequest, SamplingParams
 
 

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.chat.vocabulary import tokenizer_folder
-from oscine.checkpoint.convert import convert
 from oscine.checkpoint.hub import ADAPTER, CONFIG, INDEX, NANO_FOLDER, SINGLE, TOKENIZER
 from oscine.checkpoint.opened import open_model
-from oscine.config import EngineOptions, ModelOptions
 from oscine.executor.masks import GrammarCache
+from oscine.extensions.formats.convert import convert
+from oscine.settings.config import EngineOptions, ModelOptions
 from tests.byte_tokenizer import write_byte_tokenizer
 from tests.model.tiny import tensors
 from tests.tiny import BYTES

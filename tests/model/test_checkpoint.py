@@ -18,11 +18,11 @@ from oscine.checkpoint import opened as opened_module
 from oscine.checkpoint.folder import Checkpoint, fingerprint
 from oscine.checkpoint.hub import INDEX, NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
 from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Shard, tensor_specs
 from oscine.model.weights import load_weights
 from oscine.ops.interface import MxExperts
+from oscine.settings.config import ModelOptions
 from tests.model.saved import save
 from tests.model.tiny import CPU, checkpoint_bytes, tensors
 from tests.ops.bound import reference_ops

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.checkpoint.head import open_head
 from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.extensions.speculation.eagle.checkpoint import open_head
+from oscine.extensions.speculation.eagle.head import Drafted, EagleHead
+from oscine.extensions.speculation.eagle.weights import MOST_DRAFTED, frequent
+from oscine.extensions.speculation.ops import reference as reference_draft
+from oscine.extensions.speculation.ops.interface import DraftOps, SliceOfHead
+from oscine.extensions.speculation.ops.table import resolve_draft
 from oscine.model.config import ModelConfig
-from oscine.model.eagle.head import Drafted, EagleHead
-from oscine.model.eagle.weights import MOST_DRAFTED, frequent
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights
-from oscine.ops.draft import reference as reference_draft
-from oscine.ops.draft.interface import DraftOps, SliceOfHead
-from oscine.ops.draft.table import resolve_draft
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import Recording
@@ -122,7 +122,7 @@ def drafts_after(head: EagleHead, pages: Pages, features: Tensor, ids: Tensor, p
 
 def drafts_on_kernels() -> None:
     """Each format with the kernels of GPUs, against the reference ops on the weights that the 4 bits stand for."""
-    from oscine.ops.draft.weights import pack, unpack
+    from oscine.extensions.speculation.ops.weights import pack, unpack
 
     exact = resolve_draft(CPU_TARGET, "cpu")
     exact = replace(exact, prepare=lambda weight, dtype: unpack(pack(weight)).to(dtype))

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from oscine.checkpoint import convert as convert_module
 from oscine.checkpoint import hub
-from oscine.checkpoint.convert import convert
 from oscine.checkpoint.folder import Checkpoint
 from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
+from oscine.extensions.formats import convert as convert_module
+from oscine.extensions.formats.convert import convert
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.tensors import tensor_specs
 from oscine.ops.moe.mxfp4 import dequantize
+from oscine.settings.config import ModelOptions
 from tests.model.answers import greedy
 from tests.model.saved import save
 from tests.model.test_gpt_oss import transformers_logits, transformers_model

@@ -11,16 +11,16 @@ import torch
 
 from oscine.checkpoint import hub
 from oscine.checkpoint.folder import Checkpoint, fingerprint
-from oscine.checkpoint.gguf.blocks import READ, floats
-from oscine.checkpoint.gguf.checkpoint import GgufCheckpoint
-from oscine.checkpoint.gguf.config import config_of
-from oscine.checkpoint.gguf.file import TYPES, Gguf, Stored
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
+from oscine.extensions.formats.gguf.blocks import READ, floats
+from oscine.extensions.formats.gguf.checkpoint import GgufCheckpoint
+from oscine.extensions.formats.gguf.config import config_of
+from oscine.extensions.formats.gguf.file import TYPES, Gguf, Stored
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS
 from oscine.model.tensors import tensor_specs
+from oscine.settings.config import ModelOptions
 from tests.model.answers import greedy
 from tests.model.gguf_files import Quantization, gguf, write_llama_cpp, write_ollama
 from tests.model.tiny import tensors

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
+from oscine.settings.config import ModelOptions
 from tests.model.saved import save
 from tests.model.tiny import Sequence, Stepper, logits_of, model, random_tokens, relative_error, tensors, whole
 from tests.ops.bound import reference_ops

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from oscine.checkpoint.installed import installed
-from oscine.checkpoint.ollama import models_in
+from oscine.extensions.formats.installed import installed
+from oscine.extensions.formats.ollama import models_in
 from oscine.system.model_files import is_file_name, read_file, read_json, shown
 from tests.model.hostile_files import ALL, BOMB, RED, Hostile
 from tests.model.test_ollama import add_model

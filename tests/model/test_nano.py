@@ -8,9 +8,9 @@ import torch
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import Conversation, FunctionTool, Message
 from oscine.chat.tokenizer import Tokenizer
-from oscine.config import EngineOptions
 from oscine.engine.build import build_engine
 from oscine.engine.core import offline
+from oscine.settings.config import EngineOptions
 from oscine.types import GenerationRequest, SamplingParams
 from tests.model.test_gpt_oss import transformers_model
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from oscine.checkpoint import hub, ollama
+from oscine.checkpoint import hub
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
+from oscine.extensions.formats import ollama
+from oscine.settings.config import ModelOptions
 from tests.model.gguf_files import write_ollama
 from tests.model.test_gguf import CONFIG
 from tests.model.tiny import tensors

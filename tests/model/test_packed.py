@@ -12,7 +12,6 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
 from oscine.checkpoint.opened import open_model
-from oscine.config import ModelOptions
 from oscine.model import packed
 from oscine.model.packed import PackedFiles, page_out
 from oscine.ops.moe import native as native_moe
@@ -20,6 +19,7 @@ from oscine.ops.native.library import unavailable
 from oscine.ops.native.weights import PackedDense, PackedExperts, pack_dense
 from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
+from oscine.settings.config import ModelOptions
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 

@@ -20,7 +20,7 @@ from triton.runtime import driver
 
 from oscine.ops.compile_together import Compilers
 from oscine.ops.compile_worker import Job
-from oscine.python_child import bound_command
+from oscine.system.python_child import bound_command
 
 
 class NoGpu:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.ops.draft import reference
-from oscine.ops.draft.interface import DraftOps, DraftState, SliceOfHead
-from oscine.ops.draft.table import resolve_draft
-from oscine.ops.draft.weights import PackedMatrix, pack, unpack
+from oscine.extensions.speculation.ops import reference
+from oscine.extensions.speculation.ops.interface import DraftOps, DraftState, SliceOfHead
+from oscine.extensions.speculation.ops.table import resolve_draft
+from oscine.extensions.speculation.ops.weights import PackedMatrix, pack, unpack
 from oscine.ops.interface import Batch, SamplingBatch
 from oscine.ops.packed import REJECTED, PackedSizes, PackedStep
 from oscine.ops.table import DEFAULTS
@@ -46,7 +46,7 @@ PUBLISHED = (HEADS, 2 * HIDDEN), (HIDDEN, INNER)
 
 
 def kernels() -> ModuleType:
-    from oscine.ops.draft import triton
+    from oscine.extensions.speculation.ops import triton
 
     return triton
 
@@ -310,4 +310,6 @@ def test_the_rest_on_a_gpu() -> None:
 def test_every_platform_has_all_ops(platform: str) -> None:
     ops = resolve_draft(CHIPS[90], platform)
     assert all(callable(getattr(ops, field.name)) for field in fields(DraftOps))
-    assert (getattr(ops.prepare, "__module__", None) == "oscine.ops.draft.triton") == (platform in ("cuda", "hopper"))
+    assert (getattr(ops.prepare, "__module__", None) == "oscine.extensions.speculation.ops.triton") == (
+        platform in ("cuda", "hopper")
+    )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from oscine.environment import Environment
 from oscine.ops.native.ahead import compile_ahead
 from oscine.ops.native.levels import compiled_ahead, features, levels
+from oscine.system.environment import Environment
 
 
 def test_a_relative_folder_for_caches_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

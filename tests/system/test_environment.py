@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from oscine.cli import main
-from oscine.cli.serve.nim_variables import read_variables
-from oscine.environment import Environment, VariableError
-from oscine.option import OptionError
+from oscine.extensions.apis.conventions.nim_variables import read_variables
+from oscine.settings.option import OptionError
+from oscine.system.environment import Environment, VariableError
 from oscine.system.home import give_home
 
 SECRETS = {"OSCINE_API_KEY": "server_api_key", "OPENAI_API_KEY": "api_key", "OSCINE_CLUSTER_KEY": "cluster_key"}

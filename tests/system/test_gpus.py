@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.environment import Environment
+from oscine.system.environment import Environment
 from oscine.system.gpus import describe_gpus
 from oscine.timing.table import shipped_tables
 from tests.nvml_library import compile_h100, compile_nvml, needs_compiler

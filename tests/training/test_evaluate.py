@@ -2,7 +2,7 @@
 
 import pytest
 
-from oscine.config import EngineOptions, ModelOptions
+from oscine.settings.config import EngineOptions, ModelOptions
 from training import evaluate
 from training.evaluate import NANO, SKILLS, Asked, answer, compare
 from training.packing import Encoder

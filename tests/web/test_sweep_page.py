@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oscine.bench.serve import pareto, report
+from oscine.extensions.bench.serve import pareto, report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

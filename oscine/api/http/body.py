@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from oscine.api.http.asgi import ClientLeftError
-from oscine.api.http.errors import ANTHROPIC_PATH, TEXT_PATHS, APIError
+from oscine.api.common.asgi import ClientLeftError
+from oscine.api.common.errors import ANTHROPIC_PATH, TEXT_PATHS, APIError
 
 BODY_TIMEOUT_S = 60.0
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that some clients write before UTF-8

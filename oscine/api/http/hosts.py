@@ -10,10 +10,10 @@ import ipaddress
 import socket
 from collections.abc import Collection
 
-from oscine.addresses import is_loopback
-from oscine.api.http.asgi import ASGIApp, Receive, Scope, Send
-from oscine.api.http.errors import APIError
-from oscine.api.http.record import header
+from oscine.api.common.asgi import ASGIApp, Receive, Scope, Send
+from oscine.api.common.errors import APIError
+from oscine.api.common.record import header
+from oscine.system.addresses import is_loopback
 
 _JSON = b"application/json"
 _LONGEST = 200  # characters of a client's value that an error repeats

@@ -6,7 +6,7 @@ This module does the framing only. One write is one ASGI message, for any number
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from oscine.api.http.asgi import Send
+from oscine.api.common.asgi import Send
 
 Write = Callable[[bytes], Awaitable[None]]  # sends events
 

@@ -2,7 +2,7 @@
 
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.http.errors import unsupported
+from oscine.api.common.errors import unsupported
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.openai.text_answer import TextAnswer
 from oscine.api.serving.call import Call

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.http.asgi import ClientLeftError
+from oscine.api.common.asgi import ClientLeftError
+from oscine.api.common.connection import run_while_connected
+from oscine.api.common.errors import APIError, internal
+from oscine.api.common.keys import Caller
 from oscine.api.http.body import read_body
-from oscine.api.http.connection import run_while_connected
-from oscine.api.http.errors import APIError, internal
-from oscine.api.http.keys import Caller
 from oscine.api.http.sse import EventStream, Write
 from oscine.api.serving.call import Call, T
 from oscine.api.serving.generation import Generation

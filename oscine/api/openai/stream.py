@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from oscine.api.http.errors import APIError
+from oscine.api.common.errors import APIError
 from oscine.api.http.sse import DONE, event
 from oscine.api.openai.answers import CompletionDetails, PromptDetails, Usage
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
-from oscine.api.serving.turn import Turn
+from oscine.api.turns.turn import Turn
 
 
 class OpenAIAnswer:

@@ -3,10 +3,10 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from oscine.api.common.errors import invalid
+from oscine.api.common.keys import Caller
+from oscine.api.common.work import beside
 from oscine.api.http.body import json_response, read_body
-from oscine.api.http.errors import invalid
-from oscine.api.http.keys import Caller
-from oscine.api.http.work import beside
 from oscine.api.openai.answers import Text, Tokens
 from oscine.api.serving.sampling import check_ids
 from oscine.api.serving.schemas import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest, decode

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from oscine.api.http.errors import APIError, unavailable
+from oscine.api.common.errors import APIError, unavailable
 
 _DEPARTURES = 64  # used for an estimate
 _LONGEST_WAIT_S = 60.0  # told to a client at most

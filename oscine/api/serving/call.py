@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from oscine.api.http.keys import Caller
+from oscine.api.common.keys import Caller
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.sampling import INT64
 from oscine.api.serving.served_model import ReadyModel

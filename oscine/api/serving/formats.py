@@ -16,11 +16,11 @@ import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from msgspec import Struct
 
-from oscine.api.http.connection import result_while_connected
-from oscine.api.http.errors import APIError, invalid, unavailable, unsupported
-from oscine.api.http.keys import NO_CALLER, Caller
-from oscine.api.http.memory import memory_of
-from oscine.api.http.work import beside
+from oscine.api.common.connection import result_while_connected
+from oscine.api.common.errors import APIError, invalid, unavailable, unsupported
+from oscine.api.common.keys import NO_CALLER, Caller
+from oscine.api.common.memory import memory_of
+from oscine.api.common.work import beside
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
@@ -35,8 +35,8 @@ from oscine.chat.grammar import (
 )
 from oscine.chat.messages import FunctionTool, ResponseSchema
 from oscine.chat.schemas.reduction import MOST_BYTES
-from oscine.judges.pool import TooManyGrammarsError, UndecidedError, judges
-from oscine.judges.trial import Problem, Trial
+from oscine.system.grammar_sandbox.pool import TooManyGrammarsError, UndecidedError, judges
+from oscine.system.grammar_sandbox.trial import Problem, Trial
 
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _TYPES = ("text", "json_object", "json_schema")

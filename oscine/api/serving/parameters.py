@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from msgspec import Meta, Struct, defstruct
 
-from oscine.api.http.errors import unsupported
+from oscine.api.common.errors import unsupported
 
 MAX_TOOLS = 1024
 _MAX_TOKEN_IDS = 1024

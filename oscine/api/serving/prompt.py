@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import TypeVar
 
-from oscine.api.http.errors import APIError, context_overflow, invalid
-from oscine.api.http.work import REQUESTS, beside
+from oscine.api.common.errors import APIError, context_overflow, invalid
+from oscine.api.common.work import REQUESTS, beside
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer

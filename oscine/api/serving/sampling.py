@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Protocol
 
-from oscine.api.http.errors import context_overflow, invalid
+from oscine.api.common.errors import context_overflow, invalid
 from oscine.api.serving.parameters import SamplingFields
 from oscine.types import SamplingParams
 

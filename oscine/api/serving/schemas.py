@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from oscine.api.http.asgi import Scope
-from oscine.api.http.errors import APIError, from_validation, invalid
-from oscine.api.http.keys import Caller
-from oscine.api.http.memory import Held, memory_of
-from oscine.api.http.work import INLINE_SIZE, beside
+from oscine.api.common.asgi import Scope
+from oscine.api.common.errors import APIError, from_validation, invalid
+from oscine.api.common.keys import Caller
+from oscine.api.common.memory import Held, memory_of
+from oscine.api.common.work import INLINE_SIZE, beside
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -27,7 +27,7 @@ from oscine.api.serving.parameters import (
     unused,
 )
 from oscine.chat.effort import EFFORTS, Effort
-from oscine.collector import set_apart
+from oscine.system.collector import set_apart
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Verbosity = Literal["low", "medium", "high"]

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from oscine.api.http.errors import unavailable
-from oscine.api.http.keys import Caller
-from oscine.api.http.record import current
-from oscine.api.http.work import REQUESTS
+from oscine.api.common.errors import unavailable
+from oscine.api.common.keys import Caller
+from oscine.api.common.record import current
+from oscine.api.common.work import REQUESTS
 from oscine.api.serving.admission import Admission
 from oscine.api.serving.prompt import Prompts
 from oscine.api.serving.tokenizer import ServedTokenizer
 from oscine.api.telemetry.metrics import Metrics
 from oscine.chat.tokenizer import Tokenizer
 from oscine.chat.vocabulary import tokenizer_folder
-from oscine.config import EngineOptions
 from oscine.engine.process.client import Engine, EngineDied
 from oscine.engine.wire.stream import RequestStream
+from oscine.settings.config import EngineOptions
 from oscine.types import EngineInfo, GenerationRequest
 
 ModelState = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]

@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from oscine.api.http.errors import invalid, not_found, unavailable
-from oscine.api.http.keys import ApiKeys
-from oscine.api.http.memory import Bodies
-from oscine.api.http.record import current
+from oscine.api.common.errors import invalid, not_found, unavailable
+from oscine.api.common.keys import ApiKeys
+from oscine.api.common.memory import Bodies
+from oscine.api.common.record import current
 from oscine.api.serving.names import meant_by
-from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
-from oscine.config import Config, EngineOptions
 from oscine.engine.process.client import Engine, EngineError
-from oscine.judges.pool import judges
-from oscine.tools.builtin import BuiltinTools
+from oscine.extensions.apis.reasoning_memory import ReasoningMemory
+from oscine.extensions.tools.builtin import BuiltinTools
+from oscine.settings.config import Config, EngineOptions
+from oscine.system.grammar_sandbox.pool import judges
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tokenizers import Encoding
 
-from oscine.api.http.errors import APIError
+from oscine.api.common.errors import APIError
 from oscine.chat.tokenizer import EncodingError, Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from oscine.nvml import LIBRARY, EnergyCounter, energy_counters
+from oscine.system.nvml import LIBRARY, EnergyCounter, energy_counters
 
 
 class EnergyCollector(Collector):

@@ -13,8 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from oscine.config import EngineOptions
 from oscine.engine.process.client import Engine
+from oscine.settings.config import EngineOptions
 from oscine.statistic import Statistic
 from oscine.types import STATISTICS, EngineStats
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from oscine.api.http.record import RequestRecord, current
+from oscine.api.common.record import RequestRecord, current
 
 _requests = logging.getLogger("oscine.requests")
 _IN_MESSAGE = ("method", "path", "status")  # fields that the text of a request's line has

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from oscine.api.http.record import RequestRecord
+from oscine.api.common.record import RequestRecord
 from oscine.api.telemetry.sequence_metrics import HISTOGRAMS, SequenceFamilies, SequenceMetrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series and no dashboard reads them

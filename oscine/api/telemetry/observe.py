@@ -5,10 +5,10 @@ It is around Starlette, not within it, because Starlette's response to a crash s
 
 import time
 
-from oscine.api.http.asgi import ASGIApp, Message, Receive, Scope, Send
-from oscine.api.http.errors import ANTHROPIC_PATH
-from oscine.api.http.memory import Bodies, Held
-from oscine.api.http.record import CLIENT_LEFT, RequestRecord, current
+from oscine.api.common.asgi import ASGIApp, Message, Receive, Scope, Send
+from oscine.api.common.errors import ANTHROPIC_PATH
+from oscine.api.common.memory import Bodies, Held
+from oscine.api.common.record import CLIENT_LEFT, RequestRecord, current
 from oscine.api.telemetry.logs import log_request
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from oscine.api.http.rate_limits import KeyUse
-from oscine.api.http.record import SequenceTimes, current
+from oscine.api.common.rate_limits import KeyUse
+from oscine.api.common.record import SequenceTimes, current
 from oscine.types import GenerationOutput, GenerationRequest
 
 _STEP_BUCKETS_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)

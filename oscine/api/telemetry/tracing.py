@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 import oscine
-from oscine.api.http.asgi import Scope
-from oscine.api.http.record import RequestRecord, SequenceTimes
+from oscine.api.common.asgi import Scope
+from oscine.api.common.record import RequestRecord, SequenceTimes
 from oscine.engine.wire.stream import Stay
 from oscine.types import RemotePrefill
 

@@ -12,7 +12,7 @@ from binascii import a2b_qp
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oscine.api.http.errors import invalid
+from oscine.api.common.errors import invalid
 
 Part = Mapping[str, Any]  # of a message or of a result, in any API's form
 

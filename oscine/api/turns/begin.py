@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oscine.api.http.work import beside
+from oscine.api.common.work import beside
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, constraint
 from oscine.api.serving.service import Service
-from oscine.api.serving.turn import Course, Turn
+from oscine.api.turns.turn import Course, Turn
 from oscine.chat.grammar import header_grammar, text_grammar
 from oscine.chat.harmony_parser import HarmonyParser
-from oscine.tools.toolbox import Toolbox
+from oscine.chat.toolbox import Toolbox
 from oscine.types import SamplingParams
 
 Prepared = tuple[list[int], SamplingParams, int]  # prompt, sampling, and tokens reserved for the answer

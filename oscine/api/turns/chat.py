@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from oscine.api.http.errors import invalid
-from oscine.api.http.work import beside
+from oscine.api.common.errors import invalid
+from oscine.api.common.work import beside
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, check_beside_calls, extensions
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.service import Service
-from oscine.api.serving.turn import Turn, usual_headroom
 from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import allowed_calls, conversation
 from oscine.api.turns.dialect import CHAT, Dialect
-from oscine.tools.toolbox import Toolbox
+from oscine.api.turns.turn import Turn, usual_headroom
+from oscine.chat.toolbox import Toolbox
 from oscine.types import SamplingParams
 
 

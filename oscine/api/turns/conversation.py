@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from oscine.api.http.errors import invalid, unsupported
+from oscine.api.common.errors import invalid, unsupported
 from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,

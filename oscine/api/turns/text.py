@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oscine.api.http.errors import invalid
-from oscine.api.http.work import beside
+from oscine.api.common.errors import invalid
+from oscine.api.common.work import beside
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, text_constraint
 from oscine.api.serving.schemas import CompletionRequest
-from oscine.api.serving.turn import Turn
 from oscine.api.turns.dialect import TEXT, Dialect
+from oscine.api.turns.turn import Turn
 from oscine.chat.detokenizer import Detokenizer
 from oscine.chat.events import ContentDelta, Event
 from oscine.chat.stop_strings import StopStrings

@@ -12,8 +12,8 @@ from oscine.cli.chat.terminal import Terminal
 from oscine.cli.error import FAILED, USAGE, CommandError
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.server_url import client_settings, server_at
-from oscine.config import NANO, Config, EngineOptions, ModelOptions, ServerOptions
-from oscine.environment import Environment
+from oscine.settings.config import NANO, Config, EngineOptions, ModelOptions, ServerOptions
+from oscine.system.environment import Environment
 
 if TYPE_CHECKING:
     from oscine.cli.chat.conversation import Conversation

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from oscine.chat.effort import EFFORTS
 from oscine.cli.chat.conversation import Conversation
 from oscine.cli.error import USAGE, CommandError
-from oscine.option import did_you_mean
+from oscine.settings.option import did_you_mean
 
 _COMMAND = re.compile(r"(/\w*|/\?)(?:\s+(.*))?", re.DOTALL)  # and not /etc/hosts, which begins a message
 KEYS = '""" begins and ends a message of several lines, ctrl-C stops an answer, ctrl-D leaves'

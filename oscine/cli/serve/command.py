@@ -10,8 +10,8 @@ from oscine.cli.error import USAGE, ended_by
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
-from oscine.config import NANO, Config
-from oscine.environment import Environment
+from oscine.settings.config import NANO, Config
+from oscine.system.environment import Environment
 from oscine.types import EngineInfo
 
 _LOGGER = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> None:
         check_local(config.engine.model)
     service = None
     if config.server.data_parallel_size > 1:
-        from oscine.api.batches.service import BatchService
-        from oscine.cluster.data_parallel import add_engines
+        from oscine.extensions.apis.batches.service import BatchService
+        from oscine.extensions.replicas.data_parallel import add_engines
 
         with ended_by(ValueError, status=USAGE):
             service = BatchService(config)

@@ -1,8 +1,8 @@
 """Options of other servers for which `oscine serve` has no option of its own.
 
 Each one is accepted without effect, with a note, or refused because it would change results or capacity in a way that
-is not supported. Other names for Oscine's options are declared in oscine.config. Names have hyphens here; the command
-line and YAML files also take underscores. A dot is a level of a YAML file.
+is not supported. Other names for Oscine's options are declared in oscine.settings.config. Names have hyphens here; the
+command line and YAML files also take underscores. A dot is a level of a YAML file.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from oscine.cli.serve.name import Name, Values, note
-from oscine.option import OptionError, either
+from oscine.settings.option import OptionError, either
 
 # More than one of these would be a feature that is not there yet: feature -> names.
 MUST_BE_ONE = {

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oscine.addresses import is_loopback, listens
 from oscine.cli.serve.name import Values, note
-from oscine.config import PeerOptions
-from oscine.option import FileKeyError, OptionError, Options, did_you_mean, option, options_of
+from oscine.settings.config import PeerOptions
+from oscine.settings.option import FileKeyError, OptionError, Options, did_you_mean, option, options_of
+from oscine.system.addresses import is_loopback, listens
 
 _NAME = "kv-events-config"
 

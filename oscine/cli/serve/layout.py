@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from oscine.cli.serve.name import Values, note
 from oscine.cli.serve.options import SHARING
-from oscine.config import Config
-from oscine.devices import engines_of
-from oscine.environment import Environment
+from oscine.settings.config import Config
+from oscine.settings.devices import engines_of
+from oscine.system.environment import Environment
 from oscine.system.gpus import Machine, describe_gpus
 from oscine.timing.layout import MARGIN, Candidate, Estimate, Layout, Load, best_first
 from oscine.timing.machine import Link, StepTimes

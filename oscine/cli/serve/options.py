@@ -1,4 +1,4 @@
-"""The names that `oscine serve` knows, and its command line. Options are declared in oscine.config.
+"""The names that `oscine serve` knows, and its command line. Options are declared in oscine.settings.config.
 
 Names of other servers for these options are declared there too; those of options that Oscine does not have are in
 dialects.
@@ -14,9 +14,9 @@ from oscine.cli.parser import HelpAll
 from oscine.cli.serve import dialects
 from oscine.cli.serve.kv_events_config import read_kv_events_config
 from oscine.cli.serve.name import Name, Values, merge
-from oscine.cli.serve.speculative_config import read_speculative_config
-from oscine.config import OPTIONS
-from oscine.option import Option, OptionError
+from oscine.extensions.speculation.speculative_config import read_speculative_config
+from oscine.settings.config import OPTIONS
+from oscine.settings.option import Option, OptionError
 
 PROFILE_FOLDER = Path(__file__).parents[2] / "profiles"
 PROFILES = ("low_latency", "max_throughput")

@@ -13,10 +13,15 @@ from typing import Any
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
 from oscine.cli.serve.name import NOTES, Values, merge
-from oscine.cli.serve.nim_variables import PASSTHROUGH, Variables, read_profile_variable, read_variables
 from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, SHARING, add_options
-from oscine.config import NANO, OPTIONS, Config
-from oscine.option import FileKeyError, OptionError, did_you_mean
+from oscine.extensions.apis.conventions.nim_variables import (
+    PASSTHROUGH,
+    Variables,
+    read_profile_variable,
+    read_variables,
+)
+from oscine.settings.config import NANO, OPTIONS, Config
+from oscine.settings.option import FileKeyError, OptionError, did_you_mean
 from oscine.system.yaml_text import parse_yaml
 
 _SECTIONS = frozenset(name.partition(".")[0] for name in NAMES if "." in name)  # keys of a file that have keys

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from oscine.config import EngineOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
 from oscine.kv_group import KVGroup, Slots
+from oscine.settings.config import EngineOptions
 from oscine.types import (
     NON_FINITE,
     EngineStats,
@@ -29,7 +29,7 @@ _IDLE_S = 0.0002  # between two polls for transfers and grammars, while there is
 
 
 class Fetches(Protocol):
-    """Requests that wait for pages from another engine: see oscine.engine.peers.remote_prefill."""
+    """Requests that wait for pages from another engine: see oscine.extensions.disaggregation.remote_prefill."""
 
     @property
     def requests(self) -> list[Request]: ...
@@ -45,7 +45,7 @@ class Fetches(Protocol):
 
 
 class Offload(Protocol):
-    """Requests that wait for pages that were evicted from the cache: see oscine.engine.offload.manager."""
+    """Requests that wait for pages that were evicted from the cache: see oscine.extensions.offload.manager."""
 
     @property
     def requests(self) -> list[Request]: ...
@@ -69,7 +69,7 @@ class Offload(Protocol):
 
 
 class Speculation(Protocol):
-    """How many drafts requests may verify: see oscine.engine.core.speculation."""
+    """How many drafts requests may verify: see oscine.extensions.speculation.policy."""
 
     def begin(self, request: Request) -> None:
         """A request has its first token."""
@@ -89,7 +89,7 @@ class Speculation(Protocol):
 
 
 class Partners(Protocol):
-    """Other engines, whose experts compute the tokens of this one too: see oscine.executor.parallel."""
+    """Other engines, whose experts compute the tokens of this one too: see oscine.extensions.parallel."""
 
     def fileno(self) -> int:
         """Can be read when they may wait for this engine."""

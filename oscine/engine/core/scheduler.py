@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from math import inf, isqrt
 from operator import attrgetter
 
-from oscine.config import SchedulerOptions
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.prefix_index import PrefixHit
 from oscine.engine.core.request import Request
+from oscine.settings.config import SchedulerOptions
 from oscine.types import EngineStats, NewSequence, ScheduledSequence, StepPlan
 
 _order = attrgetter("order")

@@ -14,12 +14,8 @@ import traceback
 import msgspec
 import zmq
 
-from oscine.collector import paused
-from oscine.config import EngineOptions
 from oscine.engine.build import BuiltEngine, build_engine
-from oscine.engine.peers.kv_events import KVEvents
-from oscine.engine.peers.prefill_service import PrefillService
-from oscine.engine.peers.remote_prefill import RemotePrefills
+from oscine.engine.kv_events import KVEvents
 from oscine.engine.process.parent import Parent
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
@@ -27,6 +23,10 @@ from oscine.engine.wire.clients import Clients
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.links import PeerLinks
 from oscine.executor.start.torch_process import import_torch
+from oscine.extensions.disaggregation.prefill_service import PrefillService
+from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
+from oscine.settings.config import EngineOptions
+from oscine.system.collector import paused
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankLostError
 
 _Clients = Clients[wire.ToEngine]

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from oscine.config import EngineOptions
 from oscine.engine.process.parent import STOP
-from oscine.engine.process.together import GroupEndedError, Member
 from oscine.engine.wire.messages import Launch
-from oscine.python_child import COMPUTING, child_environment, module_command
+from oscine.extensions.parallel.together import GroupEndedError, Member
+from oscine.settings.config import EngineOptions
+from oscine.system.python_child import COMPUTING, child_environment, module_command
 
 logger = logging.getLogger(__name__)
 

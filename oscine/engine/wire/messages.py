@@ -5,9 +5,9 @@ The records of oscine.types travel as they are. Only plain data is decoded: noth
 
 from msgspec import MsgspecError, Struct, msgpack
 
-from oscine.config import EngineOptions
 from oscine.engine.wire.endpoint import KVEndpoint
-from oscine.executor.parallel.meeting import Seat
+from oscine.extensions.parallel.meeting import Seat
+from oscine.settings.config import EngineOptions
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 

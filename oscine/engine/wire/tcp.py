@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from oscine.addresses import listens
+from oscine.system.addresses import listens
 
 _HEARTBEAT_MS = 1000
 # From a heartbeat to giving up. Longer than a busy machine delays a thread, or a network drops packets. Together with

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.config import CacheOptions
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.kv_group import FP8, KVGroup, Slots
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import KVCache
+from oscine.settings.config import CacheOptions
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from math import ceil
 
-from oscine.config import EngineOptions
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import (
     DeviceMemory,
@@ -18,6 +17,7 @@ from oscine.kv_group import FP8, slots_of
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import Part, Shard
 from oscine.ops.choose.screen_size import screen_bytes
+from oscine.settings.config import EngineOptions
 
 _DTYPE, _BYTES = "bfloat16", 2
 

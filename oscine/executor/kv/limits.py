@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
-from oscine.config import MOST_SEQS, MOST_STEP_TOKENS, STEP_TOKENS, EngineOptions
 from oscine.executor.kv.memory import MemoryPlan, typical_pages
 from oscine.kv_group import slots_of
+from oscine.settings.config import MOST_SEQS, MOST_STEP_TOKENS, STEP_TOKENS, EngineOptions
 
 _GIB = 1 << 30
 _LEAST_SEQS = 8

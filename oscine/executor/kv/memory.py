@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oscine.config import CPU_CACHE_BYTES, EngineOptions
 from oscine.kv_group import FP8, KVGroup, Slots, most_pages, shared, slots_of
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
+from oscine.settings.config import CPU_CACHE_BYTES, EngineOptions
 
 _GIB = 1 << 30
 # As many sequences may run as the cache holds prompts of this length. Those that grow too long are preempted, which

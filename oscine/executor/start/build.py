@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oscine.checkpoint.hub import check_ranks, config_at, find_model, find_tokenizer
-from oscine.config import EngineOptions, SchedulerOptions
-from oscine.devices import devices_of
-from oscine.environment import Environment
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.kv.memory import MemoryPlan
-from oscine.executor.kv.page_memory import HostMemory
-from oscine.executor.kv.page_store import PageStore, open_store
-from oscine.executor.kv.transfers import Transfers, identity_of
 from oscine.executor.masks import TOKENIZER, GrammarCache
-from oscine.executor.parallel.clock import Partners
-from oscine.executor.parallel.meeting import Seat
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.extensions.disaggregation.transfers import Transfers, identity_of
+from oscine.extensions.offload.page_memory import HostMemory
+from oscine.extensions.offload.page_store import PageStore, open_store
+from oscine.extensions.parallel.clock import Partners
+from oscine.extensions.parallel.meeting import Seat
 from oscine.kv_group import KVGroup, Slots, apart
 from oscine.model.config import ModelConfig
+from oscine.settings.config import EngineOptions, SchedulerOptions
+from oscine.settings.devices import devices_of
+from oscine.system.environment import Environment
 from oscine.types import DecodeTimes, Executor, ModelSize, RankMemory, Region
 
 if TYPE_CHECKING:  # they need torch and msgspec
-    from oscine.executor.parallel.processes import RankProcesses
     from oscine.executor.runner import TorchExecutor
     from oscine.executor.start.threaded import ThreadedExecutor
+    from oscine.extensions.parallel.processes import RankProcesses
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
 # The first 1,024 tokens of a prompt, or 35 tokens after 100,000 others: some seconds on one slow core.
@@ -89,7 +89,7 @@ def _devices(options: EngineOptions) -> list[str]:
 
 
 def _start(num_ranks: int) -> "RankProcesses":
-    from oscine.executor.parallel.processes import RankProcesses
+    from oscine.extensions.parallel.processes import RankProcesses
 
     return RankProcesses(num_ranks)
 
@@ -102,9 +102,9 @@ def _load_torch(
     seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
-    from oscine.executor.start.page_store import store_of
     from oscine.executor.start.threaded import ThreadedExecutor
     from oscine.executor.start.torch_process import use_threads
+    from oscine.extensions.offload.start import store_of
     from oscine.model.tensors import size_of
 
     def report(text: str) -> None:
@@ -117,7 +117,7 @@ def _load_torch(
     if ranks is None:
         executor = steps = load_executor(options, report, watch, seat=seat)
     else:
-        from oscine.executor.start.ranks import load_ranks
+        from oscine.extensions.parallel.start.ranks import load_ranks
 
         executor, steps = load_ranks(options, devices, ranks, report, watch)
     report(str(watch))
@@ -167,12 +167,12 @@ def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> P
 
 
 def _transfers(options: EngineOptions, executor: "TorchExecutor", ranks: "RankProcesses | None") -> Transfers:
-    from oscine.executor.start.transfer import transfer_of
+    from oscine.extensions.disaggregation.start import transfer_of
 
     own = transfer_of(options, executor)
     if ranks is None:
         return own
-    from oscine.executor.parallel.transfers import RankedTransfers
+    from oscine.extensions.disaggregation.of_ranks import RankedTransfers
 
     return RankedTransfers(own, ranks.connections, ranks.check)
 
@@ -223,7 +223,7 @@ def _fake_transfers(
     options: EngineOptions, config: ModelConfig, groups: Sequence[KVGroup], num_pages: int
 ) -> Transfers:
     """Moves small pages without meaning: one layer of each group, with two bytes for a key and for a value."""
-    from oscine.executor.kv.nixl_transfer import KVTransfer
+    from oscine.extensions.disaggregation.nixl import KVTransfer
 
     small = [replace(group, layers=group.layers[:1], num_kv_heads=1, head_dim=2) for group in groups]
     memory = [np.zeros(num_pages * group.page_bytes, np.uint8) for group in small]

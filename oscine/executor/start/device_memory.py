@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from oscine.config import EngineOptions
 from oscine.executor.kv.memory import DeviceMemory
 from oscine.executor.start.host_memory import available_bytes
+from oscine.settings.config import EngineOptions
 
 # Memory outside torch's allocator: a CUDA context of some 550 MB, created before the weights; kernels and graphs.
 _MOST_CONTEXT = 1 << 30  # other processes use the memory beyond that

@@ -2,13 +2,13 @@
 
 import torch
 
-from oscine.config import EngineOptions
 from oscine.executor.kv.allocate import groups_of
 from oscine.executor.kv.memory import MemoryPlan, plan_memory
 from oscine.executor.start.load import native_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
 from oscine.ops.table import lacking_for_fp8_experts
+from oscine.settings.config import EngineOptions
 
 
 def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | None) -> MemoryPlan:

@@ -6,7 +6,7 @@ Read from Linux's /proc and /sys.
 from collections.abc import Iterator
 from pathlib import Path
 
-from oscine.control_groups import Hierarchy, groups_of, text_of
+from oscine.system.control_groups import Hierarchy, groups_of, text_of
 
 # Limit, usage, and the reclaimable part of the usage.
 _V2 = Hierarchy("sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file"))

@@ -18,11 +18,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from oscine.checkpoint.opened import open_model
-from oscine.config import EngineOptions
-from oscine.environment import Environment
-from oscine.executor.drafts.lookup import PromptLookup, run_lengths
-from oscine.executor.heads.eagle import EagleDrafter
-from oscine.executor.heads.find import find_draft_head
 from oscine.executor.kv.allocate import allocate_kv, groups_of
 from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
@@ -37,13 +32,10 @@ from oscine.executor.kv.memory import (
     second_form_bytes,
 )
 from oscine.executor.masks import TOKENIZER
-from oscine.executor.parallel.meeting import Seat
 from oscine.executor.rules import NewRules, grammar_rules
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start.communicator import MakeCommunicator, least_of
 from oscine.executor.start.device_memory import Budget, device_memory, keep_to, smallest_gpu
 from oscine.executor.start.host_memory import available_bytes
-from oscine.executor.start.share import open_lockstep
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import (
     KERNEL_SAMPLINGS,
@@ -54,13 +46,19 @@ from oscine.executor.start.warm_up import (
     time_decodes,
     warm_up,
 )
+from oscine.extensions.parallel.meeting import Seat
+from oscine.extensions.parallel.start.communicator import MakeCommunicator, least_of
+from oscine.extensions.parallel.start.share import open_lockstep
+from oscine.extensions.speculation.eagle.drafter import EagleDrafter
+from oscine.extensions.speculation.eagle.find import find_draft_head
+from oscine.extensions.speculation.lookup import PromptLookup, run_lengths
+from oscine.extensions.speculation.ops.table import resolve_draft
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.packed import PackedFiles
 from oscine.model.tensors import Part, Shard, TensorSpec
 from oscine.ops.comm.collectives import CollectiveCommunicator
-from oscine.ops.draft.table import resolve_draft
 from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
@@ -76,6 +74,8 @@ from oscine.ops.table import (
 )
 from oscine.ops.target import Target
 from oscine.ops.triton_range import check_triton
+from oscine.settings.config import EngineOptions
+from oscine.system.environment import Environment
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers

@@ -3,8 +3,8 @@
 import sys
 from types import ModuleType
 
-from oscine.cores import default_threads
-from oscine.environment import Environment
+from oscine.system.cores import default_threads
+from oscine.system.environment import Environment
 
 _UNUSED = ("torch._meta_registrations", "torch.export")  # for programs that are traced: 40% of the import's CPU time
 

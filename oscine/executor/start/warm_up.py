@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from oscine.executor.drafts.drafter import HostDrafter
+from oscine.executor.drafter import HostDrafter
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.masks import ANYTHING

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from oscine.cores import usable_cores
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import native, reference
 from oscine.ops.moe.cpu_layout import HostMatrix, published
@@ -26,6 +25,7 @@ from oscine.ops.native.library import library
 from oscine.ops.native.weights import PackedExperts
 from oscine.ops.pinned import pin
 from oscine.ops.target import Target
+from oscine.system.cores import usable_cores
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.moe.stream import ExpertStream

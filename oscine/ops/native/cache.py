@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from oscine.environment import Environment
+from oscine.system.environment import Environment
 from oscine.system.owned_folder import (
     Kind,
     complete_file,

@@ -1,6 +1,6 @@
 /* What only a draft head needs: joined rows, rotation of queries and keys, the gate of its MLP, and what it keeps of
    each sequence.
-   Definitions: ops/draft/reference.py. */
+   Definitions: extensions/speculation/ops/reference.py. */
 #include "oscine.h"
 
 /* Rows x [T, K] -> columns first .. first + K - 1 of y, whose rows have `width` elements. */

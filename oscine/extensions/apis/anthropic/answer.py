@@ -1,0 +1,156 @@
+"""An answer as Anthropic's Messages API words it: blocks of thinking, text and calls, streamed or whole."""
+
+import hashlib
+import uuid
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oscine.api.common.errors import APIError
+from oscine.api.http.sse import named_event
+from oscine.api.serving.schemas import arguments_object
+from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
+
+Json = dict[str, Any]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class AnthropicAnswer(Struct):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Json]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: Json
+
+
+def sse(event: Json) -> bytes:
+    return named_event(event["type"], msgspec.json.encode(event))
+
+
+class Blocks:
+    """The events of content: each block begins, grows and stops before the next one begins."""
+
+    def __init__(self, *, thinking: bool, thinking_text: bool) -> None:
+        """`thinking`: whether there are blocks of thinking. `thinking_text`: whether they have the text."""
+        self._thinking, self._thinking_text = thinking, thinking_text
+        self._index = -1
+        self._open: str | None = None  # type of the block that grows
+        self._thought = hashlib.blake2b(digest_size=24)
+
+    def feed(self, events: Sequence[TurnEvent]) -> Iterator[Json]:
+        for event in events:
+            match event:
+                case ReasoningDelta() if self._thinking:
+                    yield from self._think(event.text)
+                case ContentDelta():
+                    yield from self._grow("text", event.text, "text_delta")
+                case ToolCallBegin():
+                    yield from self._begin("tool_use", {"id": event.id, "name": event.name, "input": {}})
+                case ToolCallDelta():
+                    yield self._delta("input_json_delta", "partial_json", event.arguments)
+                case MessageEnd():
+                    yield from self.stop()
+
+    def stop(self) -> Iterator[Json]:
+        """Ends what is open."""
+        if self._open == "thinking":
+            yield self._delta("signature_delta", "signature", b64encode(self._thought.digest()).decode())
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._index}
+        self._open = None
+
+    def _think(self, text: str) -> Iterator[Json]:
+        self._thought.update(text.encode("utf-8", "surrogatepass"))
+        yield from self._grow("thinking", text if self._thinking_text else "", "thinking_delta")
+
+    def _grow(self, kind: str, text: str, delta: str) -> Iterator[Json]:
+        if self._open != kind:
+            yield from self._begin(kind, {kind: "", "signature": ""} if kind == "thinking" else {kind: ""})
+        if text:
+            yield self._delta(delta, kind, text)
+
+    def _begin(self, kind: str, fields: Json) -> Iterator[Json]:
+        yield from self.stop()
+        self._open = kind
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": {"type": kind, **fields}}
+
+    def _delta(self, kind: str, field: str, text: str) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, field: text}}
+
+
+class MessageAnswer:
+    """One answer, as a stream of events or as one object. It is the only choice of itself."""
+
+    def __init__(self, turn: Turn, model: str, blocks: Blocks, *, stream: bool) -> None:
+        self.turn = turn
+        self._blocks, self._stream = blocks, stream
+        self._message = AnthropicAnswer(f"msg_{uuid.uuid4().hex}", "message", "assistant", model, [], None, None, {})
+        self._begun = False
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        made = [*self._blocks.feed(events)]
+        if not self._stream:
+            self._keep(made)
+            return b""
+        begin = b"" if self._begun else self._begin()
+        return begin + b"".join(map(sse, made))
+
+    def _begin(self) -> bytes:
+        self._begun = True
+        self._message.usage = self._usage()
+        return sse({"type": "message_start", "message": self._message}) + sse({"type": "ping"})
+
+    def _keep(self, events: Sequence[Json]) -> None:
+        content = self._message.content
+        for event in events:
+            if event["type"] == "content_block_start":
+                content.append(event["content_block"])
+            elif event["type"] == "content_block_delta":
+                ((field, text),) = ((key, value) for key, value in event["delta"].items() if key != "type")
+                content[-1][field] = content[-1].get(field, "") + text
+
+    def _usage(self) -> Json:
+        """Prompt tokens that the prefix cache had are not among the input tokens."""
+        turn = self.turn
+        return {
+            "input_tokens": turn.num_prompt_tokens - turn.num_cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": turn.num_cached_tokens,
+            "output_tokens": turn.num_tokens,
+            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
+        }
+
+    def _ending(self) -> Json:
+        stopped_by = self.turn.stop_string
+        reason = _STOP_REASONS[self.turn.finish_reason or "stop"]
+        return {"stop_reason": "stop_sequence" if stopped_by else reason, "stop_sequence": stopped_by}
+
+    def last_event(self) -> bytes:
+        stopped = b"".join(map(sse, self._blocks.stop()))
+        delta = sse({"type": "message_delta", "delta": self._ending(), "usage": self._usage()})
+        return stopped + delta + sse({"type": "message_stop"})
+
+    def failure(self, error: APIError) -> bytes:
+        return named_event("error", error.anthropic_body())
+
+    def body(self) -> bytes:
+        self._keep([*self._blocks.stop()])
+        content = [_whole(block) for block in self._message.content]
+        return msgspec.json.encode(replace(self._message, content=content, usage=self._usage(), **self._ending()))
+
+
+def _whole(block: Json) -> Json:
+    """A call's input as the object that its pieces of JSON make."""
+    if block["type"] == "tool_use":
+        block["input"] = arguments_object(block.pop("partial_json", ""))
+    return block

@@ -1,0 +1,39 @@
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
+
+from starlette.types import Receive, Scope, Send
+
+from oscine.api.common.work import beside
+from oscine.api.http.body import json_response
+from oscine.api.openai.answers import InputTokens
+from oscine.api.openai.endpoint import Endpoint
+from oscine.api.serving.call import Call
+from oscine.api.serving.generation import Generation
+from oscine.api.turns.chat import chat_turns
+from oscine.api.turns.conversation import conversation
+from oscine.api.turns.dialect import Dialect
+from oscine.extensions.apis.anthropic.answer import Blocks, MessageAnswer
+from oscine.extensions.apis.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
+from oscine.extensions.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+
+_MESSAGES = Dialect(longest_name=128, separator="", limit="max_tokens")
+
+
+class AnthropicMessages(Endpoint[MessagesRequest]):
+    async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        body, stream = call.body, bool(call.body.stream)
+        request = await beside(lambda: chat_request(body), call.size, call.caller.threads)
+        whole = call.with_body(request)
+        (turn,) = await chat_turns(self.service, whole, form=answer_form(body, request), dialect=_MESSAGES)
+        thinking = body.thinking
+        hidden = thinking is not None and thinking.display == "omitted"
+        blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
+        answer = MessageAnswer(turn, call.name, blocks, stream=stream)
+        await self.generate(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
+
+
+class CountTokens(Endpoint[CountTokensRequest]):
+    async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
+        said = await beside(lambda: conversation(prompt_request(call.body), self.service.date, _MESSAGES), call.size)
+        talk = self.service.reasoning.restore(call.caller.name, said)
+        count = await call.model.prompts.count(talk, call.size)
+        await json_response(InputTokens(count))(scope, receive, send)

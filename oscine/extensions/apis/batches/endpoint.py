@@ -1,0 +1,192 @@
+"""/v1/files and /v1/batches, as OpenAI has them."""
+
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+
+from oscine.api.common.asgi import ClientLeftError
+from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.keys import Caller
+from oscine.api.common.memory import Held
+from oscine.api.http.body import json_response, read_body
+from oscine.api.serving.schemas import decode
+from oscine.extensions.apis.batches.schemas import (
+    BatchesQuery,
+    BatchList,
+    BatchObject,
+    BatchRequest,
+    DeletedFile,
+    FileList,
+    FileObject,
+    FilesQuery,
+)
+from oscine.extensions.apis.batches.service import BatchService
+from oscine.extensions.apis.batches.store import storage_failed
+from oscine.extensions.apis.batches.upload import Upload, UploadRoom, read_upload, storage_full
+from oscine.extensions.apis.responses.schemas import read_query
+
+MOST_FILES = 10_000  # of one key
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_LEAST_S, _MOST_S = 3600, 2_592_000  # as OpenAI's
+T = TypeVar("T", FileObject, BatchObject)
+
+
+class Files:
+    def __init__(self, service: BatchService) -> None:
+        self._service, self._store = service, service.files
+        self._rooms: dict[str, UploadRoom] = {}  # by owner
+
+    async def create(self, request: Request) -> Response:
+        self._store.check()
+        await self._service.remove_expired()
+        owner, options = _owner(request), self._service.config.server
+        count, _, used = await self._store.use("file", owner)
+        room = self._rooms.setdefault(owner, UploadRoom())
+        file_id = f"file-{secrets.token_hex(16)}"
+        content_type = request.headers.get("content-type", "").encode("latin-1")
+        try:
+            with room.reserved(options.max_file_bytes, MOST_FILES - count, options.files_max_bytes - used) as reserve:
+                upload = await read_upload(content_type, self._pieces(request), self._store.new(file_id), reserve)
+                file = _made(file_id, upload)
+                if not await self._store.add_file(file, owner, MOST_FILES, options.files_max_bytes):
+                    raise storage_full()
+        except BaseException as error:
+            self._store.discard(file_id)
+            if isinstance(error, OSError):
+                raise storage_failed(error) from error
+            raise
+        return json_response(file)
+
+    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
+        """The body. Its memory is given back at once, because it goes to the disk."""
+        held = Held.of(request.scope)
+        try:
+            async for piece in request.stream():
+                yield piece
+                held.give_back()
+        except ClientDisconnect:
+            raise ClientLeftError from None
+
+    async def list(self, request: Request) -> Response:
+        query = read_query(request.query_params, FilesQuery)
+        ascending = query.order == "asc"
+        found = await self._store.page(
+            "file",
+            _owner(request),
+            FileObject,
+            query.limit + 1,
+            purpose=query.purpose,
+            after=query.after,
+            ascending=ascending,
+        )
+        return json_response(FileList("list", *_page(found, query.limit)))
+
+    async def retrieve(self, request: Request) -> Response:
+        return json_response(await self._found(request))
+
+    async def content(self, request: Request) -> Response:
+        file = await self._found(request)
+        name = file.filename.encode("ascii", "replace").decode().replace('"', "'")
+        return FileResponse(self._store.path(file.id), media_type="application/octet-stream", filename=name)
+
+    async def delete(self, request: Request) -> Response:
+        file_id, owner = request.path_params["id"], _owner(request)
+        if self._service.is_input(file_id):
+            raise APIError(f"The file '{file_id}' is the input of a batch that runs.", status=409, code="file_in_use")
+        if not await self._store.delete_file(file_id, owner):
+            raise _no_file(file_id)
+        return json_response(DeletedFile(file_id, "file", deleted=True))
+
+    async def _found(self, request: Request) -> FileObject:
+        file_id = request.path_params["id"]
+        file = await self._store.file(file_id, _owner(request))
+        if file is None or (file.expires_at or sys.maxsize) < time.time():
+            raise _no_file(file_id)
+        return file
+
+
+class Batches:
+    def __init__(self, service: BatchService) -> None:
+        self._service, self._store = service, service.files
+
+    async def create(self, request: Request) -> Response:
+        self._store.check()
+        owner = _owner(request)
+        received = await read_body(request, self._service.config.server.max_body_bytes)
+        body = await decode(received, BatchRequest, request.scope)
+        file = await self._store.file(body.input_file_id, owner)
+        if file is None:
+            raise _no_file(body.input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            raise invalid("input_file_id", "the file was not uploaded with the purpose 'batch'")
+        return json_response(await self._service.create_batch(body, owner))
+
+    async def list(self, request: Request) -> Response:
+        query = read_query(request.query_params, BatchesQuery)
+        owner = _owner(request)
+        found = await self._store.page("batch", owner, BatchObject, query.limit + 1, after=query.after)
+        live = [job.batch if (job := self._service.job(batch.id, owner)) else batch for batch in found]
+        return json_response(BatchList("list", *_page(live, query.limit)))
+
+    async def retrieve(self, request: Request) -> Response:
+        batch_id, owner = request.path_params["id"], _owner(request)
+        job = self._service.job(batch_id, owner)
+        return json_response(job.batch if job is not None else await self._found(batch_id, owner))
+
+    async def cancel(self, request: Request) -> Response:
+        """What is answered stays; the output files come once the running requests have ended."""
+        batch_id, owner = request.path_params["id"], _owner(request)
+        job = self._service.job(batch_id, owner)
+        if job is None or job.ended or job.batch.status == "finalizing":
+            batch = await self._found(batch_id, owner)
+            message = f"The batch '{batch_id}' is {batch.status} and cannot be cancelled."
+            raise APIError(message, status=409, code="batch_not_cancellable")
+        await job.cancel()
+        return json_response(job.batch)
+
+    async def _found(self, batch_id: str, owner: str) -> BatchObject:
+        batch = await self._store.batch(batch_id, owner)
+        if batch is None:
+            raise not_found(f"No batch found with id '{batch_id}'.", "batch_not_found")
+        return batch
+
+
+def _owner(request: Request) -> str:
+    return Caller.of(request.scope).name
+
+
+def _no_file(file_id: str, param: str = "id") -> APIError:
+    return not_found(f"No such File object: {file_id}", "file_not_found", param)
+
+
+def _page(found: list[T], limit: int) -> tuple[list[T], str | None, str | None, bool]:
+    page = found[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return page, first, last, len(found) > limit
+
+
+def _made(file_id: str, upload: Upload) -> FileObject:
+    """Raises APIError for fields that are missing or wrong."""
+    fields: dict[str, Any] = upload.fields
+    if upload.filename is None:
+        raise invalid("file", "it is required")
+    if fields.get("purpose") != "batch":
+        what = "it is required" if "purpose" not in fields else f"it must be 'batch', not {fields['purpose'][:80]!r}"
+        raise invalid("purpose", what)
+    now = int(time.time())
+    expires_at = None
+    if _SECONDS in fields or _ANCHOR in fields:
+        seconds = fields.get(_SECONDS, "")
+        if fields.get(_ANCHOR) != "created_at":
+            raise invalid(_ANCHOR, "it must be 'created_at'")
+        if not (seconds.isascii() and seconds.isdecimal() and _LEAST_S <= int(seconds) <= _MOST_S):
+            raise invalid(_SECONDS, f"it must be between {_LEAST_S} and {_MOST_S}, not {seconds[:20]!r}")
+        expires_at = now + int(seconds)
+    return FileObject(
+        id=file_id, bytes=upload.size, created_at=now, filename=upload.filename, purpose="batch", expires_at=expires_at
+    )

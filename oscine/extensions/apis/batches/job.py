@@ -1,0 +1,298 @@
+"""One batch from its input to its outputs. Each line is written when it is answered, so a job can begin again."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Literal, TypeVar
+
+from oscine.api.common.memory import FEW_BYTES, MAX_BATCHES_BYTES, memory_of
+from oscine.api.common.work import BATCHES
+from oscine.extensions.apis.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
+from oscine.extensions.apis.batches.retries import Retries
+from oscine.extensions.apis.batches.schemas import (
+    TERMINAL,
+    BatchError,
+    BatchErrors,
+    BatchObject,
+    FileObject,
+    RequestCounts,
+)
+from oscine.extensions.apis.batches.store import FileStore
+
+MOST_LINES = 50_000
+_MOST_ERRORS = 100  # that a failed batch lists
+_SAVE_S = 1.0  # between two records of the counts
+_COPIES = 2  # of the bytes of a line: as read, and as its request
+_EXPIRED = "This request could not be executed before the completion window expired."
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    status: int
+    request_id: str
+    body: bytes  # JSON
+    retry_after: str | None = None
+
+
+Ask = Callable[[BatchLine], Awaitable[Answered]]
+Check = Callable[[str | None], str | None]  # says what is wrong with the name of a model
+T = TypeVar("T")
+
+
+class Room:
+    """The memory for the lines in progress of all batches. Lines wait for it in their order."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._line = asyncio.Lock()
+        self._left = asyncio.Event()
+
+    @property
+    def has_few(self) -> bool:
+        return self._bytes <= FEW_BYTES
+
+    async def read(self, next_line: Callable[[], BatchLine | None]) -> tuple[BatchLine | None, int]:
+        """The next line, once there is room for it, and the bytes that it holds until they are given back."""
+        async with self._line:  # so that only one line is in memory without having room
+            line, size = await _in_thread(_weighed, next_line)
+            while self._bytes + size > MAX_BATCHES_BYTES:
+                self._left.clear()
+                await self._left.wait()
+            self._bytes += size
+        return line, size
+
+    def give_back(self, size: int) -> None:
+        self._bytes -= size
+        self._left.set()
+
+
+def _weighed(next_line: Callable[[], BatchLine | None]) -> tuple[BatchLine | None, int]:
+    """The next line and the memory that it takes until it is answered, at most all that there is."""
+    line = next_line()
+    if line is None:
+        return None, 0
+    try:
+        values = memory_of(line.body)
+    except ValueError:  # the endpoint will refuse it before it is decoded
+        values = 0
+    return line, min(_COPIES * len(line.body) + values, MAX_BATCHES_BYTES)
+
+
+async def _in_thread(work: Callable[..., T], *args: object) -> T:
+    """Runs work on files in the thread of all batches."""
+    return await asyncio.get_running_loop().run_in_executor(BATCHES, partial(work, *args))
+
+
+class BatchJob:
+    """Runs one batch. `run` may be cancelled at any time; a new job of the same batch goes on where it was."""
+
+    def __init__(
+        self,
+        batch: BatchObject,
+        owner: str,
+        store: FileStore,
+        ask: Ask,
+        check_model: Check,
+        room: Room,
+        longest_line: int,
+    ) -> None:
+        self.batch, self.owner = batch, owner
+        self._room, self._longest_line = room, longest_line
+        self._store, self._ask, self._check_model = store, ask, check_model
+        self._working: asyncio.Task[None] | None = None
+        self._saved_s = 0.0
+
+    async def run(self, slots: asyncio.Semaphore, at_once: int) -> None:
+        """Raises FileInUseError if another server runs the batch."""
+        async with self._outputs() as (output, errors):
+            if self.batch.status == "validating":
+                await self._validate()
+            if self.batch.status == "in_progress" and not await self._work_in_time(output, errors, slots, at_once):
+                await _in_thread(self._expire, output, errors)
+            if self.batch.status != "failed":
+                await self._finish(output, errors)
+        if self.batch.output_file_id is None:
+            self._store.discard(self._id("output"))
+        if self.batch.error_file_id is None:
+            self._store.discard(self._id("error"))
+
+    @asynccontextmanager
+    async def _outputs(self) -> AsyncIterator[list[BatchOutput]]:
+        """The files of answers and of errors. Opening reads them, and closing waits for the disk."""
+        opened = ExitStack()
+        try:
+            yield [
+                await _in_thread(opened.enter_context, BatchOutput.open(self._store.new(self._id(kind))))
+                for kind in ("output", "error")
+            ]
+        finally:
+            await _in_thread(opened.close)
+
+    def _id(self, kind: str) -> str:
+        return f"file-{self.batch.id.removeprefix('batch_')}{kind}"
+
+    async def cancel(self) -> None:
+        """Ends the batch with what is answered. Returns at once."""
+        if self.batch.status in ("validating", "in_progress"):
+            await self._enter("cancelling")
+            if self._working is not None:
+                self._working.cancel()
+
+    async def fail(self, *errors: BatchError) -> None:
+        self.batch.errors = BatchErrors("list", [*errors])
+        await self._enter("failed")
+
+    async def _enter(self, status: Literal["in_progress", "failed", "finalizing", "cancelling"]) -> None:
+        self.batch.status = status
+        setattr(self.batch, f"{status}_at", int(time.time()))
+        await self._save()
+
+    async def _save(self) -> None:
+        self._saved_s = time.monotonic()
+        await self._store.put_batch(self.batch, self.owner)
+
+    async def _validate(self) -> None:
+        """The batch fails unless all its lines are requests of its endpoint."""
+        models: dict[str | None, int] = {}
+        try:
+            errors, total = await _in_thread(self._read, models)
+        except BatchFileError:
+            errors, total = [BatchError("invalid_file", "The input file was deleted.", "input_file_id")], 0
+        for model, number in models.items():
+            if wrong := self._check_model(model):
+                errors.append(BatchError("model_not_found", wrong, "body.model", number))
+        if self.batch.status != "validating":  # it was cancelled meanwhile
+            return
+        if errors:
+            await self.fail(*errors)
+            return
+        self.batch.model = next(iter(models))
+        self.batch.request_counts = RequestCounts(total)
+        await self._enter("in_progress")
+
+    def _read(self, models: dict[str | None, int]) -> tuple[list[BatchError], int]:
+        """The problems of the input, and its number of lines. Collects the models that lines name, with a line each."""
+        errors: list[BatchError] = []
+        total = 0
+        with self._input() as lines:
+            for line in islice(lines, MOST_LINES + 1):
+                total += 1
+                models.setdefault(line.model, line.number)
+                if line.problem and len(errors) < _MOST_ERRORS:
+                    errors.append(BatchError(line.code, line.problem, None, line.number))
+        if not total:
+            errors.append(BatchError("empty_file", "The input file has no lines.", "input_file_id"))
+        if total > MOST_LINES:
+            errors.append(BatchError("too_many_requests", f"The input file has more than {MOST_LINES} lines."))
+        return errors, total
+
+    def _input(self) -> AbstractContextManager[BatchInput]:
+        path = self._store.path(self.batch.input_file_id)
+        return BatchInput.open(path, (self.batch.endpoint,), self._longest_line)
+
+    async def _work_in_time(
+        self, output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore, at_once: int
+    ) -> bool:
+        """Answers all lines, or those until the batch is cancelled. Returns False if the batch expires first."""
+        self._working = asyncio.create_task(self._work(output, errors, slots, at_once))
+        try:
+            left_s = max(self.batch.expires_at - time.time(), 0)
+            done, _ = await asyncio.wait((self._working,), timeout=left_s)
+            if done and not self._working.cancelled():
+                self._working.result()
+            return bool(done)
+        finally:
+            self._working.cancel()
+            await asyncio.wait((self._working,))
+
+    async def _work(self, output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore, at_once: int) -> None:
+        with self._input() as lines:
+            answers = partial(self._answer_next, lines, self._missing(lines, output, errors), slots)
+            self._count(output, errors)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(self._take_turns(answers, output, errors))
+
+    def _missing(self, lines: BatchInput, output: BatchOutput, errors: BatchOutput) -> Iterator[BatchLine]:
+        return (line for line in lines if not (output.has(line) or errors.has(line)))
+
+    async def _take_turns(
+        self,
+        answer_next: Callable[[], Awaitable[tuple[BatchLine, Answered] | None]],
+        output: BatchOutput,
+        errors: BatchOutput,
+    ) -> None:
+        while (found := await answer_next()) is not None:
+            line, answered = found
+            kept = output if 200 <= answered.status < 300 else errors
+            kept.answer(line, answered.status, answered.request_id, answered.body)
+            self._count(output, errors)
+            if time.monotonic() - self._saved_s >= _SAVE_S:
+                await self._save()
+
+    async def _answer_next(
+        self, lines: BatchInput, todo: Iterator[BatchLine], slots: asyncio.Semaphore
+    ) -> tuple[BatchLine, Answered] | None:
+        """The next line, without its body, and its answer; None after the last one.
+
+        Tries again while the server is busy. A line that waits takes no slot and no memory: its body is read again.
+        """
+        retries, read = Retries(), partial(next, todo, None)
+        while True:
+            line, size = await self._room.read(read)
+            if line is None:
+                return None
+            try:
+                async with slots:
+                    answered = await self._ask(line)
+            finally:
+                self._room.give_back(size)
+            line = replace(line, body=b"")
+            delay_s = retries.delay_s(answered.status, answered.body, answered.retry_after)
+            if delay_s is None:
+                return line, answered
+            read = partial(lines.again, line)
+            await asyncio.sleep(delay_s)
+
+    def _count(self, output: BatchOutput, errors: BatchOutput) -> None:
+        self.batch.request_counts.completed, self.batch.request_counts.failed = output.num_lines, errors.num_lines
+
+    def _expire(self, output: BatchOutput, errors: BatchOutput) -> None:
+        """Says so for each line without an answer."""
+        with self._input() as lines:
+            for line in self._missing(lines, output, errors):
+                errors.refuse(line, "batch_expired", _EXPIRED)
+
+    async def _finish(self, output: BatchOutput, errors: BatchOutput) -> None:
+        cancelled = self.batch.status == "cancelling"
+        if not cancelled:
+            await self._enter("finalizing")
+        self._count(output, errors)
+        self.batch.output_file_id = await self._keep(output, "output")
+        self.batch.error_file_id = await self._keep(errors, "error")
+        now = int(time.time())
+        if cancelled:
+            self.batch.status, self.batch.cancelled_at = "cancelled", now
+        elif (self.batch.finalizing_at or 0) >= self.batch.expires_at:
+            self.batch.status, self.batch.expired_at = "expired", now
+        else:
+            self.batch.status, self.batch.completed_at = "completed", now
+        await self._save()
+
+    async def _keep(self, output: BatchOutput, kind: str) -> str | None:
+        """The id of a file with these lines; None if there are none."""
+        if not output.num_lines:
+            return None
+        file_id, name = self._id(kind), f"{self.batch.id}_{kind}.jsonl"
+        size = self._store.path(file_id).stat().st_size
+        file = FileObject(id=file_id, bytes=size, created_at=int(time.time()), filename=name, purpose="batch_output")
+        await self._store.put_file(file, self.owner)
+        return file_id
+
+    @property
+    def ended(self) -> bool:
+        return self.batch.status in TERMINAL

@@ -1,0 +1,299 @@
+"""The input of a response: its items as they are listed and stored, and the conversation that items are.
+
+This module knows every type of item that a client may send back. Stored items are passed in.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from oscine.api.common.errors import invalid
+from oscine.api.serving.schemas import ContentPart, content_text, convert
+from oscine.api.turns.attachments import described, result_text
+from oscine.chat import messages as chat
+from oscine.chat.tools import ModelNames
+from oscine.extensions.apis.responses.hosted import HOSTED, HostedCall, HostedItem
+from oscine.extensions.apis.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
+from oscine.extensions.apis.responses.tools import words_of
+from oscine.extensions.apis.responses.view import Object, unsealed
+
+COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
+_INSTEAD = {
+    "configuration_update": "; set 'reasoning' and 'text' of the request",
+    "compaction_trigger": "; POST /v1/responses/compact compacts a conversation",
+}
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
+
+
+class _Item(Struct):
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+
+
+class _Message(Struct):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[ContentPart]
+
+
+class _Reasoning(Struct):
+    content: list[ContentPart] | None = None
+    encrypted_content: str | None = None
+    summary: list[ContentPart] | None = None
+
+
+class _Compaction(Struct):
+    encrypted_content: str
+
+
+class _Call(Struct, kw_only=True):
+    call_id: str
+    name: str
+    namespace: str | None = None
+
+
+class _FunctionCall(_Call, kw_only=True):
+    arguments: str
+
+
+class _CustomCall(_Call, kw_only=True):
+    input: str
+
+
+class _CallOutput(Struct):
+    output: str | list[Object]
+    call_id: str | None = None
+    name: str | None = None  # of the function, instead of call_id
+    namespace: str | None = None
+
+
+class _CodeCall(Struct):
+    code: str | None = None
+    outputs: list[Object] | None = None
+
+
+class _McpCall(Struct):
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: Any = None
+
+
+class _McpRequest(Struct):
+    server_label: str
+    name: str
+    arguments: str
+
+
+class _McpConsent(Struct):
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+class _NewTools(Struct):
+    tools: list[Object]
+
+
+def references(given: str | list[Object]) -> list[str]:
+    """The ids of stored items that the input stands for, each once."""
+    return [] if isinstance(given, str) else [*{str(item.get("id")): None for item in given if _is_reference(item)}]
+
+
+def _is_reference(item: Object) -> bool:
+    return item.get("type") == "item_reference" or ("type" not in item and "role" not in item and "id" in item)
+
+
+def input_items(given: str | list[Object], stored: dict[str, Object]) -> list[Object]:
+    """The items of an input, each with its type, id and status; references give way to `stored` items.
+
+    Raises APIError that names what is wrong.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_input_item(item, stored, f"input[{i}]") for i, item in enumerate(given)]
+
+
+def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
+    if _is_reference(item):
+        found = stored.get(str(item.get("id")))
+        if found is None:
+            raise invalid(f"{where}.id", f"there is no stored item {str(item.get('id'))!r}")
+        return found
+    head = convert(item, _Item, where)
+    kind = head.type
+    if kind not in ID_PREFIXES:
+        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported{_INSTEAD.get(kind, '')}")
+    named = {"type": kind, **item, "id": head.id or new_id(ID_PREFIXES[kind])}
+    if kind not in WITHOUT_STATUS:
+        named["status"] = head.status or "completed"
+    if kind == "message":
+        named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
+    return named
+
+
+def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str]]:
+    """The tools in the items, each with its path in the parameter `where`."""
+    for i, item in enumerate(items):
+        if item["type"] in ("additional_tools", "tool_search_output"):
+            tools = convert(item, _NewTools, f"{where}[{i}]").tools
+            yield from ((tool, f"{where}[{i}].tools[{j}]") for j, tool in enumerate(tools))
+
+
+def _parts(content: Any, *, by_assistant: bool) -> Any:
+    """The content of a message in its listed form; a malformed one is kept, to be refused later."""
+    if isinstance(content, str):
+        content = [{"type": "output_text" if by_assistant else "input_text", "text": content}]
+    if not by_assistant or not isinstance(content, list):
+        return content
+    return [
+        {"annotations": [], "logprobs": [], **part} if isinstance(part, dict) and "text" in part else part
+        for part in content
+    ]
+
+
+class ItemHistory:
+    """Joins items to messages: consecutive items of the model are one message."""
+
+    def __init__(self, names: ModelNames) -> None:
+        """`names`: of functions, also of those that are no longer among the tools."""
+        self._names = names
+        self._messages: list[chat.Message] = []
+        self._reasoning: str | None = None
+        self._content: str | None = None
+        self._calls: list[chat.ToolCall] = []
+        self._call_ids: set[str] = set()
+        self._mcp_requests: dict[str, _McpRequest] = {}  # for the user's consent, by their ids
+
+    def messages(self) -> tuple[chat.Message, ...]:
+        self._flush()
+        return tuple(self._messages)
+
+    def add(self, items: Iterable[Object], calls: Mapping[str, Sequence[str]], where: str) -> None:
+        """`calls` are the built-in calls among the items by id: recipient, content, channel and result.
+
+        `where` is the parameter that the items came in, for APIError.
+        """
+        for i, item in enumerate(items):
+            self._add(item, calls.get(item["id"]), f"{where}[{i}]")
+
+    def _add(self, item: Object, call: Sequence[str] | None, where: str) -> None:
+        if call is not None:
+            recipient, content, channel, result = call
+            said: Literal["analysis", "commentary"] = "commentary" if channel == "commentary" else "analysis"
+            self._builtin(chat.BuiltinCall(recipient, content, said), result)
+            return
+        match item["type"]:
+            case "message":
+                self._message(convert(item, _Message, where), where)
+            case "reasoning":
+                self._reason(convert(item, _Reasoning, where), where)
+            case "compaction":
+                self._compacted(convert(item, _Compaction, where), where)
+            case "function_call":
+                made = convert(item, _FunctionCall, where)
+                self._call(made, made.arguments)
+            case "custom_tool_call":
+                custom = convert(item, _CustomCall, where)
+                self._call(custom, msgspec.json.encode({"input": custom.input}).decode())
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(convert(item, _CallOutput, where), where)
+            case "code_interpreter_call":
+                code = convert(item, _CodeCall, where)
+                outputs = (
+                    str(o.get("logs") or "") if o.get("type") == "logs" else described(o) for o in code.outputs or ()
+                )
+                self._builtin(chat.BuiltinCall("python", code.code or ""), "".join(outputs))
+            case "mcp_call":
+                mcp = convert(item, _McpCall, where)
+                error = mcp.error if isinstance(mcp.error, str) else msgspec.json.encode(mcp.error).decode()
+                answer = f"Error: {error}" if mcp.output is None else mcp.output
+                self._mcp(mcp, answer)
+            case "mcp_approval_request":
+                self._mcp_requests[item["id"]] = convert(item, _McpRequest, where)
+            case "mcp_approval_response":
+                self._consent(convert(item, _McpConsent, where), where)
+            case kind if kind in HOSTED:
+                self._hosted(convert(item, HOSTED[kind], where), where)
+
+    def _flush(self) -> None:
+        """Ends the current message of the model."""
+        if self._reasoning is not None or self._content is not None or self._calls:
+            content, calls = self._content or "", tuple(self._calls)
+            self._messages.append(chat.Message("assistant", content, self._reasoning, calls))
+        self._reasoning, self._content, self._calls = None, None, []
+
+    def _message(self, message: _Message, where: str) -> None:
+        text = content_text(message.content, _TEXT_PARTS, f"{where}.content")
+        if message.role != "assistant":
+            self._flush()
+            self._messages.append(chat.Message(message.role, text))
+            return
+        if self._content is not None or self._calls:
+            self._flush()
+        self._content = text
+
+    def _reason(self, item: _Reasoning, where: str) -> None:
+        """Takes the summary only of items without content: summaries of this server repeat the content."""
+        text = content_text(item.content, _TEXT_PARTS, f"{where}.content") or unsealed(item.encrypted_content or "")
+        text = text or "\n\n".join(part.text or "" for part in item.summary or ())
+        if text:
+            self._flush()
+            self._reasoning = text
+
+    def _compacted(self, item: _Compaction, where: str) -> None:
+        summary = unsealed(item.encrypted_content)
+        if summary is None:
+            raise invalid(f"{where}.encrypted_content", "it was not written by an Oscine server")
+        self._flush()
+        self._messages.append(chat.Message("user", COMPACTED + summary))
+
+    def _call(self, call: _Call, arguments: str) -> None:
+        self._call_ids.add(call.call_id)
+        name = self._names.seen(*words_of(call.name, call.namespace))
+        self._calls.append(chat.ToolCall(call.call_id, name, arguments))
+
+    def _output(self, output: _CallOutput, where: str) -> None:
+        if output.call_id is None and output.name is None:
+            raise invalid(f"{where}.call_id", "it is required")
+        name = None if output.name is None else self._names.seen(*words_of(output.name, output.namespace))
+        self._result(output.call_id, name, result_text(output.output, f"{where}.output"), where)
+
+    def _hosted(self, item: HostedItem, where: str) -> None:
+        """A result without a call_id names its function."""
+        name, text = self._names.seen(item.tool), item.text()
+        if isinstance(item, HostedCall):
+            call_id = item.call_id or item.id
+            self._call_ids.add(call_id)
+            self._calls.append(chat.ToolCall(call_id, name, msgspec.json.encode(item.input()).decode()))
+        if text is not None:
+            self._result(item.call_id, name, text, where)
+
+    def _result(self, call_id: str | None, name: str | None, text: str, where: str) -> None:
+        """`name`: of the function, for a result without a call_id."""
+        if call_id is not None and call_id not in self._call_ids:
+            raise invalid(f"{where}.call_id", f"no call before it has the id {call_id!r}")
+        self._flush()
+        self._messages.append(chat.Message("tool", text, tool_call_id=call_id, name=name))
+
+    def _consent(self, consent: _McpConsent, where: str) -> None:
+        """A refusal becomes the result of the call; an approved call is an item of its own."""
+        request = self._mcp_requests.get(consent.approval_request_id)
+        if request is None:
+            why = f"no request before it has the id {consent.approval_request_id!r}"
+            raise invalid(f"{where}.approval_request_id", why)
+        if not consent.approve:
+            self._mcp(request, ": ".join(filter(None, ("Error: the user refused this call", consent.reason))))
+
+    def _mcp(self, call: _McpCall | _McpRequest, result: str) -> None:
+        self._builtin(chat.BuiltinCall(f"{call.server_label}.{call.name}", call.arguments, "commentary"), result)
+
+    def _builtin(self, call: chat.BuiltinCall, result: str) -> None:
+        if self._calls:
+            self._flush()
+        said = chat.Message("assistant", self._content or "", self._reasoning, builtin=call)
+        self._reasoning = self._content = None
+        self._messages += [said, chat.Message("tool", result, builtin=call)]

@@ -1,0 +1,220 @@
+"""From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.work import beside
+from oscine.api.serving import sampling
+from oscine.api.serving.call import Call
+from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
+from oscine.api.turns.begin import Prepared, begin_turns
+from oscine.api.turns.conversation import refuse_tools
+from oscine.api.turns.turn import Turn, usual_headroom
+from oscine.chat.effort import model_effort
+from oscine.chat.grammar import JsonFormat
+from oscine.chat.messages import Conversation, Message, ResponseSchema
+from oscine.chat.toolbox import Toolbox
+from oscine.extensions.apis.reasoning_memory import ReasoningMemory
+from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools, references
+from oscine.extensions.apis.responses.items import new_id
+from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
+from oscine.extensions.apis.responses.schemas import ResponseRequest
+from oscine.extensions.apis.responses.service import ResponseService
+from oscine.extensions.apis.responses.store import StoredResponse
+from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, repeated
+from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
+
+_MOST_REFERENCES = 8192  # to stored items; each is looked up by itself
+_MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
+
+
+@dataclass(frozen=True)
+class ResponsePlan:
+    """A request that is in order. Its toolbox is to be entered before its engine request is made."""
+
+    id: str
+    owner: str  # name of the API key
+    call: Call[ResponseRequest]
+    include: frozenset[str]
+    input: list[Object]
+    messages: tuple[Message, ...]
+    tools: ClientTools
+    toolbox: Toolbox
+    listed: frozenset[str]  # MCP servers whose tools the conversation has seen listed
+    headroom: int = 0  # tokens reserved for the answer, unless the server's setting is higher
+
+    @property
+    def body(self) -> ResponseRequest:
+        return self.call.body
+
+    @property
+    def top_logprobs(self) -> int | None:
+        top = self.body.top_logprobs
+        return top or 0 if top or LOGPROBS in self.include else None
+
+    @property
+    def _allowed(self) -> Calls:
+        body = self.body
+        parallel = body.parallel_tool_calls is not False
+        return allowed(body.tool_choice, self.tools, self.toolbox.recipients, parallel=parallel)
+
+    async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
+        """Raises APIError."""
+        return await self.call.model.prompts.render(self._conversation(date, memory), self._size, "input")
+
+    async def num_prompt_tokens(self, date: str, memory: ReasoningMemory) -> int:
+        """Also of a prompt that the context does not hold. Raises APIError."""
+        return await self.call.model.prompts.count(self._conversation(date, memory), self._size, "input")
+
+    def _conversation(self, date: str, memory: ReasoningMemory) -> Conversation:
+        body, hidden = self.body, self._allowed.choice == "none"
+        talk = Conversation(
+            messages=self.messages,
+            tools=() if hidden else self.tools.functions,
+            response_schema=_text_format(body)[1],
+            reasoning_effort=model_effort(body.reasoning.effort if body.reasoning else None),
+            current_date=date,
+            namespaces=() if hidden else self.toolbox.namespaces,
+        )
+        return memory.restore(self.owner, talk)
+
+    async def turn(self, service: ResponseService) -> Turn:
+        """Raises APIError."""
+        body = self.body
+        call, may = self.call, self._allowed
+        wanted = await beside(partial(_form, call.body), call.size, call.caller.threads)
+        if not may.recipients:  # else an answer may follow them
+            check_beside_calls(extensions(body), may.choice)
+
+        async def prepare() -> Prepared:
+            try:
+                prompt = await self.prompt(service.date, service.reasoning)
+                model = self.call.model
+                params = sampling.read(
+                    body,
+                    model.info,
+                    model.tokenizer.turn_end_ids,
+                    len(prompt),
+                    body.max_output_tokens,
+                    prompt="input",
+                    param="max_output_tokens",
+                    logprobs=self.top_logprobs,
+                )
+            except APIError as error:
+                if error.code == "context_length_exceeded" and body.truncation == "auto":
+                    error.message += " Dropping items ('truncation': 'auto') is not supported."
+                raise
+            usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
+            return prompt, params, max(usual, self.headroom)
+
+        (turn,) = await begin_turns(service, self.call, wanted, may, prepare, toolbox=self.toolbox)
+        return turn
+
+    @property
+    def _size(self) -> int:
+        """Of what becomes the prompt, about, in characters."""
+        said = sum(len(message.content) + len(message.reasoning or "") for message in self.messages)
+        return self.call.size + said
+
+
+async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
+    """Raises APIError that names the parameter."""
+    body, owner = call.body, call.caller.name
+    if body.background and body.store is False:
+        raise invalid("background", "a response in the background must be stored")
+    chain = await _chain(service, body.previous_response_id, owner)
+    size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
+    if size > _MAX_CHAIN_BYTES:
+        raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
+    kept = await beside(
+        lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size, threads
+    )
+    if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
+        raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
+    found, calls = await _referenced(service, call)
+
+    def said() -> tuple[ClientTools, list[Object], tuple[Message, ...]]:
+        before: list[list[Object]] = [msgspec.json.decode(stored.input) for stored in chain]
+        items = input_items(body.input, found)
+        earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
+        tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
+        history = ItemHistory(tools.names)
+        for given, response in zip(before, kept, strict=True):
+            history.add(given, {}, "previous_response_id")
+            history.add(response.response.output, response.calls, "previous_response_id")
+        history.add(items, calls, "input")
+        return tools, items, history.messages()
+
+    tools, items, messages = await beside(said, call.size + size, threads)
+    if body.instructions:
+        messages = (Message("developer", body.instructions), *messages)
+    try:
+        state = kept[-1].tools if kept else None
+        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
+    except ValueError as error:
+        raise invalid("tools", str(error)) from None
+    if body.tool_choice in (None, "auto") and not repeated(body.tools or (), toolbox.names):
+        refuse_tools([str(tool.get("type")) for tool in body.tools or ()])
+    listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
+    return ResponsePlan(
+        id=new_id("resp"),
+        owner=owner,
+        call=call,
+        include=included(body.include),
+        input=items,
+        messages=messages,
+        tools=tools,
+        toolbox=toolbox,
+        listed=frozenset(item["server_label"] for item in listings),
+    )
+
+
+async def _chain(service: ResponseService, response_id: str | None, owner: str) -> list[StoredResponse]:
+    """The responses that this one continues, the oldest first."""
+    if response_id is None:
+        return []
+    chain = await service.store.chain(response_id, owner)
+    if not chain or chain[0].previous is not None:
+        what = "is not" if not chain else "continues one that is no longer"
+        message = f"The response '{response_id}' {what} stored on this server."
+        raise not_found(message, "previous_response_not_found", "previous_response_id")
+    return chain
+
+
+async def _referenced(
+    service: ResponseService, call: Call[ResponseRequest]
+) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
+    """The stored items that the input refers to, and the built-in calls among them."""
+    ids = await beside(lambda: references(call.body.input), call.size, call.caller.threads)
+    if len(ids) > _MOST_REFERENCES:
+        raise invalid("input", f"it refers to more than {_MOST_REFERENCES} stored items")
+    stored = await service.store.items(ids, call.caller.name) if ids else {}
+    kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
+    found = {item_id: item.item for item_id, item in kept.items()}
+    return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
+
+
+def _form(body: ResponseRequest) -> Form | None:
+    return only_form([*_text_format(body)[0], *extensions(body)])
+
+
+def _text_format(body: ResponseRequest) -> tuple[list[Form], ResponseSchema | None]:
+    """What `text` enforces of the final message, and what the model is told of it."""
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return [], None
+    if wanted.type == "json_object":
+        schema = ResponseSchema("json_object", {"type": "object"})
+        return [Form(JsonFormat(schema.schema), "text.format")], schema
+    if wanted.type != "json_schema":
+        raise invalid("text.format.type", f"it is 'text', 'json_object' or 'json_schema', not {wanted.type!r}")
+    if wanted.name is None or wanted.schema is None:
+        raise invalid(f"text.format.{'name' if wanted.name is None else 'schema'}", "a JSON schema needs it")
+    check_name(wanted.name, "text.format.name")
+    schema = ResponseSchema(wanted.name, wanted.schema, wanted.description or "")
+    form = JsonFormat(wanted.schema, wanted.strict is False, any_format=wanted.strict is not True)
+    return [Form(form, "text.format")], schema

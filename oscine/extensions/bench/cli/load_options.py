@@ -1,0 +1,254 @@
+"""The options that `oscine bench serve` and `oscine bench sweep` share, and the objects that they describe."""
+
+import argparse
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from oscine.cli.serve.options import add_some
+from oscine.settings.config import NANO
+from oscine.settings.option import OptionError, Options, option, options_of
+from oscine.system.environment import Environment
+
+if TYPE_CHECKING:
+    from oscine.extensions.bench.serve.arrival import Arrival
+    from oscine.extensions.bench.serve.load import FileLoad, RandomLoad
+    from oscine.extensions.bench.serve.run import Bench
+
+_WARM_UP, _PER_USER, _OPEN_S = 2, 10, 60
+
+
+@dataclass(frozen=True)
+class Asked(Options, group="server"):
+    api: Literal["chat", "completions", "responses"] = option("chat", "API that the requests use")
+    model: str | None = option(None, "model that the requests name", "NAME", shown="the server's first model")
+    api_key: str | None = option(None, "API key of the server", "KEY", shown="OPENAI_API_KEY")
+    parameter: tuple[str, ...] = option(
+        (), "parameters of every request, such as temperature=0.5", "NAME=JSON", nargs="+", shown="none"
+    )
+    ignore_eos: bool = option(
+        False, "generate exactly --osl tokens per answer, on servers with the parameter ignore_eos"
+    )
+    timeout: float = option(3600.0, "seconds after which an answer counts as failed", "SECONDS", above=0)
+
+    def parameters(self) -> dict[str, Any]:
+        """Raises OptionError."""
+        pairs = (_pair("parameter", text, "=") for text in self.parameter)
+        eos = {"ignore_eos": True} if self.ignore_eos else {}
+        return eos | {name: _json(value) for name, value in pairs}
+
+
+@dataclass(frozen=True)
+class Workload(Options, group="workload"):
+    isl: int = option(1024, "tokens of a prompt's text; the chat template adds more", "TOKENS", at_least=1)
+    osl: int = option(256, "most tokens of an answer", "TOKENS", at_least=1)
+    spread: float = option(
+        0.0,
+        "random spread of lengths: uniform between 1 - SHARE and 1 + SHARE times --isl and --osl",
+        "SHARE",
+        at_least=0,
+        at_most=1,
+    )
+    shared_prefix: int = option(
+        0, "tokens of a shared prefix before each session's first prompt, in addition to --isl", "TOKENS", at_least=0
+    )
+    num_prefixes: int = option(1, "number of different shared prefixes", "N", at_least=1)
+    turns: int = option(1, "turns per session; a session with one turn is one request", "N", at_least=1)
+    think: float = option(0.0, "seconds between an answer and the next turn of its session", "SECONDS", at_least=0)
+    dataset: str | None = option(
+        None, "JSON lines to send instead of random prompts: request bodies, a batch file, or lists of turns", "FILE"
+    )
+    token_ids: bool = option(False, "send prompts as token ids; only with --api completions")
+    tokenizer: str | None = option(
+        None, "tokenizer.json, or its folder, to count prompt tokens with", "PATH", shown="gpt-oss's own"
+    )
+    seed: int | None = option(
+        None, "seed of prompts, lengths and arrivals", "SEED", shown="another one every time", at_least=0
+    )
+
+    def load(self, model: str, seed: int) -> "RandomLoad | FileLoad":
+        """Raises ValueError."""
+        from oscine.extensions.bench.serve.load import FileLoad, Lengths, RandomLoad
+        from oscine.extensions.bench.serve.words import Words
+
+        if self.dataset is not None:
+            return FileLoad(Path(self.dataset), self.osl)
+        return RandomLoad(
+            Words.of(self._tokenizer(model), seed),
+            Lengths(self.isl, self.osl, self.spread),
+            turns=self.turns,
+            prefix_tokens=self.shared_prefix,
+            num_prefixes=self.num_prefixes,
+            as_ids=self.token_ids,
+            seed=seed,
+        )
+
+    def _tokenizer(self, model: str) -> Path:
+        from oscine.checkpoint.hub import NANO_FOLDER
+        from oscine.model.o200k import o200k_folder
+
+        if self.tokenizer is not None:
+            return Path(self.tokenizer)
+        return NANO_FOLDER if model == NANO else o200k_folder()
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of a row that describe the workload."""
+        return {"isl": self.isl, "osl": self.osl} if self.dataset is None else {"isl": None, "osl": None}
+
+    def __str__(self) -> str:
+        if self.dataset is not None:
+            return f"requests of {self.dataset}"
+        turns = f", {self.turns} turns" if self.turns > 1 else ""
+        prefix = f", {self.num_prefixes} shared prefixes of {self.shared_prefix}" if self.shared_prefix else ""
+        return f"{self.isl} tokens in, {self.osl} out{turns}{prefix}"
+
+
+@dataclass(frozen=True)
+class Sending(Options, group="arrival"):
+    burst: int = option(1, "sessions that arrive at the same time; the rate stays the same", "N", at_least=1)
+    constant_rate: bool = option(False, "send sessions at equal intervals instead of a Poisson process")
+    sessions: int | None = option(
+        None,
+        "number of measured sessions",
+        "N",
+        shown=f"{_PER_USER} times --concurrency; with --rate, the arrivals of {_OPEN_S} seconds",
+        at_least=1,
+    )
+    warm_up: int | None = option(
+        None,
+        "number of warm-up sessions before the measurement, which do not count",
+        "N",
+        shown=f"--concurrency; with --rate, {_WARM_UP}",
+        at_least=0,
+    )
+    processes: int = option(1, "number of client processes that share the load", "N", at_least=1)
+
+    def arrival(self, concurrency: int | None, rate: float | None) -> "Arrival":
+        """Raises OptionError."""
+        from oscine.extensions.bench.serve.arrival import Arrival
+
+        _needs("burst", self.burst > 1, "rate", rate is not None)
+        _needs("constant-rate", self.constant_rate, "rate", rate is not None)
+        return Arrival(concurrency, rate, self.burst, self.constant_rate)
+
+    def counts(self, arrival: "Arrival") -> tuple[int, int]:
+        """Numbers of measured sessions and of warm-up sessions."""
+        if arrival.rate is None:
+            assert arrival.concurrency
+            sessions, warm_up = _PER_USER * arrival.concurrency, arrival.concurrency
+        else:
+            sessions, warm_up = max(1, round(_OPEN_S * arrival.rate)), _WARM_UP
+        return self.sessions or sessions, warm_up if self.warm_up is None else self.warm_up
+
+
+@dataclass(frozen=True)
+class Reporting(Options, group="results"):
+    goodput: tuple[str, ...] = option(
+        (),
+        "limits in milliseconds for ttft, tpot and e2el; goodput is the rate of requests that meet all of them",
+        "NAME:MS",
+        nargs="+",
+        shown="none",
+    )
+    gpus: int | None = option(
+        None, "number of GPUs of the server, for tokens/s per GPU", "N", at_least=1, shown="figures of the whole server"
+    )
+    label: tuple[str, ...] = option(
+        (),
+        "additional keys of the result rows, such as hw=h200 framework=vllm precision=fp4",
+        "KEY=VALUE",
+        nargs="+",
+        shown="none",
+    )
+
+    def limits_s(self) -> dict[str, float]:
+        """Raises OptionError."""
+        from oscine.extensions.bench.serve.measure import LIMITS
+
+        limits = {}
+        for text in self.goodput:
+            name, value = _pair("goodput", text, ":")
+            try:
+                limits[name] = float(value) / 1e3
+            except ValueError:
+                raise OptionError("goodput", f"needs a number of milliseconds, unlike {text!r}") from None
+            if name not in LIMITS:
+                raise OptionError("goodput", f"knows {', '.join(LIMITS)}, not {name!r}")
+        return limits
+
+    def labels(self) -> dict[str, Any]:
+        """Raises OptionError."""
+        return {key: _json(value) for key, value in (_pair("label", text, "=") for text in self.label)}
+
+
+_SECTIONS = (Asked, Workload, Sending, Reporting)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The options of a measurement, except for concurrency and rate."""
+
+    url: str
+    asked: Asked
+    workload: Workload
+    sending: Sending
+    reporting: Reporting
+
+    @classmethod
+    def of(cls, url: str, given: Mapping[str, Any]) -> "Load":
+        """Raises OptionError."""
+        load = cls(url, Asked.of(given), Workload.of(given), Sending.of(given), Reporting.of(given))
+        work = load.workload
+        if work.token_ids and (load.asked.api != "completions" or work.turns > 1):
+            raise OptionError("token-ids", "is for --api completions with one turn per session")
+        if work.dataset is not None and (work.turns > 1 or work.shared_prefix or work.token_ids):
+            raise OptionError("dataset", "has prompts of its own; --turns, --shared-prefix and --token-ids make others")
+        _needs("num-prefixes", work.num_prefixes > 1, "shared-prefix", work.shared_prefix > 0)
+        _needs("think", work.think > 0, "turns", work.turns > 1 or work.dataset is not None)
+        return load
+
+    def bench(self) -> "Bench":
+        """Finds the server and its model. Raises ValueError, OSError and TargetError."""
+        from oscine.extensions.bench.serve.api import APIS
+        from oscine.extensions.bench.serve.drive import Client
+        from oscine.extensions.bench.serve.run import Bench
+        from oscine.extensions.bench.serve.target import Target
+
+        parameters, limits_s = self.asked.parameters(), self.reporting.limits_s()
+        self.reporting.labels()
+        target = Target.parse(self.url, self.asked.api_key or Environment().api_key)
+        model = target.find_model(self.asked.model)
+        client = Client(
+            target, APIS[self.asked.api], model, parameters, timeout_s=self.asked.timeout, think_s=self.workload.think
+        )
+        seed = random.getrandbits(32) if self.workload.seed is None else self.workload.seed
+        return Bench(client, self.workload.load(model, seed), seed, self.sending.processes, limits_s)
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="server to measure, such as http://127.0.0.1:8000")
+    for section in _SECTIONS:
+        add_some(parser.add_argument_group(section.group), options_of(section))
+
+
+def _needs(name: str, is_given: bool, other: str, has_other: bool) -> None:
+    if is_given and not has_other:
+        raise OptionError(name, f"needs --{other}")
+
+
+def _pair(name: str, text: str, sign: str) -> tuple[str, str]:
+    key, found, value = text.partition(sign)
+    if not found or not key:
+        raise OptionError(name, f"takes NAME{sign}VALUE, not {text!r}")
+    return key, value
+
+
+def _json(text: str) -> Any:
+    """A value of JSON; a text may lack its quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,137 @@
+"""`oscine bench serve URL` and `oscine bench sweep URL`: any OpenAI-compatible server under load."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.parser import Parser, subcommand
+from oscine.extensions.bench.cli.load_options import Load, add_load_options
+
+if TYPE_CHECKING:
+    from oscine.extensions.bench.serve.arrival import Arrival
+    from oscine.extensions.bench.serve.row import Row
+    from oscine.extensions.bench.serve.run import Bench, Measured
+
+
+def add_serve(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    what = "latency and throughput of a server under load"
+    more = (
+        "Measure any server with OpenAI's API. With --concurrency, a fixed number of sessions is in flight (closed "
+        "loop). With --rate, sessions arrive at random, however fast the server answers (open loop); --concurrency is "
+        "then the most sessions in flight. The exit status is 1 when no request succeeds."
+    )
+    parser = subcommand(kinds, "serve", what, description=more)
+    parser.add_argument(
+        "--concurrency", type=int, metavar="C", help="number of sessions in flight (default: 1 without --rate)"
+    )
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="sessions per second, on average (default: a closed loop)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
+    add_load_options(parser)
+    parser.set_defaults(run=run_serve)
+
+
+def add_sweep(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    what = "latency and throughput of a server under several loads, with a Pareto plot"
+    more = (
+        "Measure a server under several loads. Prints a table, and writes rows.jsonl, pareto.png and the page "
+        "index.html. The plot shows tokens/s (per GPU with --gpus) against tokens/s per user, beside figures of other "
+        "systems."
+    )
+    parser = subcommand(kinds, "sweep", what, description=more)
+    points = parser.add_mutually_exclusive_group(required=True)
+    points.add_argument(
+        "--concurrency", type=int, nargs="+", metavar="C", help="number of sessions in flight, for each point"
+    )
+    points.add_argument("--rate", type=float, nargs="+", metavar="R", help="sessions per second, for each point")
+    parser.add_argument(
+        "--output", type=Path, default=Path("sweep"), metavar="FOLDER", help="folder for the results (default: sweep)"
+    )
+    parser.add_argument(
+        "--peers", type=Path, nargs="+", default=[], metavar="FILE", help="rows of other sweeps, for the same plot"
+    )
+    add_load_options(parser)
+    parser.set_defaults(run=run_sweep)
+
+
+def run_serve(args: argparse.Namespace) -> None:
+    load, bench = _opened(args)
+    concurrency = 1 if args.concurrency is None and args.rate is None else args.concurrency
+    arrival = _arrival(load, concurrency, args.rate)
+    from oscine.extensions.bench.serve import report, row
+
+    print(f"{_description(load, bench)}; {report.load_text(arrival)}", flush=True)
+    measured = _measure(load, bench, arrival)
+    print(*report.page(measured, load.reporting.gpus), sep="\n")
+    if args.output is not None:
+        with ended_by(OSError):
+            row.append(args.output, _row(load, bench, measured))
+    if not measured.measures.num_completed:
+        raise CommandError(f"no request succeeded: {measured.measures.errors.most_common(1)[0][0]}")
+
+
+def run_sweep(args: argparse.Namespace) -> None:
+    from oscine.extensions.bench.serve import report, row
+
+    try:
+        from oscine.extensions.bench.serve import pareto
+    except ImportError:
+        raise CommandError("the plot needs matplotlib: pip install 'oscine[bench]'") from None
+    load, bench = _opened(args)
+    with ended_by(ValueError, OSError, status=USAGE):
+        peers = [found for path in args.peers for found in row.read(path)]
+        args.output.mkdir(parents=True, exist_ok=True)
+    arrivals = [_arrival(load, point, None) for point in args.concurrency or ()]
+    arrivals += [_arrival(load, None, point) for point in args.rate or ()]
+    gpus = load.reporting.gpus
+    print(_description(load, bench), report.table_line(report.columns(gpus)), sep="\n", flush=True)
+    rows, lines = [], []
+    for arrival in arrivals:
+        measured = _measure(load, bench, arrival)
+        lines.append(report.cells(measured, gpus))
+        print(report.table_line(lines[-1]), *report.warnings(measured), sep="\n", flush=True)
+        rows.append(_row(load, bench, measured))
+        with ended_by(OSError):
+            row.append(args.output / "rows.jsonl", rows[-1])
+    if not any(found["completed"] for found in rows):
+        raise CommandError("no request succeeded")
+    with ended_by(OSError):
+        pareto.write(args.output, _description(load, bench), rows, peers, lines, gpus)
+    print(f"the plot and the page: {args.output / 'pareto.png'}, {args.output / 'index.html'}")
+
+
+def _opened(args: argparse.Namespace) -> "tuple[Load, Bench]":
+    from oscine.extensions.bench.serve.target import TargetError
+
+    with ended_by(ValueError, OSError, status=USAGE), ended_by(TargetError):
+        load = Load.of(args.url, vars(args))
+        return load, load.bench()
+
+
+def _arrival(load: Load, concurrency: int | None, rate: float | None) -> "Arrival":
+    for name, value in (("concurrency", concurrency), ("rate", rate)):
+        if value is not None and value <= 0:
+            raise CommandError(f"--{name} must be positive, not {value:g}", USAGE)
+    with ended_by(ValueError, status=USAGE):
+        return load.sending.arrival(concurrency, rate)
+
+
+def _measure(load: Load, bench: "Bench", arrival: "Arrival") -> "Measured":
+    from oscine.extensions.bench.serve.processes import ClientError
+
+    with ended_by(ValueError, OSError, status=USAGE), ended_by(ClientError):
+        return bench.run(arrival, *load.sending.counts(arrival))
+
+
+def _description(load: Load, bench: "Bench") -> str:
+    client = bench.client
+    return f"{client.target.url}, {client.model}, {client.api.path}: {load.workload}"
+
+
+def _row(load: Load, bench: "Bench", measured: "Measured") -> "Row":
+    from oscine.extensions.bench.serve.row import row_of
+
+    reporting = load.reporting
+    return row_of(measured, bench.client.model, load.workload.keys(), reporting.gpus or 1, reporting.labels())

@@ -1,0 +1,147 @@
+"""What a cluster shall be: its models with their roles, its ingress, its limits. Records that check their values.
+
+A bad value raises FileKeyError. oscine.extensions.cluster.cli.deployment_file reads the YAML, and checks how keys fit
+together.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from oscine.settings.config import EngineOptions, ServerOptions, ToolOptions
+from oscine.settings.option import FileKeyError, Options, option
+from oscine.settings.texts import is_hex
+from oscine.system.environment import check_cluster_key
+from oscine.types import Role
+
+APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
+LOCAL = "local"  # a Ray cluster on this machine, that `oscine cluster up` starts
+
+
+def app_name(model: str) -> str:
+    """Of the Serve app of a model, by its first name; its deployments are called as their roles."""
+    return f"{APP}-" + re.sub(r"[^A-Za-z0-9._-]", "-", model)
+
+
+def _require(condition: bool, key: str, rule: str, value: object) -> None:
+    if not condition:
+        raise FileKeyError(key, f"must be {rule}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Replicas(Options, group="replicas"):
+    min: int = option(1, "fewest replicas; with 0 there is none while there are no requests", at_least=0)
+    max: int = option(1, "most replicas", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.min <= self.max, "min", f"at most max ({self.max})", self.min)
+
+    @property
+    def scales(self) -> bool:
+        return self.min != self.max
+
+
+@dataclass(frozen=True)
+class RoleSpec(Options, group="role"):
+    """Replicas of one kind."""
+
+    role: Role = "aggregated"
+    engine: EngineOptions = field(default_factory=EngineOptions)  # a replica makes its own `peers`
+    replicas: Replicas = field(default_factory=Replicas)
+    gpus: float = option(0.0, "GPUs per replica", at_least=0)
+    cpus: float = option(1.0, "CPUs per replica, and threads of its engine", above=0)
+    surge: bool = option(
+        True, "whether an update starts new replicas before it ends old ones; false where there is no room for both"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.gpus <= 1 or self.gpus == int(self.gpus), "gpus", "whole, or below 1", self.gpus)
+        size = self.engine.model.tensor_parallel_size
+        fits = self.gpus == 0 or size in (1, self.gpus)
+        _require(fits, "gpus", f"the tensor-parallel-size ({size}), or 0 for ranks on a CPU", self.gpus)
+
+
+@dataclass(frozen=True)
+class PrefillLimits(Options, group="remote-prefill"):
+    """When a decode replica lets a prefill replica compute a prompt."""
+
+    min_tokens: int = option(512, "fewest tokens of it that the decode replica's prefix cache lacks", at_least=1)
+    timeout_s: float = option(10.0, "seconds after which the decode replica computes it itself", above=0)
+
+
+@dataclass(frozen=True)
+class QueueLimits(Options, group="queue"):
+    """Of the requests that wait because every replica of their model has enough to do."""
+
+    max_requests: int = option(2048, "most requests that wait; further ones are refused", at_least=0)
+    max_wait_s: float = option(
+        60.0,
+        "most seconds of waiting; a request that has to wait longer, or would by the estimate, is refused",
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
+class ServiceLevels(Options, group="service-levels"):
+    """What scaling aims at; means over the last seconds."""
+
+    ttft_s: float = option(2.0, "seconds to the first token", above=0)
+    itl_s: float = option(0.1, "seconds between further tokens", above=0)
+
+
+@dataclass(frozen=True)
+class ScalingOptions(Options, group="scaling"):
+    up_cooldown_s: float = option(5.0, "seconds between two steps up", at_least=0)
+    down_cooldown_s: float = option(60.0, "seconds with too many replicas before one goes", at_least=0)
+    idle_s: float = option(300.0, "seconds without a request before the last replica goes, if min is 0", at_least=0)
+
+
+@dataclass(frozen=True)
+class ModelSpec(Options, group="model"):
+    names: tuple[str, ...]  # what requests may call it; the first is its name in the cluster
+    roles: tuple[RoleSpec, ...]  # aggregated alone, or prefill and decode
+    levels: ServiceLevels = field(default_factory=ServiceLevels)
+    prefill: PrefillLimits = field(default_factory=PrefillLimits)
+    scaling: ScalingOptions = field(default_factory=ScalingOptions)
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    migration_retries: int = option(4, "replicas that a request may lose before it fails", at_least=0)
+    start_timeout_s: float = option(600.0, "seconds in which a replica must be ready", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(bool(self.names) and all(self.names), "name", "a name or several", self.names)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def serving(self) -> RoleSpec:
+        """The role whose replicas answer requests."""
+        return next(role for role in self.roles if role.role != "prefill")
+
+    def role(self, role: Role) -> RoleSpec | None:
+        return next((spec for spec in self.roles if spec.role == role), None)
+
+
+@dataclass(frozen=True)
+class Deployment(Options, group="cluster"):
+    models: tuple[ModelSpec, ...]
+    ray: str = option(LOCAL, "address of a Ray cluster, auto, or local", rule=("local, auto or an address", bool))
+    server: ServerOptions = field(default_factory=ServerOptions)  # of each ingress
+    tools: ToolOptions = field(default_factory=ToolOptions)
+    ingress_replicas: int = 1  # on one machine they share the port
+    ingress_resource: str = ""  # custom resource of Ray, of which each ingress takes 1; empty: they run on any node
+    prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
+    key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.wire.tcp; `up` draws one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(bool(self.models), "models", "one or more", "none")
+        _require(self.ingress_replicas >= 1, "replicas", "at least 1", self.ingress_replicas)
+        check_cluster_key(self.key)
+        _require(is_hex(self.prefix_seed), "prefix-seed", "hexadecimal digits, two a byte", self.prefix_seed)
+
+    def model(self, name: str) -> ModelSpec | None:
+        return next((model for model in self.models if name in model.names), None)

@@ -1,0 +1,111 @@
+"""Where the ranks of a group meet: words in shared memory, and for each rank a descriptor that wakes it.
+
+Made by the process that starts the ranks, which inherit all descriptors. Nothing has a name, so nothing is left behind
+however they end. A word has 8 bytes and is written at once: what belongs together fits in one.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from oscine.extensions.parallel.store_order import require_store_order
+from oscine.types import RankLostError
+
+_WORDS_BYTES = mmap.PAGESIZE  # at the beginning of the memory; tensors come after them
+_LOST = _WORDS_BYTES // 8 - 1  # the word that says that a rank is lost
+_TOLD = _LOST - 1  # the word of tell_all
+_SPINS = 200  # looks without a pause, some 100 us: ranks mostly come at the same time
+_PAUSE_S = 5e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rank's place in a group, as descriptors of its process."""
+
+    rank: int
+    memory: int  # shared by all ranks
+    wakes: list[int]  # by rank: an event that the rank sleeps on
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.wakes)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self.memory, *self.wakes
+
+
+class Meeting:
+    """One life of a group, of the process that starts its ranks."""
+
+    def __init__(self, num_ranks: int) -> None:
+        require_store_order()
+        memory = os.memfd_create("oscine-ranks")
+        os.ftruncate(memory, _WORDS_BYTES)
+        self._seat = Seat(0, memory, [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(num_ranks)])
+        self._words = words_of(self._seat)
+
+    def seat(self, rank: int) -> Seat:
+        return Seat(rank, self._seat.memory, self._seat.wakes)
+
+    def lose(self, rank: int) -> None:
+        """Ends the group: every rank raises RankLostError where it waits, or when it comes to wait."""
+        lose(self._words, rank)
+        for wake in self._seat.wakes:
+            os.eventfd_write(wake, 1)
+
+    def close(self) -> None:
+        """Ranks that run keep what they have inherited."""
+        for descriptor in self._seat.descriptors:
+            os.close(descriptor)
+
+
+def words_of(seat: Seat) -> memoryview:
+    """Unsigned words of 8 bytes."""
+    return memoryview(mmap.mmap(seat.memory, _WORDS_BYTES)).cast("Q")
+
+
+def tensors_of(seat: Seat, num_bytes: int) -> mmap.mmap:
+    """Memory for tensors. All ranks ask for the same number of bytes."""
+    end = _WORDS_BYTES + num_bytes
+    if os.fstat(seat.memory).st_size < end:
+        os.ftruncate(seat.memory, end)
+    return mmap.mmap(seat.memory, num_bytes, offset=_WORDS_BYTES)
+
+
+def tell_all(seat: Seat, number: int) -> None:
+    """By rank 0, a number that is not 0."""
+    words_of(seat)[_TOLD] = number
+
+
+def told_by_first(seat: Seat) -> int:
+    """What rank 0 tells. Waits for it."""
+    words = words_of(seat)
+    wait(words, lambda: None if words[_TOLD] else 0, inf)
+    return words[_TOLD]
+
+
+def lose(words: memoryview, rank: int) -> None:
+    words[_LOST] = rank + 1
+
+
+def is_lost(words: memoryview) -> bool:
+    return bool(words[_LOST])
+
+
+def wait(words: memoryview, absent: Callable[[], int | None], limit_s: float) -> None:
+    """Returns once no rank is absent. Raises RankLostError, after `limit_s` or when a rank is lost."""
+    looks, deadline = 0, time.monotonic() + limit_s
+    while True:
+        if words[_LOST]:
+            raise RankLostError(f"rank {words[_LOST] - 1} of the group ended")
+        if (rank := absent()) is None:
+            return
+        if time.monotonic() > deadline:
+            lose(words, rank)
+            raise RankLostError(f"rank {rank} of the group did not come within {limit_s:g} s")
+        looks += 1
+        time.sleep(0 if looks < _SPINS else _PAUSE_S)

@@ -1,0 +1,83 @@
+"""Engine processes that begin and end together: each computes a part of the experts for all of them."""
+
+import asyncio
+from collections.abc import Callable
+
+from oscine.extensions.parallel.meeting import Meeting, Seat
+
+_FAREWELL_S = 5.0  # granted to the others once one has ended: they notice it at their next step
+
+
+class GroupEndedError(RuntimeError):
+    """An engine of the group is given up, so no other one can serve."""
+
+
+class EngineGroup:
+    """One life of the group is one meeting: it begins when no process of the last life runs any more."""
+
+    def __init__(self, size: int) -> None:
+        self.members = [Member(self, rank) for rank in range(size)]
+        self._about_to_start: dict[int, asyncio.Future[Seat]] = {}
+        self._left: set[int] = set()
+        self._meeting: Meeting | None = None
+
+    async def begin(self, rank: int) -> Seat:
+        """Returns once every engine is about to start. Raises GroupEndedError."""
+        if self._left:
+            raise GroupEndedError("another engine that has a part of the experts is given up")
+        seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
+        self._about_to_start[rank] = seat
+        if len(self._about_to_start) == len(self.members):
+            self._close()
+            self._meeting = Meeting(len(self.members))
+            for other, future in self._about_to_start.items():
+                if not future.done():  # of one that is stopped meanwhile
+                    future.set_result(self._meeting.seat(other))
+            self._about_to_start = {}
+        return await seat
+
+    def end(self, rank: int) -> None:
+        """Ends the life of the group: its process has ended."""
+        if self._meeting is not None:
+            self._meeting.lose(rank)
+            asyncio.get_running_loop().call_later(_FAREWELL_S, self._kill, self._meeting, rank)
+
+    def leave(self, rank: int) -> None:
+        """The engine is not started again."""
+        self._left.add(rank)
+        waiting, self._about_to_start = self._about_to_start, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(GroupEndedError("another engine that has a part of the experts is given up"))
+        if len(self._left) == len(self.members):
+            self._close()
+
+    def _kill(self, meeting: Meeting, rank: int) -> None:
+        if meeting is self._meeting:
+            for member in self.members:
+                member.kill(f"engine {rank}, which had a part of the experts, ended")
+
+    def _close(self) -> None:
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None
+
+
+class Member:
+    """What the supervisor of one engine sees of the group."""
+
+    def __init__(self, group: EngineGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+        self.kill: Callable[[str], None] = lambda reason: None  # set by the supervisor
+
+    async def begin(self) -> Seat:
+        """Returns once every engine of the group is about to start. Raises GroupEndedError."""
+        return await self._group.begin(self._rank)
+
+    def end(self) -> None:
+        """The process has ended, or could not be started: those of the other engines end too."""
+        self._group.end(self._rank)
+
+    def leave(self) -> None:
+        """The engine is not started again, and so no other one."""
+        self._group.leave(self._rank)

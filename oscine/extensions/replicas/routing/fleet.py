@@ -1,0 +1,181 @@
+"""The replicas of one deployment as a router sees them: the pages of each, its load, and which is best for a request.
+
+It belongs to one event loop: its subscriptions run there, and everything is called there.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import zmq.asyncio
+
+from oscine.engine.kv_events import page_hash
+from oscine.extensions.replicas.routing.cost import rank, sticky_key
+from oscine.extensions.replicas.routing.kv_index import KVIndex
+from oscine.extensions.replicas.routing.kv_subscriber import KVSubscriber
+from oscine.extensions.replicas.routing.recent_placements import RecentPlacements
+from oscine.extensions.replicas.routing.replica_view import Expected, ReplicaView
+from oscine.extensions.replicas.spec.snapshot import ReplicaReport, ReplicaSnapshot
+from oscine.types import EngineInfo, EngineStats
+
+_PLACED_KEPT = 4096  # requests, which may still be withdrawn
+
+
+class Fleet:
+    """All replicas of a deployment. A change of what they can take is told to `on_change`."""
+
+    def __init__(self, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        """`key`: the cluster's; see oscine.engine.wire.tcp."""
+        self._key = key
+        self.index = KVIndex()
+        self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
+        self.on_change: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._views: dict[str, ReplicaView] = {}
+        self._recent = RecentPlacements()
+        self._subscriptions: dict[str, tuple[KVSubscriber, asyncio.Task[None]]] = {}
+        self._ended_gaps = 0  # of subscriptions that are over
+        self._placed: OrderedDict[str, str] = OrderedDict()  # the last requests -> replicas
+        # The last request's pages, and how many each replica has.
+        self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})
+        self._context: zmq.asyncio.Context | None = None  # made by the first subscription
+
+    @property
+    def is_missing(self) -> bool:
+        """There is no replica, or only such as are about to go."""
+        return all(view.report.state == "draining" for view in self._views.values())
+
+    @property
+    def num_gaps(self) -> int:
+        """Times that events were missed, or began anew."""
+        return self._ended_gaps + sum(subscriber.num_gaps for subscriber, _ in self._subscriptions.values())
+
+    async def close(self) -> None:
+        """Ends all subscriptions."""
+        tasks = [task for _, task in self._subscriptions.values()]
+        for name in list(self._subscriptions):
+            self._unsubscribe(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    # ---- which there are ----
+
+    def join(self, name: str, report: ReplicaReport) -> None:
+        """The replica is there, and says this of itself."""
+        self.index.add(name)
+        view = self._views.setdefault(name, ReplicaView(name, self._clock()))
+        view.report = report
+        self._follow(view)
+        self._changed()
+
+    def remove(self, name: str) -> None:
+        """The replica is gone."""
+        self._views.pop(name, None)
+        self._unsubscribe(name)
+        self.index.drop(name)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._views:
+            reports = (view.report for view in self._views.values())
+            self.info = next((report.info for report in reports if report.info is not None), None)
+        self.on_change()
+
+    def address(self, name: str) -> str | None:
+        """Where its engine takes requests; another one in each life of the engine."""
+        view = self._views.get(name)
+        return view.report.endpoints.requests if view is not None and view.report.endpoints is not None else None
+
+    def snapshot(self) -> list[ReplicaSnapshot]:
+        now_s = self._clock()
+        return [view.snapshot(self.index.num_pages(name), now_s) for name, view in self._views.items()]
+
+    # ---- what they can take ----
+
+    def candidates(self, exclude: Collection[str] = ()) -> list[ReplicaView]:
+        """Replicas that take requests."""
+        now_s = self._clock()
+        return [v for name, v in self._views.items() if name not in exclude and v.state(now_s) == "ready"]
+
+    def room(self, exclude: Collection[str] = ()) -> int:
+        """Requests that the replicas can take before they have enough to do."""
+        now_s = self._clock()
+        views = self.candidates(exclude)
+        return sum(max(0, v.bound - v.num_requests(now_s)) for v in views)
+
+    def rank(self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = ()) -> list[str]:
+        """Replicas that may take a request, best first; those that have enough to do come last."""
+        now_s = self._clock()
+        views = self.candidates(exclude)
+        loads = {v.name: v.load(now_s) for v in views}
+        pages = self.overlap_pages(digests)
+        self._ranked = (digests, pages)
+        tokens = {v.name: min(pages.get(v.name, 0) * v.page_size, num_tokens) for v in views}
+        key = sticky_key(digests, [pages[v.name] for v in views if v.name in pages])
+        free = [loads[v.name] for v in views if loads[v.name].num_requests < v.bound]
+        busy = [loads[v.name] for v in views if loads[v.name].num_requests >= v.bound]
+        return [name for some in (free, busy) for name in rank(some, tokens, num_tokens, key)]
+
+    def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
+        """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
+        pages = self.index.overlap(map(page_hash, digests))
+        recent = self._recent.find(digests, max(pages.values(), default=0), self._clock())
+        if recent is not None and recent[0] in self._views:
+            replica, num_pages = recent
+            pages[replica] = max(pages.get(replica, 0), num_pages)
+        return pages
+
+    def place(self, request_id: str, name: str, digests: Sequence[bytes], num_tokens: int) -> int:
+        """The request is sent there; it counts at once. Returns the tokens of it that are believed to be cached."""
+        now_s = self._clock()
+        self.withdraw(request_id)
+        view = self._views[name]
+        known = self._ranked[1] if self._ranked[0] is digests else self.overlap_pages(digests)
+        overlap = min(known.get(name, 0) * view.page_size, num_tokens)
+        view.expect(Expected(request_id, num_tokens, overlap, now_s))
+        self._recent.note(digests[known.get(name, 0) :], name, now_s)
+        self._placed[request_id] = name
+        if len(self._placed) > _PLACED_KEPT:
+            self._placed.popitem(last=False)
+        return overlap
+
+    def withdraw(self, request_id: str) -> None:
+        """The request does not go where it was sent."""
+        replica = self._placed.pop(request_id, None)
+        if replica in self._views:
+            self._views[replica].withdraw(request_id)
+
+    def hear(self, name: str, stats: EngineStats) -> None:
+        """A snapshot of a replica's engine arrived."""
+        if name in self._views:
+            self._views[name].hear(stats, self._clock())
+            self.on_change()
+
+    # ---- subscriptions ----
+
+    def _follow(self, view: ReplicaView) -> None:
+        """Subscribes to the events of a replica's present engine."""
+        endpoints = view.report.endpoints
+        if view.name in self._subscriptions:
+            if self._subscriptions[view.name][0].endpoints == endpoints:
+                return
+            self._unsubscribe(view.name)
+            self.index.clear(view.name)
+            view.begin_life(self._clock())
+        if endpoints is None or endpoints.kv_events is None:
+            return
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        hear = partial(self.hear, view.name)
+        subscriber = KVSubscriber(self._context, endpoints, self.index, view.name, hear, self._key)
+        self._subscriptions[view.name] = subscriber, asyncio.create_task(subscriber.run())
+
+    def _unsubscribe(self, name: str) -> None:
+        if name in self._subscriptions:
+            subscriber, task = self._subscriptions.pop(name)
+            self._ended_gaps += subscriber.num_gaps
+            task.cancel()

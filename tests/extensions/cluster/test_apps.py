@@ -1,0 +1,33 @@
+"""The Ray Serve applications of a deployment."""
+
+from ray.serve import Application
+
+from oscine.extensions.cluster.deployment import Deployment, ModelSpec, RoleSpec
+from oscine.extensions.cluster.ray.apps import cluster_app, model_app
+from oscine.settings.config import EngineOptions, ModelOptions, ServerOptions
+
+
+def patience_s(app: Application) -> float:
+    """How long Serve lets an actor end by itself."""
+    return float(app._bound_deployment._deployment_config.graceful_shutdown_timeout_s)
+
+
+def test_the_router_may_stay_as_long_as_ingresses_that_drain() -> None:
+    """They end together; requests that still wait for a place are to get one."""
+    model = ModelSpec(("m",), (RoleSpec("aggregated"),))
+    ingress = cluster_app(Deployment((model,), server=ServerOptions(drain_s=33.0)))
+    router = ingress._bound_deployment.init_args[-1]
+    assert patience_s(router) >= patience_s(ingress) > 33.0
+
+
+def test_a_replica_is_placed_with_the_gpus_of_all_its_ranks() -> None:
+    engine = EngineOptions(ModelOptions(tensor_parallel_size=2))
+    prefill, decode = RoleSpec("prefill", gpus=1), RoleSpec("decode", engine, gpus=2, cpus=4)
+    model = ModelSpec(("m",), (prefill, decode))
+    app = model_app(model, Deployment((model,)))
+    actor = app._bound_deployment
+    assert actor.ray_actor_options == {"num_cpus": 4, "num_gpus": 2}
+    options, companion = actor.init_args
+    assert options.engine.model.tensor_parallel_size == 2
+    assert options.engine.model.device == "auto"  # the GPUs that Ray shows to the replica
+    assert companion._bound_deployment.ray_actor_options["num_gpus"] == 1

@@ -1,0 +1,87 @@
+"""The messages of `up` for an app that does not start, and its timeouts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.schema import ApplicationStatus
+
+from oscine.extensions.cluster.deployment import ModelSpec, RoleSpec
+from oscine.extensions.cluster.ray import control
+from oscine.extensions.cluster.ray.control import Wait
+from oscine.extensions.cluster.ray.local import ClusterError
+
+MODEL = ModelSpec(("m",), (RoleSpec("decode", gpus=2.0, cpus=0.5), RoleSpec("prefill")))
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(control, "time", clock)
+    return clock
+
+
+def app(status: str, message: str = "", **deployments: dict[str, int]) -> Any:
+    """As Serve tells it; replicas by state."""
+    told = {name: SimpleNamespace(replica_states=states, message="") for name, states in deployments.items()}
+    return SimpleNamespace(status=ApplicationStatus(status), message=message, deployments=told)
+
+
+class Waiting:
+    def __init__(self, patience_s: float) -> None:
+        self.notes: list[str] = []
+        self.wait = Wait("oscine-m", MODEL, patience_s)
+
+    def over(self, app: Any) -> bool:
+        return self.wait.over(app, lambda: {"CPU": 1.5, "memory": 1e9}, self.notes.append)
+
+
+def test_an_app_that_runs(clock: Clock) -> None:
+    waiting = Waiting(60.0)
+    assert not waiting.over(None)
+    assert not waiting.over(app("DEPLOYING", decode={"STARTING": 1}))
+    assert waiting.over(app("RUNNING", decode={"RUNNING": 1}))
+    assert waiting.notes == ["oscine-m is ready"]
+
+
+def test_a_long_wait_is_told_once(clock: Clock) -> None:
+    waiting = Waiting(600.0)
+    stuck = app("DEPLOYING", decode={"STARTING": 2, "STOPPING": 1}, prefill={"RUNNING": 1})
+    assert not waiting.over(stuck)
+    for _ in range(3):
+        clock.now += 11.0
+        assert not waiting.over(stuck)
+    (note,) = waiting.notes
+    takes = "(each takes 0.5 CPU, 2 GPU)"
+    assert note == f"oscine-m waits: 2 decode to start {takes}, 1 decode to end; Ray has 1.5 CPU, 0 GPU free"
+
+
+def test_it_ends_when_nothing_moves_any_more(clock: Clock) -> None:
+    waiting = Waiting(60.0)
+    for running in range(3):  # replicas come one after the other
+        clock.now += 50.0
+        assert not waiting.over(app("DEPLOYING", decode={"STARTING": 3 - running, "RUNNING": running}))
+    clock.now += 61.0
+    with pytest.raises(ClusterError, match=r"oscine-m is not ready after 60 s: 1 decode to start .*0 GPU free"):
+        waiting.over(app("DEPLOYING", decode={"STARTING": 1, "RUNNING": 2}))
+
+
+def test_serve_that_never_begins(clock: Clock) -> None:
+    waiting = Waiting(60.0)
+    assert not waiting.over(None)
+    clock.now += 61.0
+    with pytest.raises(ClusterError, match="oscine-m is not ready after 60 s: Serve has not begun"):
+        waiting.over(None)
+
+
+def test_an_app_that_failed_says_why_in_one_line(clock: Clock) -> None:
+    trace = "Traceback (most recent call last):\n  ...\noscine.engine.stream.EngineError: no such weights\n"
+    with pytest.raises(ClusterError, match=r"^oscine-m: no such weights$"):
+        Waiting(60.0).over(app("DEPLOY_FAILED", trace))

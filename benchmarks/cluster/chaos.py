@@ -23,7 +23,7 @@ import httpx
 import psutil
 
 from benchmarks.cluster.cluster import Cluster
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
 from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
 
 VICTIMS = ("decode", "prefill", "router")

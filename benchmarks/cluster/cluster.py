@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from oscine.extensions.cluster.deployment import Deployment
+from oscine.extensions.replicas.spec.deployment import Deployment
 from oscine.extensions.cluster.ray import local
 
 _NUM_CPUS = 64  # that Ray may assign: more than the machine has, so that Ray never refuses an actor

@@ -22,7 +22,7 @@ import aiohttp
 from benchmarks.cluster.cluster import Cluster
 from benchmarks.cluster.ramp_plot import draw
 from benchmarks.serving.overhead import USAGE
-from oscine.extensions.cluster.deployment import (
+from oscine.extensions.replicas.spec.deployment import (
     Deployment,
     ModelSpec,
     Replicas,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import openai
 
 from benchmarks.cluster.cluster import Cluster
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
 from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, ServerOptions
 
 FIRST, SECOND, UNKNOWN = "first", "second", "third"

@@ -14,7 +14,7 @@ from collections import Counter
 
 from benchmarks.cluster.cluster import Cluster
 from benchmarks.serving.overhead import run_streams
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
 from oscine.settings.config import EngineOptions, SchedulerOptions, ServerOptions
 
 HOPS = ("client", "ingress", "router", "aggregated", "engine", "ray")

@@ -3,28 +3,25 @@
 Importing it loads neither the server nor the model.
 """
 
+import argparse
 import os
 import sys
 
 import oscine
-from oscine.cli.chat import command as chat_command
+from oscine.cli.commands import Command, find, installed
 from oscine.cli.error import INTERRUPTED, USAGE, CommandError, ended_by
-from oscine.cli.parser import Parser
-from oscine.cli.serve import command as serve_command
-from oscine.extensions.apis.batches import command as batch_command
-from oscine.extensions.bench.cli import command as bench_command
-from oscine.extensions.cluster.cli import command as cluster_command
-from oscine.extensions.completion import command as completion_command
-from oscine.extensions.doctor import command as machine_command
-from oscine.extensions.dynamo import command as dynamo_worker
-from oscine.extensions.eval.cli import command as eval_command
-from oscine.extensions.formats.cli import command as models_command
-from oscine.extensions.formats.cli import convert as convert_command
+from oscine.cli.parser import Parser, subcommand
 from oscine.system.environment import VariableError
 from oscine.system.home import give_home
 
 
-def _parser() -> Parser:
+def whole_parser() -> Parser:
+    """With the arguments of all commands."""
+    return _parser(installed(), installed())
+
+
+def _parser(listed: list[Command], used: list[Command]) -> Parser:
+    """Knows the names of `listed` commands, and the arguments of `used` ones."""
     parser = Parser(
         prog="oscine",
         usage="%(prog)s COMMAND [OPTIONS]",
@@ -32,11 +29,19 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"oscine {oscine.__version__}")
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", required=True)
-    of_models = serve_command, chat_command, batch_command, models_command, convert_command
-    for command in (*of_models, bench_command, eval_command, cluster_command, machine_command, dynamo_worker):
-        command.add_command(commands)
-    completion_command.add_command(commands, _parser)
+    for command in listed:
+        added = subcommand(commands, command.name, command.help)
+        if command in used:
+            command.arguments()(added)
     return parser
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    name = next((word for word in argv if not word.startswith("-")), None)
+    command = None if name is None else find(name)
+    used = [] if command is None else [command]
+    listed = installed()
+    return _parser(listed if command in listed else [*listed, *used], used).parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with ended_by(OSError):
             give_home()
-        args = _parser().parse_args(argv)
+        args = _parse(sys.argv[1:] if argv is None else argv)
         vars(args).pop("run")(args)
     except KeyboardInterrupt:
         return INTERRUPTED

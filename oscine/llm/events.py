@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from oscine.api.turns.turn import ToolAnswered, TurnEvent
+from oscine.api.turns.progress import ToolAnswered, TurnEvent
 from oscine.chat import events as chat
 from oscine.llm.results import ChatResult, TextResult, ToolCall
 

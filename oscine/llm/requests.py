@@ -14,14 +14,14 @@ from oscine.api.openai.chat_answer import ChatAnswer, reasoning_fields
 from oscine.api.openai.text_answer import TextAnswer
 from oscine.api.serving.admission import Admission
 from oscine.api.serving.call import Call
-from oscine.api.serving.generation import Choice, Generation
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, of_objects
 from oscine.api.serving.service import Service
 from oscine.api.turns.chat import chat_turns, top_logprobs
+from oscine.api.turns.generation import Choice, Generation
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
-from oscine.api.turns.turn import Turn, TurnEvent
 from oscine.chat.toolbox import Toolbox
 from oscine.llm.errors import RequestError
 from oscine.llm.events import CallRun, StreamEvent, Translator
@@ -46,7 +46,7 @@ def check_names(parameters: dict[str, Any], kind: type[SamplingFields]) -> None:
 
 
 class _Watched:
-    """A choice whose events are told as well. A Choice of oscine.api.serving.generation."""
+    """A choice whose events are told as well. A Choice of oscine.api.turns.generation."""
 
     def __init__(self, choice: Choice, index: int, emit: Emit) -> None:
         self._choice, self._emit = choice, emit

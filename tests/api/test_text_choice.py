@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from oscine.api.openai.answers import CompletionChoice
 from oscine.api.openai.text_answer import TextAnswer
 from oscine.api.serving.schemas import CompletionRequest
+from oscine.api.turns.progress import Turn
 from oscine.api.turns.text import TextParser
-from oscine.api.turns.turn import Turn
 from oscine.chat.tokenizer import Tokenizer
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams, TokenLogprobs
 

@@ -19,9 +19,9 @@ import pytest
 from oscine.cli.error import CommandError
 from oscine.executor.fake import TEXT
 from oscine.extensions.apis.batches import lines as files
-from oscine.extensions.apis.batches import run as batch_run
+from oscine.extensions.apis.batches.cli import run as batch_run
+from oscine.extensions.apis.batches.cli.run import BatchRun
 from oscine.extensions.apis.batches.lines import BatchInput, BatchOutput
-from oscine.extensions.apis.batches.run import BatchRun
 from tests.cli.test_commands import run
 from tests.server import ServerProcess
 from tests.waiting import wait_until

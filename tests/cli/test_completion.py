@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cli import _parser
+from oscine.cli import whole_parser
 from oscine.extensions.completion.shells import SHELLS
 from oscine.extensions.completion.tree import Command, commands_of
 
-COMMANDS = [*commands_of(_parser())]
+COMMANDS = [*commands_of(whole_parser())]
 BASH = 'COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _oscine; printf "%%s\\n" "${COMPREPLY[@]}"'
 # The parts of zsh's completion system that the script calls, as far as the offered words go.
 ZSH = """

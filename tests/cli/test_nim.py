@@ -9,8 +9,8 @@ import pytest
 from oscine.checkpoint import hub
 from oscine.cli.error import CommandError
 from oscine.cli.serve.read_options import read_config
-from oscine.extensions.apis.conventions import nim_commands as nim_command
 from oscine.extensions.apis.conventions.profiles import PROFILES
+from oscine.extensions.doctor import nim as nim_command
 from oscine.extensions.doctor.facts import Facts, Gpu
 from oscine.settings.config import Config
 

@@ -28,6 +28,7 @@ OTHERS = {
     "files": ("oscine.h", "oscine.json", "oscine.lock"),
     "a host of Kubernetes": ("oscine.default.svc.cluster.local",),
     "a variable in JavaScript": ("oscine.responses",),
+    "groups of entry points": ("oscine.commands",),
     "a model": ("oscine/oscine-nano",),
     "missing on purpose, in tests": (
         "oscine.nowhere",
@@ -35,6 +36,8 @@ OTHERS = {
         "oscine.cli.parser:nothing",
         "oscine.*.x",
         "oscine.extensions.x",
+        "oscine.extensions.deleted.inner.command:arguments",
+        "oscine.extensions.x.y",
     ),
 }
 

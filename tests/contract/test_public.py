@@ -25,15 +25,15 @@ from oscine.api.routes import endpoints
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
-from oscine.cli import _parser
-from oscine.cli.serve.name import Name
+from oscine.cli import whole_parser
 from oscine.cli.serve.options import NAMES
 from oscine.extensions.apis.batches.service import BatchService
 from oscine.extensions.apis.conventions import nim_variables
-from oscine.extensions.cluster import deployment
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
+from oscine.extensions.replicas.spec import deployment
 from oscine.llm import events, results
 from oscine.settings.config import OPTIONS, CacheOptions, Config, EngineOptions, SpeculationOptions
+from oscine.settings.name import Name
 from oscine.settings.option import Option, Options, options_of
 from oscine.system import environment
 from oscine.types import EngineStats
@@ -57,7 +57,7 @@ IN_FILES_OF_USERS = (
 def commands() -> Iterator[str]:
     """Commands, and each option or operand with the commands that take it in the same form."""
     takers: defaultdict[str, list[str]] = defaultdict(list)
-    parsers = [("oscine", _parser())]
+    parsers = [("oscine", whole_parser())]
     for path, parser in parsers:  # grows
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):

@@ -23,8 +23,8 @@ from oscine.cli.serve.read_options import read_config
 from oscine.extensions.apis.responses.service import ResponseService
 from oscine.extensions.cluster.cli import deployment_file, serve_config
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
-from oscine.extensions.cluster.deployment import APP, app_name
 from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
+from oscine.extensions.replicas.spec.deployment import APP, app_name
 from oscine.settings.config import Config
 from tests.cli.test_options import config_of, parser
 from tests.deploy.manifests import (

@@ -11,7 +11,7 @@ import yaml
 
 from oscine.api.openapi import plain_path
 from oscine.api.routes import endpoints
-from oscine.cli import _parser
+from oscine.cli import whole_parser
 from oscine.cli.serve.read_options import read_config
 from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config
@@ -60,7 +60,7 @@ COMMANDS = [
 @pytest.mark.long
 @pytest.mark.parametrize("words", COMMANDS)
 def test_commands_are_those_of_the_command_line(words: list[str]) -> None:
-    args = vars(_parser().parse_args(words[1:]))
+    args = vars(whole_parser().parse_args(words[1:]))
     assert callable(args.pop("run"))
     if words[1] == "serve" and not {"config", "kv-events-config"} & args.keys():
         args.pop("api-keys-file", None)

@@ -8,6 +8,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Write = Callable[[bytes], Awaitable[None]]  # sends a part of a body
 
 
 class ClientLeftError(Exception):

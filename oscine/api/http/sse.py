@@ -4,11 +4,8 @@ This module does the framing only. One write is one ASGI message, for any number
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from oscine.api.common.asgi import Send
-
-Write = Callable[[bytes], Awaitable[None]]  # sends events
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"

@@ -18,10 +18,10 @@ from oscine.api.openai.answers import (
     ChatLogprobs,
 )
 from oscine.api.openai.stream import OpenAIAnswer
-from oscine.api.serving.generation import Choice
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
 from oscine.api.serving.schemas import ChatCompletionRequest
-from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.api.turns.generation import Choice
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
 encode = msgspec.json.encode

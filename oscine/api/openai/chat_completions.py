@@ -5,10 +5,10 @@ from starlette.types import Receive, Scope, Send
 from oscine.api.openai.chat_answer import ChatAnswer, reasoning_fields
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
-from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.turns.chat import chat_turns, top_logprobs
+from oscine.api.turns.generation import Generation
 
 
 class ChatCompletions(Endpoint[ChatCompletionRequest]):

@@ -6,8 +6,8 @@ from oscine.api.common.errors import unsupported
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.openai.text_answer import TextAnswer
 from oscine.api.serving.call import Call
-from oscine.api.serving.generation import Generation
 from oscine.api.serving.schemas import CompletionRequest
+from oscine.api.turns.generation import Generation
 from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
 
 

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.common.asgi import ClientLeftError
+from oscine.api.common.asgi import ClientLeftError, Write
 from oscine.api.common.connection import run_while_connected
 from oscine.api.common.errors import APIError, internal
 from oscine.api.common.keys import Caller
 from oscine.api.http.body import read_body
-from oscine.api.http.sse import EventStream, Write
+from oscine.api.http.sse import EventStream
 from oscine.api.serving.call import Call, T
-from oscine.api.serving.generation import Generation
 from oscine.api.serving.schemas import decode
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
+from oscine.api.turns.generation import Generation
 
 logger = logging.getLogger(__name__)
 

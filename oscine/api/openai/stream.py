@@ -10,7 +10,7 @@ from oscine.api.common.errors import APIError
 from oscine.api.http.sse import DONE, event
 from oscine.api.openai.answers import CompletionDetails, PromptDetails, Usage
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
-from oscine.api.turns.turn import Turn
+from oscine.api.turns.progress import Turn
 
 
 class OpenAIAnswer:

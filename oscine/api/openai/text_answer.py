@@ -10,7 +10,7 @@ from oscine.api.openai.answers import Completion, CompletionChoice
 from oscine.api.openai.stream import OpenAIAnswer
 from oscine.api.serving.logprobs import TextLogprobs
 from oscine.api.serving.schemas import CompletionRequest
-from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.chat.detokenizer import Detokenizer
 from oscine.chat.events import ContentDelta
 from oscine.chat.tokenizer import Tokenizer

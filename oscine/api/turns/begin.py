@@ -9,7 +9,7 @@ from oscine.api.common.work import beside
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, constraint
 from oscine.api.serving.service import Service
-from oscine.api.turns.turn import Course, Turn
+from oscine.api.turns.progress import Course, Turn
 from oscine.chat.grammar import header_grammar, text_grammar
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.toolbox import Toolbox

@@ -12,7 +12,7 @@ from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import allowed_calls, conversation
 from oscine.api.turns.dialect import CHAT, Dialect
-from oscine.api.turns.turn import Turn, usual_headroom
+from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.toolbox import Toolbox
 from oscine.types import SamplingParams
 

@@ -12,7 +12,7 @@ from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, text_constraint
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.turns.dialect import TEXT, Dialect
-from oscine.api.turns.turn import Turn
+from oscine.api.turns.progress import Turn
 from oscine.chat.detokenizer import Detokenizer
 from oscine.chat.events import ContentDelta, Event
 from oscine.chat.stop_strings import StopStrings

@@ -10,7 +10,7 @@ from oscine.chat.effort import DEFAULT, EFFORTS
 from oscine.cli.chat.messages import read_lines, reader, unquoted
 from oscine.cli.chat.terminal import Terminal
 from oscine.cli.error import FAILED, USAGE, CommandError
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.server_url import client_settings, server_at
 from oscine.settings.config import NANO, Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.system.environment import Environment
@@ -22,13 +22,11 @@ MAX_TOKENS = 4096  # per answer, if the context has room for as many
 _HISTORY = "chat_history"  # file of earlier messages, in the folder for state
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    what = "talk to a model in the terminal"
-    more = (
+def arguments(parser: Parser) -> None:
+    parser.description = (
         "Talk to a model in the terminal. Without PROMPT a conversation begins. In it a paste is one message, "
         "and /help lists what else may be typed. In a pipe, each line is a message."
     )
-    parser = subcommand(commands, "chat", what, description=more)
     parser.add_argument(
         "prompt",
         nargs="?",

@@ -7,7 +7,7 @@ import time
 
 import oscine
 from oscine.cli.error import USAGE, ended_by
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
 from oscine.settings.config import NANO, Config
@@ -18,9 +18,8 @@ _LOGGER = logging.getLogger(__name__)
 _EXAMPLE = '{"messages": [{"role": "user", "content": "What is 27 + 58?"}]}'
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    what = "serve a model behind an OpenAI-compatible API"
-    parser = subcommand(commands, "serve", what, usage="%(prog)s [OPTIONS] [MODEL]")
+def arguments(parser: Parser) -> None:
+    parser.usage = "%(prog)s [OPTIONS] [MODEL]"
     add_options(parser)
     parser.set_defaults(run=run)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from oscine.cli.serve.name import Name, Values, note
+from oscine.settings.name import Name, Values, note
 from oscine.settings.option import OptionError, either
 
 # More than one of these would be a feature that is not there yet: feature -> names.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oscine.cli.serve.name import Values, note
 from oscine.settings.config import PeerOptions
+from oscine.settings.name import Values, note
 from oscine.settings.option import FileKeyError, OptionError, Options, did_you_mean, option, options_of
 from oscine.system.addresses import is_loopback, listens
 

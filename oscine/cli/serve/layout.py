@@ -6,10 +6,10 @@ describe the GPUs, or no step times of the model are known, the profile alone de
 
 from typing import TYPE_CHECKING
 
-from oscine.cli.serve.name import Values, note
 from oscine.cli.serve.options import SHARING
 from oscine.settings.config import Config
 from oscine.settings.devices import engines_of
+from oscine.settings.name import Values, note
 from oscine.system.environment import Environment
 from oscine.system.gpus import Machine, describe_gpus
 from oscine.timing.layout import MARGIN, Candidate, Estimate, Layout, Load, best_first

@@ -13,9 +13,9 @@ from typing import Any
 from oscine.cli.parser import HelpAll
 from oscine.cli.serve import dialects
 from oscine.cli.serve.kv_events_config import read_kv_events_config
-from oscine.cli.serve.name import Name, Values, merge
 from oscine.extensions.speculation.speculative_config import read_speculative_config
 from oscine.settings.config import OPTIONS
+from oscine.settings.name import Name, Values, merge
 from oscine.settings.option import Option, OptionError
 
 PROFILE_FOLDER = Path(__file__).parents[2] / "profiles"

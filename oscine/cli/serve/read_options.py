@@ -12,7 +12,6 @@ from typing import Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
-from oscine.cli.serve.name import NOTES, Values, merge
 from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, SHARING, add_options
 from oscine.extensions.apis.conventions.nim_variables import (
     PASSTHROUGH,
@@ -21,6 +20,7 @@ from oscine.extensions.apis.conventions.nim_variables import (
     read_variables,
 )
 from oscine.settings.config import NANO, OPTIONS, Config
+from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import FileKeyError, OptionError, did_you_mean
 from oscine.system.yaml_text import parse_yaml
 

@@ -1,9 +1,8 @@
 """`oscine completion bash|zsh|fish`: prints the script that completes commands, options and values."""
 
 import argparse
-from collections.abc import Callable
 
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.extensions.completion.shells import SHELLS
 from oscine.extensions.completion.tree import commands_of
 
@@ -15,14 +14,14 @@ _MORE = """Print a script that completes commands, options and values:
 """
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]", whole: Callable[[], Parser]) -> None:
-    """`whole`: makes the parser of the whole command line."""
-    parser = subcommand(
-        commands,
-        "completion",
-        "print a completion script for a shell",
-        description=_MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def arguments(parser: Parser) -> None:
+    parser.description = _MORE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=tuple(SHELLS), help="shell to complete in")
-    parser.set_defaults(run=lambda args: print(SHELLS[args.shell]([*commands_of(whole())]), end=""))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from oscine.cli import whole_parser
+
+    print(SHELLS[args.shell]([*commands_of(whole_parser())]), end="")

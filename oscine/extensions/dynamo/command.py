@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oscine.cli.error import USAGE, CommandError, ended_by
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.serve.options import ENGINE_GROUPS, add_options, add_some
 from oscine.cli.serve.read_options import read_config
 from oscine.extensions.dynamo.options import DynamoOptions
@@ -23,10 +23,9 @@ _RUNTIME = {
 }
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    what = "serve a model to NVIDIA Dynamo's frontend and router"
-    more = "Serve a model to NVIDIA Dynamo's frontend and router (needs the extra `dynamo`)."
-    parser = subcommand(commands, "dynamo-worker", what, usage="%(prog)s [OPTIONS] [MODEL]", description=more)
+def arguments(parser: Parser) -> None:
+    parser.usage = "%(prog)s [OPTIONS] [MODEL]"
+    parser.description = "Serve a model to NVIDIA Dynamo's frontend and router (needs the extra `dynamo`)."
     add_options(parser, groups=ENGINE_GROUPS)
     worker = parser.add_argument_group("worker")
     add_some(worker, (_NAME, *options_of(DynamoOptions)))

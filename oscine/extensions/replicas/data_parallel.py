@@ -13,7 +13,6 @@ from pathlib import Path
 
 from oscine.api.serving.service import Service
 from oscine.engine.process.client import EngineClient, EngineState
-from oscine.extensions.cluster.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.extensions.offload.page_files import seed_of
 from oscine.extensions.parallel.together import EngineGroup
 from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationLimits
@@ -21,6 +20,7 @@ from oscine.extensions.replicas.client.followed_models import as_one
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.client.reports import Reports
 from oscine.extensions.replicas.routing.router import Router
+from oscine.extensions.replicas.spec.deployment import ModelSpec, QueueLimits, RoleSpec
 from oscine.extensions.replicas.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.settings.config import Config, EngineOptions, PeerOptions
 from oscine.settings.devices import engines_of

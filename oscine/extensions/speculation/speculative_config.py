@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from oscine.cli.serve.name import Values, note
 from oscine.settings.config import SPECULATION_METHODS, SpeculationOptions
+from oscine.settings.name import Values, note
 from oscine.settings.option import FileKeyError, OptionError, did_you_mean, either, options_of
 from oscine.system.yaml_text import parse_yaml
 

@@ -1,6 +1,8 @@
 """The router in real Ray Serve, over real engines with a fake executor.
 
-`python -m tests.extensions.cluster.serve_session`: a process of its own, as Ray changes the one that uses it. Prints what happened as one line of JSON.
+`python -m tests.extensions.cluster.serve_session`: a process of its own, as Ray changes the one that uses it.
+
+Prints what happened as one line of JSON.
 """
 
 import asyncio
@@ -17,11 +19,11 @@ import ray
 from ray import serve
 
 from oscine.engine.core.prefix_index import extend_digests, root_of
-from oscine.extensions.cluster.deployment import ModelSpec, RoleSpec
 from oscine.extensions.cluster.ray.names import router_address
 from oscine.extensions.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.extensions.cluster.ray.router import RouterActor
 from oscine.extensions.replicas.client.router import RouterClient
+from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationRequest, SamplingParams

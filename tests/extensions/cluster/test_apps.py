@@ -2,8 +2,8 @@
 
 from ray.serve import Application
 
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.extensions.cluster.ray.apps import cluster_app, model_app
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.settings.config import EngineOptions, ModelOptions, ServerOptions
 
 

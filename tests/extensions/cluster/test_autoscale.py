@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oscine.extensions.cluster.deployment import ScalingOptions, ServiceLevels
 from oscine.extensions.cluster.scaling.policy import Bounds, Decision, Goals, State, decide
 from oscine.extensions.cluster.scaling.pool_load import PoolLoad, ReplicaLoad
+from oscine.extensions.replicas.spec.deployment import ScalingOptions, ServiceLevels
 from oscine.types import Role
 from tests.extensions.cluster.pool_simulation import Machine, Simulation, Work
 

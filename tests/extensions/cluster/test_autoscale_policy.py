@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ServiceLevels
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ServiceLevels
 
 config = pytest.importorskip("ray.serve.config")
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState  # noqa: E402

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from ray.serve.schema import ApplicationStatus
 
-from oscine.extensions.cluster.deployment import ModelSpec, RoleSpec
 from oscine.extensions.cluster.ray import control
 from oscine.extensions.cluster.ray.control import Wait
 from oscine.extensions.cluster.ray.local import ClusterError
+from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 
 MODEL = ModelSpec(("m",), (RoleSpec("decode", gpus=2.0, cpus=0.5), RoleSpec("prefill")))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.extensions.cluster.deployment import QueueLimits
 from oscine.extensions.replicas.routing.fair_queue import FairQueue, Ticket
+from oscine.extensions.replicas.spec.deployment import QueueLimits
 from oscine.extensions.replicas.spec.placement import NoPlace
 
 

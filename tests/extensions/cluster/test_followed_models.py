@@ -9,8 +9,8 @@ import pytest
 from oscine.engine.process.client import Engine
 from oscine.engine.wire.stream import EngineDied
 from oscine.extensions.apis.responses.service import ResponseService
-from oscine.extensions.cluster.deployment import ModelSpec, Replicas, RoleSpec
 from oscine.extensions.replicas.client.followed_models import FollowedModels, cluster_options
+from oscine.extensions.replicas.spec.deployment import ModelSpec, Replicas, RoleSpec
 from oscine.settings.config import Config, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import EngineInfo
 from tests.api.scripted_engine import ScriptedEngine, in_pieces

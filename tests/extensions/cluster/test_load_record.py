@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from oscine.cli import main
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ScalingOptions
 from oscine.extensions.cluster.scaling.load_record import Recorder, plans, read_lines
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec, ScalingOptions
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaSnapshot
 from oscine.types import EngineStats
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from oscine.engine.kv_events import page_hash
-from oscine.extensions.cluster.deployment import ModelSpec, PrefillLimits, QueueLimits, RoleSpec
 from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.routing.model_router import ModelRouter
+from oscine.extensions.replicas.spec.deployment import ModelSpec, PrefillLimits, QueueLimits, RoleSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport
 from oscine.types import Endpoints, EngineInfo, EngineStats

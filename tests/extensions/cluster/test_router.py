@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from oscine.extensions.cluster.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.routing.router import Router
+from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Placement
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport
 from oscine.types import Endpoints, EngineInfo

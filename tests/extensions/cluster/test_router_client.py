@@ -13,12 +13,12 @@ import zmq
 import zmq.asyncio
 
 from oscine.engine.wire.messages import encode
-from oscine.extensions.cluster.deployment import QueueLimits, RoleSpec
 from oscine.extensions.replicas.client import router as router_client
 from oscine.extensions.replicas.client.router import RouterAway, RouterClient
 from oscine.extensions.replicas.routing.model_router import ModelRouter
 from oscine.extensions.replicas.routing.service import RouterService
 from oscine.extensions.replicas.spec import router_messages
+from oscine.extensions.replicas.spec.deployment import QueueLimits, RoleSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport
 from tests import clock

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from oscine.api.common.errors import APIError
 from oscine.api.http.sse import named_event
 from oscine.api.serving.schemas import arguments_object
-from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
 Json = dict[str, Any]

@@ -7,10 +7,10 @@ from oscine.api.http.body import json_response
 from oscine.api.openai.answers import InputTokens
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
-from oscine.api.serving.generation import Generation
 from oscine.api.turns.chat import chat_turns
 from oscine.api.turns.conversation import conversation
 from oscine.api.turns.dialect import Dialect
+from oscine.api.turns.generation import Generation
 from oscine.extensions.apis.anthropic.answer import Blocks, MessageAnswer
 from oscine.extensions.apis.anthropic.request import answer_form, chat_request, prompt_request, shows_thinking
 from oscine.extensions.apis.anthropic.schemas import CountTokensRequest, MessagesRequest

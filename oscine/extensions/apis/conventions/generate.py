@@ -11,13 +11,13 @@ from oscine.api.common.errors import APIError, ErrorText, unsupported
 from oscine.api.http.sse import EventStream, event
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
-from oscine.api.serving.generation import Generation
 from oscine.api.serving.parameters import refuse
 from oscine.api.serving.schemas import CompletionRequest
 from oscine.api.serving.service import Service
 from oscine.api.turns.dialect import TEXT
+from oscine.api.turns.generation import Generation
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.api.turns.text import DEFAULT_MAX_TOKENS, text_turns
-from oscine.api.turns.turn import Turn, TurnEvent
 from oscine.chat.events import ContentDelta
 from oscine.extensions.apis.conventions.kserve import VERSION, model_name
 from oscine.extensions.apis.conventions.schemas import GenerateAnswer, GenerateParameters, GenerateRequest

@@ -7,9 +7,9 @@ NIM_MODEL_PROFILE has the least weight, as in NIM.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oscine.cli.serve.name import Values
 from oscine.extensions.apis.conventions.profiles import find_profile
 from oscine.settings.config import NANO
+from oscine.settings.name import Values
 from oscine.settings.option import FileKeyError, OptionError
 
 Variables = Mapping[str, str]

@@ -17,7 +17,7 @@ from oscine.api.common.errors import APIError, ErrorText
 from oscine.api.serving.call import Call
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
 from oscine.api.serving.schemas import arguments_object
-from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
 from oscine.extensions.apis.ollama.schemas import (
     OllamaAnswerMessage,

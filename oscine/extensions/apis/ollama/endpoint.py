@@ -13,13 +13,13 @@ from oscine.api.http.body import json_response
 from oscine.api.http.sse import NDJSON, EventStream
 from oscine.api.openai.endpoint import Endpoint
 from oscine.api.serving.call import Call
-from oscine.api.serving.generation import Generation
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.api.turns.chat import chat_turns
 from oscine.api.turns.dialect import Dialect
+from oscine.api.turns.generation import Generation
+from oscine.api.turns.progress import Turn
 from oscine.api.turns.text import text_turns
-from oscine.api.turns.turn import Turn
 from oscine.extensions.apis.ollama.answer import Kind, OllamaAnswer, Piece, record
 from oscine.extensions.apis.ollama.request import (
     answer_form,

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from oscine.api.common.asgi import Write
 from oscine.api.common.errors import unavailable
-from oscine.api.http.sse import Write
 from oscine.extensions.apis.responses.events import ResponseEvents
 from oscine.extensions.apis.responses.schemas import ResponseAnswer
 

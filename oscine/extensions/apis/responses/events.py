@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from oscine.api.http.sse import Write, named_event
+from oscine.api.common.asgi import Write
+from oscine.api.http.sse import named_event
 from oscine.extensions.apis.responses.view import shown
 
 _encode = msgspec.json.encode

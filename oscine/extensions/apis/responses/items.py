@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
-from oscine.api.turns.turn import ToolAnswered, ToolBegins, Turn, TurnEvent
+from oscine.api.turns.progress import ToolAnswered, ToolBegins, Turn, TurnEvent
 from oscine.chat.events import (
     BuiltinCallBegin,
     BuiltinCallDelta,
@@ -342,7 +342,7 @@ class ListingItem(Item):
 class OutputItems:
     """All items of a response, in order. The item of a built-in call stays open until the call is answered.
 
-    A Choice of oscine.api.serving.generation.
+    A Choice of oscine.api.turns.generation.
     """
 
     def __init__(

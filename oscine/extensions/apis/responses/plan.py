@@ -13,7 +13,7 @@ from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
 from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import refuse_tools
-from oscine.api.turns.turn import Turn, usual_headroom
+from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from oscine.api.common.errors import APIError
-from oscine.api.turns.turn import Turn
+from oscine.api.turns.progress import Turn
 from oscine.chat import effort
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseRequest, ResponseUsage, TextFormatConfig
 from oscine.extensions.apis.responses.tools import repeated

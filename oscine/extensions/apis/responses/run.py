@@ -7,10 +7,10 @@ import time
 import msgspec
 from msgspec.structs import replace
 
+from oscine.api.common.asgi import Write
 from oscine.api.common.errors import APIError, internal, unavailable
-from oscine.api.http.sse import Write
-from oscine.api.serving.generation import Generation
 from oscine.api.serving.logprobs import ContentLogprobs
+from oscine.api.turns.generation import Generation
 from oscine.extensions.apis.responses import resource
 from oscine.extensions.apis.responses.events import ResponseEvents
 from oscine.extensions.apis.responses.items import OutputItems, Status

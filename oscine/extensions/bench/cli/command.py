@@ -15,8 +15,7 @@ from oscine.extensions.bench.result import RESULTS, Point, append, latest, read,
 from oscine.settings.config import NANO, OPTIONS, ModelOptions
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    parser = subcommand(commands, "bench", "measure a server, the engine or the ops")
+def arguments(parser: Parser) -> None:
     kinds = parser.add_subparsers(metavar="serve|sweep|engine|ops", required=True)
     serving.add_serve(kinds)
     serving.add_sweep(kinds)

@@ -19,17 +19,15 @@ from oscine.cli.parser import Parser
 from oscine.system.environment import Environment
 
 if TYPE_CHECKING:
-    from oscine.extensions.cluster.deployment import Deployment
     from oscine.extensions.cluster.ray.local import LocalRay
     from oscine.extensions.cluster.scaling.load_record import PoolPlan
+    from oscine.extensions.replicas.spec.deployment import Deployment
     from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 
 _NOTHING = "no cluster runs (`oscine cluster up FILE` starts one; --ray ADDRESS names one on a Ray of your own)"
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    what = "serve models from many engines, on Ray"
-    parser = commands.add_parser("cluster", help=what, description=f"{what.capitalize()}.", allow_abbrev=False)
+def arguments(parser: Parser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="up|status|record|plan|down", required=True)
 
     def add(verb: str, run: Callable[[argparse.Namespace], None], what: str) -> Parser:
@@ -116,8 +114,8 @@ def _up(args: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
     """Makes this process a client of the deployment's Ray. A Ray that is started for it ends if the block fails."""
-    from oscine.extensions.cluster.deployment import LOCAL
     from oscine.extensions.cluster.ray import local as local_ray
+    from oscine.extensions.replicas.spec.deployment import LOCAL
 
     if deployment.ray != LOCAL:
         local_ray.connect(deployment.ray)

@@ -1,7 +1,7 @@
 """Reads the deployment file of a cluster: YAML, each error with its line, its key and the rule.
 
-Rules on values live in oscine.extensions.cluster.deployment and oscine.settings.config. Options of an engine and of the
-ingress are those of `oscine serve`, read by the same code.
+Rules on values live in oscine.extensions.replicas.spec.deployment and oscine.settings.config. Options of an engine and
+of the ingress are those of `oscine serve`, read by the same code.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,9 @@ from oscine.api.common.keys import ApiKeys
 from oscine.chat.vocabulary import tokenizer_folder
 from oscine.checkpoint.hub import check_local
 from oscine.cli.serve import read_options as options
-from oscine.cli.serve.name import NOTES, Values, merge
 from oscine.cli.serve.options import ALIASES, OPPOSITES, PROFILE
 from oscine.extensions.cluster.cli.yaml_section import Section
-from oscine.extensions.cluster.deployment import (
+from oscine.extensions.replicas.spec.deployment import (
     Deployment,
     ModelSpec,
     PrefillLimits,
@@ -28,6 +27,7 @@ from oscine.extensions.cluster.deployment import (
     app_name,
 )
 from oscine.settings.config import OPTIONS, EngineOptions, ServerOptions, SpeculationOptions, ToolOptions
+from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import OptionError, options_of
 from oscine.system.environment import Environment
 from oscine.types import Role

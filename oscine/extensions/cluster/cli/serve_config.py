@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.extensions.cluster.cli.deployment_file import read_deployment, with_secrets_of
-from oscine.extensions.cluster.deployment import Deployment
+from oscine.extensions.replicas.spec.deployment import Deployment
 from oscine.system.environment import Environment
 
 

@@ -14,13 +14,13 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import LoggingConfig
 
 import oscine
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.extensions.cluster.ray.ingress import Ingress
 from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
 from oscine.extensions.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.extensions.cluster.ray.router import RouterActor
 from oscine.extensions.cluster.scaling.policy import Goals
 from oscine.extensions.cluster.scaling.pool_load import LOOK_BACK_S
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
 
 _HEALTH_S = 0.5  # between two looks at an actor
 _HEALTH_TIMEOUT_S = 10.0  # an actor that does not answer so long is replaced

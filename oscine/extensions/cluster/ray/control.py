@@ -18,10 +18,10 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from oscine.extensions.cluster.deployment import APP, Deployment, ModelSpec, app_name
 from oscine.extensions.cluster.ray.apps import cluster_app, model_app
 from oscine.extensions.cluster.ray.local import ClusterError
 from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
+from oscine.extensions.replicas.spec.deployment import APP, Deployment, ModelSpec, app_name
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot
 
 logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every handle that is made

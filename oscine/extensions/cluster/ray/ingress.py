@@ -18,12 +18,12 @@ from ray.serve.handle import DeploymentHandle
 from oscine.api.server import Server, ServerError
 from oscine.api.telemetry.logs import start_logging
 from oscine.extensions.apis.batches.service import BatchService
-from oscine.extensions.cluster.deployment import ModelSpec
 from oscine.extensions.cluster.ray.names import router_address
 from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationCounters, MigrationLimits
 from oscine.extensions.replicas.client.followed_models import FollowedModels
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.client.router import RouterClient
+from oscine.extensions.replicas.spec.deployment import ModelSpec
 from oscine.settings.config import Config, ServerOptions, ToolOptions
 from oscine.system.environment import Environment
 

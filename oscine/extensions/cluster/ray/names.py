@@ -10,8 +10,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from oscine.extensions.cluster.deployment import APP
 from oscine.extensions.replicas.client.router import RouterAway
+from oscine.extensions.replicas.spec.deployment import APP
 
 ROUTER, INGRESS = "router", "ingress"
 

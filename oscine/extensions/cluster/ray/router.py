@@ -14,10 +14,10 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from oscine.extensions.cluster.deployment import ModelSpec, app_name
 from oscine.extensions.cluster.ray.names import handle_of
 from oscine.extensions.replicas.routing.router import Router
 from oscine.extensions.replicas.routing.service import RouterService
+from oscine.extensions.replicas.spec.deployment import ModelSpec, app_name
 from oscine.types import Role
 
 _LOOK_S = 0.2  # between looks for what is missing, or still open

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from oscine.extensions.cluster.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.extensions.cluster.scaling.policy import EVERY_S, Bounds, Goals, State, decide
 from oscine.extensions.cluster.scaling.pool_load import LOOK_BACK_S, PoolLoad, replica_load, report
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot
 from oscine.types import EngineStats, Role
 

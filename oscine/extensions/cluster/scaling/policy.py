@@ -8,9 +8,9 @@ is passed in and out.
 import math
 from dataclasses import dataclass, field, replace
 
-from oscine.extensions.cluster.deployment import ScalingOptions, ServiceLevels
 from oscine.extensions.cluster.scaling.capacity import Capacity
 from oscine.extensions.cluster.scaling.pool_load import PoolLoad
+from oscine.extensions.replicas.spec.deployment import ScalingOptions, ServiceLevels
 from oscine.types import Role
 
 # Of a replica's sequences, and of its prompt tokens per second: arrivals come in clusters, and beyond this many wait.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscine.cli.error import USAGE, CommandError, ended_by
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.extensions.eval.cli.options import Asked, Requests, outputs
 from oscine.settings.option import options_of
@@ -21,16 +21,13 @@ COMPARE = "compare"
 SKILLS = "skills"  # of the embedded model; their tasks are made in a clone
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    parser = subcommand(
-        commands,
-        "eval",
-        "measure the quality of a server's answers",
-        usage="%(prog)s URL [URL] --tasks FILE|NAME [OPTIONS]\n       %(prog)s compare FILE FILE",
-        description="Ask servers with OpenAI's API the questions of a task file or a test set, and grade the answers. "
+def arguments(parser: Parser) -> None:
+    parser.usage = "%(prog)s URL [URL] --tasks FILE|NAME [OPTIONS]\n       %(prog)s compare FILE FILE"
+    parser.description = (
+        "Ask servers with OpenAI's API the questions of a task file or a test set, and grade the answers. "
         "Prints the accuracy per group of tasks, with 95 % confidence intervals. With two servers, or two files of "
         "answers, it also prints the difference with its test, and the tasks that changed. The exit status is 1 when "
-        "a request failed.",
+        "a request failed."
     )
     parser.add_argument(
         "place", nargs="+", metavar="URL", help="server to ask, such as http://127.0.0.1:8000; a second one is compared"

@@ -4,40 +4,33 @@ import argparse
 import sys
 
 from oscine.cli.error import USAGE, CommandError, ended_by
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.settings.config import OPTIONS, ModelOptions
 
 _WIDTHS = "{:32}  {:14}  {:13}  {:>9}{}"
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    _add_pull(commands)
-    _add_list(commands)
-    _add_rm(commands)
-
-
-def _add_pull(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = (
+def arguments_of_pull(parser: Parser) -> None:
+    parser.description = (
         "Download a model from Hugging Face into its cache, where `oscine serve` finds it without a network. "
         "An interrupted download is resumed."
     )
-    parser = subcommand(commands, "pull", "download a model", description=more)
     parser.add_argument("model", metavar="MODEL", help="gpt-oss-20b, gpt-oss-120b, or owner/name of Hugging Face")
     add_some(parser, (OPTIONS["revision"], OPTIONS["download-dir"]))
     parser.set_defaults(run=run_pull)
 
 
-def _add_list(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = "List the gpt-oss models on this machine: in Oscine itself, in Hugging Face's cache, and in Ollama's store."
-    parser = subcommand(commands, "list", "list the models on this machine", description=more)
+def arguments_of_list(parser: Parser) -> None:
+    parser.description = (
+        "List the gpt-oss models on this machine: in Oscine itself, in Hugging Face's cache, and in Ollama's store."
+    )
     add_some(parser, (OPTIONS["download-dir"],))
     parser.set_defaults(run=run_list)
 
 
-def _add_rm(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = "Remove a model from Hugging Face's cache, or weights that were repacked for this CPU."
-    parser = subcommand(commands, "rm", "remove a downloaded model", description=more)
+def arguments_of_rm(parser: Parser) -> None:
+    parser.description = "Remove a model from Hugging Face's cache, or weights that were repacked for this CPU."
     parser.add_argument("model", metavar="MODEL", help="name of a model, as `oscine list` shows it")
     parser.add_argument("--yes", action="store_true", help="remove the model without asking")
     add_some(parser, (OPTIONS["download-dir"],))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscine.cli.error import ended_by
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.settings.config import OPTIONS, ModelOptions
 from oscine.settings.option import BYTES, read_size
@@ -18,13 +18,12 @@ _PLACE = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(?:
 _OPTIONS = ("revision", "tokenizer", "download-dir")
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    more = (
+def arguments(parser: Parser) -> None:
+    parser.description = (
         "Write a model in the published layout: experts in MXFP4, everything else in bfloat16. SOURCE may be a "
         "fine-tune in bfloat16, float16 or float32, as transformers saves it, or a GGUF file. An interrupted "
         "conversion is continued."
     )
-    parser = subcommand(commands, "convert", "convert a model to the published layout", description=more)
     parser.add_argument("source", metavar="SOURCE", help="folder, GGUF file, or name, as MODEL of `oscine serve`")
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write")
     parser.add_argument("--lora", metavar="FOLDER", type=Path, help="LoRA adapter of PEFT to merge into SOURCE")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.engine.process.client import Engine
-from oscine.extensions.cluster.deployment import ModelSpec
+from oscine.extensions.replicas.spec.deployment import ModelSpec
 from oscine.settings.config import EngineOptions
 
 logger = logging.getLogger(__name__)

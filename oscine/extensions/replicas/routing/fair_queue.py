@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from oscine.extensions.cluster.deployment import QueueLimits
+from oscine.extensions.replicas.spec.deployment import QueueLimits
 from oscine.extensions.replicas.spec.placement import NoPlace
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from oscine.extensions.cluster.deployment import ModelSpec
 from oscine.extensions.replicas.routing.fair_queue import FairQueue, Ticket
 from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.routing.replica_view import ReplicaView
+from oscine.extensions.replicas.spec.deployment import ModelSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.extensions.replicas.spec.snapshot import RouterCounters
 from oscine.types import EngineInfo, PrefillSource, Role

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable
 from typing import NoReturn
 
-from oscine.extensions.cluster.deployment import ModelSpec
 from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.routing.model_router import ModelRouter
+from oscine.extensions.replicas.spec.deployment import ModelSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo, Role

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oscine.cli.error import USAGE, CommandError, ended_by
-from oscine.cli.parser import Parser, subcommand
+from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_options
 from oscine.cli.serve.read_options import read_config
 from oscine.cli.server_url import server_at
@@ -17,16 +17,13 @@ from oscine.system.environment import Environment
 _CONCURRENCY = 64  # with a server whose limits are unknown
 
 
-def add_command(commands: "argparse._SubParsersAction[Parser]") -> None:
-    parser = subcommand(
-        commands,
-        "batch",
-        "answer a file of requests",
-        usage="%(prog)s [OPTIONS] INPUT OUTPUT [MODEL]",
-        description="Answer a file of requests in OpenAI's batch format, one JSON object per line: custom_id, method, "
+def arguments(parser: Parser) -> None:
+    parser.usage = "%(prog)s [OPTIONS] INPUT OUTPUT [MODEL]"
+    parser.description = (
+        "Answer a file of requests in OpenAI's batch format, one JSON object per line: custom_id, method, "
         "url and body. The answers come in any order. A run that was ended goes on where it was: run the command "
         "again. The exit status is 1 when a line has no answer. Without --url a server is started for the time, with "
-        "MODEL and the options of `oscine serve`.",
+        "MODEL and the options of `oscine serve`."
     )
     parser.add_argument("input", type=Path, metavar="INPUT", help="file of requests")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="file that answers are appended to")
@@ -55,8 +52,8 @@ def run(args: argparse.Namespace) -> None:
     config = _for_one_client(read_config(given))
     import asyncio
 
+    from oscine.extensions.apis.batches.cli.run import BatchRun
     from oscine.extensions.apis.batches.lines import BatchFileError, BatchInput, BatchOutput, FileInUseError
-    from oscine.extensions.apis.batches.run import BatchRun
 
     scheduler = config.engine.scheduler
     here = 2 * (scheduler.most_seqs if Environment().num_gpus else scheduler.max_num_seqs)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from oscine.api.common.asgi import Write
 from oscine.api.common.errors import APIError, unavailable
-from oscine.api.http.sse import Write
 from oscine.api.serving.call import Call
 from oscine.api.telemetry.sequence_metrics import RequestType, SequenceClock
-from oscine.api.turns.turn import Turn, TurnEvent
+from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded, RequestStream
 from oscine.types import GenerationOutput
 

@@ -1,0 +1,97 @@
+"""The commands of `oscine`. Each is imported when it is used.
+
+Packages outside add commands by entry points of the group `oscine.commands`. The value of such an entry point is a
+Command. They are read only if a name is not in the table.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from oscine.cli.error import USAGE, CommandError
+from oscine.cli.parser import Parser
+
+GROUP = "oscine.commands"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str
+    help: str
+    place: str  # "module:function". The function adds arguments and `run`, which takes the parsed ones, to a Parser
+
+    @property
+    def module(self) -> str:
+        return self.place.partition(":")[0]
+
+    @property
+    def extension(self) -> str | None:
+        _, _, inner = self.module.partition("oscine.extensions.")
+        return inner.partition(".")[0] or None
+
+    def is_there(self) -> bool:
+        """False if its extension is not installed."""
+        try:
+            return find_spec(self.module) is not None
+        except ModuleNotFoundError:
+            return False
+
+    def arguments(self) -> Callable[[Parser], None]:
+        module, _, function = self.place.partition(":")
+        found: Callable[[Parser], None] = getattr(import_module(module), function)
+        return found
+
+
+COMMANDS = (
+    Command("serve", "serve a model behind an OpenAI-compatible API", "oscine.cli.serve.command:arguments"),
+    Command("chat", "talk to a model in the terminal", "oscine.cli.chat.command:arguments"),
+    Command("batch", "answer a file of requests", "oscine.extensions.apis.batches.cli.command:arguments"),
+    Command("pull", "download a model", "oscine.extensions.formats.cli.command:arguments_of_pull"),
+    Command("list", "list the models on this machine", "oscine.extensions.formats.cli.command:arguments_of_list"),
+    Command("rm", "remove a downloaded model", "oscine.extensions.formats.cli.command:arguments_of_rm"),
+    Command("convert", "convert a model to the published layout", "oscine.extensions.formats.cli.convert:arguments"),
+    Command("bench", "measure a server, the engine or the ops", "oscine.extensions.bench.cli.command:arguments"),
+    Command("eval", "measure the quality of a server's answers", "oscine.extensions.eval.cli.command:arguments"),
+    Command("cluster", "serve models from many engines, on Ray", "oscine.extensions.cluster.cli.command:arguments"),
+    Command("doctor", "say what fits this machine, and what is missing", "oscine.extensions.doctor.command:arguments"),
+    Command(
+        "list-model-profiles", "list NIM's model profiles", "oscine.extensions.doctor.nim_command:arguments_of_list"
+    ),
+    Command(
+        "download-to-cache",
+        "download models, by NIM's profiles",
+        "oscine.extensions.doctor.nim_command:arguments_of_download",
+    ),
+    Command(
+        "dynamo-worker",
+        "serve a model to NVIDIA Dynamo's frontend and router",
+        "oscine.extensions.dynamo.command:arguments",
+    ),
+    Command("completion", "print a completion script for a shell", "oscine.extensions.completion.command:arguments"),
+)
+
+
+def installed() -> list[Command]:
+    """Those of the table whose extension is there."""
+    return [command for command in COMMANDS if command.is_there()]
+
+
+def find(name: str) -> Command | None:
+    """One of the table, or of another package. Raises CommandError if its extension is not installed."""
+    for command in COMMANDS:
+        if command.name == name:
+            if not command.is_there():
+                raise CommandError(f"oscine {name} needs the extension {command.extension}", USAGE)
+            return command
+    for entry in entry_points(group=GROUP, name=name):
+        try:
+            found = entry.load()
+            if not isinstance(found, Command):
+                raise TypeError(f"{entry.value} is no Command")
+            return found
+        except Exception as error:  # whatever another package does
+            print(f"oscine: warning: the command {name} of {entry.value} cannot be used: {error}", file=sys.stderr)
+    return None

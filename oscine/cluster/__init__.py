@@ -1,0 +1,1 @@
+"""Holds names that users have in files; see the modules. They will go with the next release."""

@@ -1,0 +1,67 @@
+"""A package of somebody else adds to Oscine by entry points."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oscine.cli import commands
+
+CODE = """
+from oscine.cli.commands import Command
+
+GREET = Command("greet", "greet somebody", "greeting:arguments")
+WRONG = "no command"
+
+
+def arguments(parser):
+    parser.add_argument("name")
+    parser.set_defaults(run=lambda args: print(f"hello {args.name}"))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder for sys.path, as an installed distribution leaves it."""
+    tmp_path.joinpath("greeting.py").write_text(CODE)
+    metadata = tmp_path / "greeting-1.0.dist-info"
+    metadata.mkdir()
+    metadata.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+    metadata.joinpath("entry_points.txt").write_text(
+        f"[{commands.GROUP}]\ngreet = greeting:GREET\nwrong = greeting:WRONG\nserve = greeting:GREET\n"
+    )
+    return tmp_path
+
+
+def oscine(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(package)!r}); from oscine.cli import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_command(package: Path) -> None:
+    done = oscine(package, "greet", "Ada")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello Ada\n", "")
+    assert "Greet somebody." in oscine(package, "greet", "--help").stdout
+
+
+def test_a_broken_command_costs_one_line_of_warning(package: Path) -> None:
+    done = oscine(package, "wrong")
+    assert done.returncode == 2
+    warning, error = done.stderr.splitlines()
+    assert (
+        warning == "oscine: warning: the command wrong of greeting:WRONG cannot be used: greeting:WRONG is no Command"
+    )
+    assert error.startswith("oscine: error: argument COMMAND: it must be one of serve, ")
+
+
+def test_no_package_replaces_a_command(package: Path) -> None:
+    assert "usage: oscine serve" in oscine(package, "serve", "--help").stdout
+
+
+def test_a_command_whose_extension_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = commands.Command("gone", "do what was deleted", "oscine.extensions.deleted.inner.command:arguments")
+    monkeypatch.setattr(commands, "COMMANDS", (*commands.COMMANDS, gone))
+    assert gone not in commands.installed()
+    with pytest.raises(commands.CommandError, match=r"^oscine gone needs the extension deleted$"):
+        commands.find("gone")

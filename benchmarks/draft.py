@@ -60,13 +60,13 @@ from oscine.extensions.speculation.eagle.drafter import EagleDrafter
 from oscine.extensions.speculation.eagle.find import OF_NANO, DraftHead
 from oscine.extensions.speculation.ops import reference
 from oscine.extensions.speculation.ops.interface import DraftOps, DraftState, SliceOfHead
-from oscine.extensions.speculation.ops.table import BACKENDS, resolve_draft
+from oscine.extensions.speculation.ops.table import backend_of, resolve_draft
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import Weights, load_weights
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedSizes, PackedStep
-from oscine.ops.table import choose, platform, resolve
+from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Target
 from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions, SpeculationOptions
 from oscine.types import StepPlan
@@ -204,8 +204,8 @@ def check_ops(model: str, device: str) -> bool:
     with torch.inference_mode():
         torch.manual_seed(0)
         opened = open_model(model_options(model, device))
-        target, name = opened.config, platform(Target.of(opened.device), opened.dtype)
-        ops, backend = resolve_draft(Target.of(opened.device), name), BACKENDS.get(name, "reference")
+        target, platform = opened.config, platform_of(Target.of(opened.device), opened.dtype)
+        ops, backend = resolve_draft(Target.of(opened.device), platform), backend_of(platform)
         where = opened.device, opened.dtype
         good = check_products(ops, backend, target, *where)
         good &= check_choice(ops, backend, target, *where)
@@ -220,11 +220,11 @@ def random_drafter(opened: OpenedModel, folder: Path, most_sequences: int) -> Ea
     """Sequences in slots 0, 1, 2 ... with pages of their own, as after a step of the target."""
     device, dtype, groups = opened.device, opened.dtype, opened.config.kv_groups(PAGE, str(opened.dtype)[6:])
     target = Target.of(device)
-    name = platform(target, dtype)
-    ops, layers = resolve(target, choose(name)), opened.config.of_layers((0, 1))
+    platform = platform_of(target, dtype)
+    ops, layers = resolve(target, choose(platform.name)), opened.config.of_layers((0, 1))
     model = GptOss(layers, load_weights(layers, opened.source, device, dtype, ops=ops), ops)
     found = DraftHead(open_head(folder, opened.config), opened.config.num_hidden_layers)
-    head = found.load(opened, model, resolve_draft(target, name))
+    head = found.load(opened, model, resolve_draft(target, platform))
     length = CONTEXT + MOST_DRAFTS
     state = DeviceState(most_sequences, length, PAGE, len(groups), device, ops, MOST_DRAFTS)
     columns = -(-length // PAGE)
@@ -232,7 +232,7 @@ def random_drafter(opened: OpenedModel, folder: Path, most_sequences: int) -> Ea
     state.update_pages([slots.tolist(), ((numbers - 1) % columns).tolist(), *[numbers.tolist()] * len(groups)])
     group = groups[found.group(groups)]
     pages = torch.zeros(len(numbers) + 1, 2, group.num_kv_heads, PAGE, group.head_dim, dtype=dtype, device=device)
-    drafter = EagleDrafter(head, state, pages, found.group(groups), records=name == "native")
+    drafter = EagleDrafter(head, state, pages, found.group(groups), records=platform.has_c_kernels)
     held: DraftState = drafter._held
     held.features.normal_()
     held.lens.fill_(CONTEXT)

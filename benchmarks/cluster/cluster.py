@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from oscine.extensions.replicas.spec.deployment import Deployment
 from oscine.extensions.cluster.ray import local
+from oscine.extensions.replicas.spec.deployment import Deployment
 
 _NUM_CPUS = 64  # that Ray may assign: more than the machine has, so that Ray never refuses an actor
 

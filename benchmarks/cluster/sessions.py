@@ -21,9 +21,9 @@ from itertools import count
 
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.process.client import EngineClient
-from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.routing.model_router import ModelRouter
+from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.spec.placement import Placement
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, PeerOptions, SchedulerOptions

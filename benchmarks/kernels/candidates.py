@@ -40,8 +40,8 @@ from oscine.ops.moe import reference
 from oscine.ops.moe.hopper import Tiling, large
 from oscine.ops.norm import hopper as norm_of_hopper
 from oscine.ops.norm import triton as norm
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.qkv import hopper as qkv
-from oscine.ops.table import choose, resolve
 from oscine.ops.target import Target
 
 ROUNDS = 12

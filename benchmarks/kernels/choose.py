@@ -18,7 +18,7 @@ from oscine.ops.choose import screened
 from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.linear.stream import Tile, tile_for
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")

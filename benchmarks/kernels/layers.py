@@ -24,7 +24,7 @@ from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Shard
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, Chooser, KVCache, Ops, Routing
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")

@@ -25,7 +25,7 @@ from oscine.ops.choose.screen_gemm import TILES, logits
 from oscine.ops.interface import Routing
 from oscine.ops.linear.stream import tile_for
 from oscine.ops.moe import hopper
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")

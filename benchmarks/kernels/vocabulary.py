@@ -16,7 +16,7 @@ from benchmarks.kernels.communication import in_graph
 from benchmarks.kernels.inputs import sampling_batch
 from benchmarks.kernels.ranks import Ranks, RanksError, run_ranks
 from oscine.ops.interface import Ops
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 ROWS = (1, 2, 8, 32, 64)

@@ -38,7 +38,7 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
-from oscine.ops.table import choose, platform, resolve
+from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import ActivationDtype, Target
 from oscine.settings.config import NANO, ModelOptions
 
@@ -160,7 +160,7 @@ def add_kernels(table: Table, config: ModelConfig, source: TensorSource, target:
             gc.collect()
             torch.cuda.empty_cache()
             chip = replace(target, activation_dtype=activations)
-            ops = resolve(chip, choose(platform(target)), leave_choice=False)  # the choice is compared
+            ops = resolve(chip, choose(platform_of(target).name), leave_choice=False)  # the choice is compared
             model = GptOss(config, load_weights(config, source, target.device, torch.bfloat16, ops=ops), ops)
             for fp8_keys, name in enumerate(names):
                 with compilers.compile_together():

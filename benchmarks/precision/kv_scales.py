@@ -24,7 +24,7 @@ from oscine.executor.kv.allocate import allocate_group
 from oscine.extensions.bench.step_inputs import PAGE
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import QkvProjection
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 from oscine.settings.config import ModelOptions
 from training.evaluate import NANO, SEED, SKILLS

@@ -9,7 +9,7 @@ from torch.nn import functional
 from oscine.ops.interface import Batch, MxExperts, Ops, PageGroup, Routing
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.moe.reference import swiglu
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 

@@ -23,7 +23,7 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.extensions.offload.page_memory import HostMemory
 from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy, open_store
 from oscine.kv_group import FP8
-from oscine.ops import table
+from oscine.ops.platforms import cuda, hopper, native, reference
 from oscine.ops.target import Target
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from tests.tiny import TINY
@@ -114,7 +114,7 @@ def at(folder: Path) -> EngineOptions:
 
 def test_what_has_no_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = at(tmp_path)
-    monkeypatch.setattr(table, "unavailable", lambda: None)
+    monkeypatch.setattr(native, "unavailable", lambda: None)
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a GPU, as the C kernels for CPUs have no FP8"):
         load.load_executor(asked, lambda text: None, Stopwatch())
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a GPU"):
@@ -122,13 +122,13 @@ def test_what_has_no_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a model: --executor fake has none"):
         build_engine(EngineOptions(cache=IN_FP8, executor="fake"))
     a100, l4, h200 = (Target(torch.device("cuda"), capability) for capability in ((8, 0), (8, 9), (9, 0)))
-    assert table.lacking_for_fp8(a100, "cuda") == "a GPU of compute capability 8.9, not 8.0"
-    assert table.lacking_for_fp8(l4, "cuda") is table.lacking_for_fp8(h200, "hopper") is None
+    assert cuda.PLATFORM.lacking_for_fp8_keys(a100) == "a GPU of compute capability 8.9, not 8.0"
+    assert cuda.PLATFORM.lacking_for_fp8_keys(l4) is hopper.PLATFORM.lacking_for_fp8_keys(h200) is None
 
 
 def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no C compiler."""
-    monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
+    monkeypatch.setattr(native, "unavailable", lambda: "no compiler")
     said: list[str] = []
     executor = load.load_executor(at(tmp_path), said.append, Stopwatch())
     assert f"{executor.memory.slots[0].count} slots for pages of {PAGE} tokens: " in said[0]
@@ -139,7 +139,7 @@ def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest
 def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounded = ModelOptions(str(NANO_FOLDER), device="cpu", activation_dtype="fp8")
     asked = EngineOptions(rounded, num_threads=1, quiet=True)
-    monkeypatch.setattr(table, "unavailable", lambda: None)
+    monkeypatch.setattr(native, "unavailable", lambda: None)
     needs = r"--activation-dtype fp8 needs a GPU of compute capability 9.0 \(Hopper\)"
     with pytest.raises(ValueError, match=needs):
         build_engine(asked)
@@ -147,9 +147,10 @@ def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, mon
         plan_on_cpu(TINY, asked, None)
     with pytest.raises(ValueError, match="--activation-dtype fp8 needs a model: --executor fake has none"):
         build_engine(replace(asked, executor="fake"))
-    assert table.lacking_for_fp8_experts("cuda", 2880) is not None
-    assert table.lacking_for_fp8_experts("hopper", 2880) is table.lacking_for_fp8_experts("cpu", 96) is None
-    assert table.lacking_for_fp8_experts("hopper", 96) == "a hidden size in multiples of 64, not 96"
+    assert cuda.PLATFORM.lacking_for_fp8_experts(2880) is not None
+    lacking = hopper.PLATFORM.lacking_for_fp8_experts
+    assert lacking(2880) is reference.PLATFORM.lacking_for_fp8_experts(96) is None
+    assert lacking(96) == "a hidden size in multiples of 64, not 96"
     with pytest.raises(ValueError, match="activation-dtype must be auto if --experts-on-host is given"):
         replace(rounded, experts_on_host="2")
 
@@ -166,7 +167,7 @@ def test_the_embedded_model_answers_right(
     from training.packing import Encoder
     from training.split import Draw
 
-    monkeypatch.setattr(table, "unavailable", lambda: "no compiler")
+    monkeypatch.setattr(native, "unavailable", lambda: "no compiler")
     encoder = Encoder(NANO_FOLDER)
     asked = EngineOptions(
         ModelOptions(str(NANO_FOLDER), device=device, max_model_len=2048, activation_dtype=activation_dtype),

@@ -16,7 +16,7 @@ from oscine.ops.attention import reference
 from oscine.ops.interface import Ops
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.tiny import TINY

@@ -14,7 +14,7 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops import triton_range
 from oscine.ops.choose import screened
 from oscine.ops.native.library import unavailable
-from oscine.ops.table import choose
+from oscine.ops.platforms.table import choose, named
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from tests.model.saved import save
 from tests.model.tiny import tensors
@@ -67,9 +67,9 @@ def start_on(
     """The reports of a start with this version of Triton. `platform`: given for the CPU when Triton is checked."""
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     monkeypatch.setattr(triton_range, "installed", lambda: version)
-    taken_for = iter([] if platform is None else [platform])
-    real = load.platform
-    monkeypatch.setattr(load, "platform", lambda *given: next(taken_for, None) or real(*given))
+    taken_for = iter([] if platform is None else [named(platform)])
+    real = load.platform_of
+    monkeypatch.setattr(load, "platform_of", lambda *given: next(taken_for, None) or real(*given))
     options = EngineOptions(
         model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),
         cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),

@@ -24,8 +24,8 @@ from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import Recording
+from oscine.ops.platforms.table import choose, named, resolve
 from oscine.ops.sample.noise import gumbel
-from oscine.ops.table import choose, resolve
 from tests.model.eagle_heads import FORMATS, Format, ReferenceHead, config_of, random_streams, tensors_of, write
 from tests.model.tiny import CPU, DictSource, tensors
 from tests.ops.bound import CPU_TARGET
@@ -48,7 +48,7 @@ def loaded(folder: Path, platform: str, draft: DraftOps | None = None) -> EagleH
     ops = resolve(target, choose(platform))
     model = GptOss(SMALL, load_weights(SMALL, DictSource(TARGET), CPU, torch.float32, ops=ops), ops)
     opened, output = open_head(folder, SMALL), lambda: TARGET["lm_head.weight"]
-    draft = draft or resolve_draft(target, platform)
+    draft = draft or resolve_draft(target, named(platform))
     return EagleHead.load(opened.config, opened, opened.names, model, output, draft, torch.float32)
 
 
@@ -124,13 +124,13 @@ def drafts_on_kernels() -> None:
     """Each format with the kernels of GPUs, against the reference ops on the weights that the 4 bits stand for."""
     from oscine.extensions.speculation.ops.weights import pack, unpack
 
-    exact = resolve_draft(CPU_TARGET, "cpu")
+    exact = resolve_draft(CPU_TARGET, named("cpu"))
     exact = replace(exact, prepare=lambda weight, dtype: unpack(pack(weight)).to(dtype))
     for format in (FORMATS[0], FORMATS[4]):
         made = tensors_of(format, SMALL)
         with TemporaryDirectory() as folder:
             path = write(Path(folder), config_of(format, SMALL), made)
-            heads = [loaded(path, "cpu", draft) for draft in (resolve_draft(CPU_TARGET, "cuda"), exact)]
+            heads = [loaded(path, "cpu", draft) for draft in (resolve_draft(CPU_TARGET, named("cuda")), exact)]
         found = []
         for head in heads:
             pages = Pages()

@@ -19,7 +19,7 @@ from oscine.model.tensors import Shard
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.moe.on_host import HostLayers
-from oscine.ops.table import choose, platform, resolve
+from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens
 from tests.ops.bound import reference_ops
@@ -99,7 +99,7 @@ def errors(
     truth = run(build(config, torch.float32, reference_ops()), steps)
     plain = run(build(config, torch.bfloat16, reference_ops()), steps)
     shard = shard or Shard.of_everything(ranks.rank, ranks.num_ranks)
-    ops = resolve(target, choose(platform(target)), leave_choice=host is None)
+    ops = resolve(target, choose(platform_of(target).name), leave_choice=host is None)
     fast = run(build(config, torch.bfloat16, ops, shard, host), steps, begin)
     return [
         Error(

@@ -17,7 +17,7 @@ from oscine.model.packed import PackedFiles, page_out
 from oscine.ops.moe import native as native_moe
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.weights import PackedDense, PackedExperts, pack_dense
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 from oscine.settings.config import ModelOptions
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oscine.ops.interface import Ops
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 CPU_TARGET = Target(torch.device("cpu"), sm_count=3)  # so few that an interpreted program takes several tiles

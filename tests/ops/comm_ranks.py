@@ -18,7 +18,7 @@ from oscine.ops.interface import Ops, SamplingBatch
 from oscine.ops.norm import hopper
 from oscine.ops.norm import triton as norm
 from oscine.ops.planes import empty_planes, split
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 HIDDEN, EXPERTS, PER_TOKEN, EPS = 2880, 128, 4, 1e-5

@@ -27,7 +27,7 @@ from oscine.model.tensors import tensor_specs
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
-from oscine.ops.table import choose, platform, resolve
+from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.compile_ahead import Compiled, compile_source
 
@@ -133,7 +133,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def _run_steps(target: Target, config: ModelConfig) -> None:
     """Every op except for those that call cuBLAS."""
-    ops = resolve(target, choose(platform(Target(torch.device("cuda"), target.capability))))
+    ops = resolve(target, choose(platform_of(Target(torch.device("cuda"), target.capability)).name))
     layers = replace(config.of_layers((0, 1)), max_position_embeddings=64)  # one of each window
     model = GptOss(layers, load_weights(layers, _Shapes(layers), META, torch.bfloat16), ops)
     kv = tuple(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2))

@@ -15,8 +15,8 @@ from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.linear.stream import CHUNK_BYTES, Tile
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.sample import reference
-from oscine.ops.table import choose, resolve
 from oscine.ops.target import Communicator
 from tests.ops.bound import CPU_TARGET, bound, target_of
 from tests.ops.compile_ahead import compile_ahead

@@ -16,8 +16,8 @@ from oscine.ops.comm.symmetric import SymmetricCommunicator, partial_sums, row_b
 from oscine.ops.embed import triton as embed
 from oscine.ops.norm import hopper, reference
 from oscine.ops.norm import triton as norm
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.ranks import NORMS, across
-from oscine.ops.table import choose, resolve
 from oscine.ops.target import Alone, Target
 from tests.ops.chips import CHIPS
 from tests.ops.launches import META, Launch, noted

@@ -20,7 +20,8 @@ from oscine.extensions.speculation.ops.table import resolve_draft
 from oscine.extensions.speculation.ops.weights import PackedMatrix, pack, unpack
 from oscine.ops.interface import Batch, SamplingBatch
 from oscine.ops.packed import REJECTED, PackedSizes, PackedStep
-from oscine.ops.table import DEFAULTS
+from oscine.ops.platforms.interface import Platform
+from oscine.ops.platforms.table import PLATFORMS
 from tests.ops.bound import bound
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import Compiled, run_interpreted
@@ -306,10 +307,10 @@ def test_the_rest_on_a_gpu() -> None:
     check_keys_alone("cuda")
 
 
-@pytest.mark.parametrize("platform", DEFAULTS)
-def test_every_platform_has_all_ops(platform: str) -> None:
+@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
+def test_every_platform_has_all_ops(platform: Platform) -> None:
     ops = resolve_draft(CHIPS[90], platform)
     assert all(callable(getattr(ops, field.name)) for field in fields(DraftOps))
     assert (getattr(ops.prepare, "__module__", None) == "oscine.extensions.speculation.ops.triton") == (
-        platform in ("cuda", "hopper")
+        platform.name in ("cuda", "hopper")
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oscine.ops.comm.symmetric import ALONE
 from oscine.ops.embed import reference, triton
-from oscine.ops.table import choose, resolve
+from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Communicator
 from tests.ops.bound import CPU_TARGET, bound
 from tests.ops.compile_ahead import compile_ahead, run_interpreted

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from oscine.ops import table
 from oscine.ops.moe.reference import moe
-from oscine.ops.table import choose, platform, resolve
+from oscine.ops.platforms import table
+from oscine.ops.platforms.table import PLATFORMS, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
 from tests.ops.chips import SIZES
@@ -16,23 +16,24 @@ def gpu(arch: int) -> Target:
 
 
 def test_every_op_of_every_platform_resolves() -> None:
-    for name in table.DEFAULTS:
-        assert resolve(CPU_TARGET, choose(name)).moe is moe or name != "cpu"
+    for platform in PLATFORMS:
+        assert resolve(CPU_TARGET, choose(platform.name)).moe is moe or platform.name != "cpu"
 
 
 def test_a_chip_has_its_platform() -> None:
-    assert platform(CPU_TARGET) == "cpu"
-    assert {arch: platform(gpu(arch)) for arch in SIZES} == {arch: "hopper" if arch == 90 else "cuda" for arch in SIZES}
+    assert platform_of(CPU_TARGET).name == "cpu"
+    for arch in SIZES:
+        assert platform_of(gpu(arch)).name == ("hopper" if arch == 90 else "cuda")
 
 
 def test_float32_is_computed_by_the_references_on_any_gpu() -> None:
     for arch in SIZES:
-        assert set(choose(platform(gpu(arch), torch.float32)).values()) == {"reference"}
+        assert set(choose(platform_of(gpu(arch), torch.float32).name).values()) == {"reference"}
 
 
 def test_ops_are_bound_to_their_target() -> None:
     target = gpu(120)
-    ops = resolve(target, choose(platform(target)))
+    ops = resolve(target, choose(platform_of(target).name))
     assert ops.norm_route.args == (target,)  # type: ignore[attr-defined]
     assert ops.chooser.choose is not reference_ops().chooser.choose
 
@@ -48,7 +49,7 @@ def test_the_choice_of_one_token_is_left_unless_others_read_it() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_device_of_another_kind_is_not_taken_for_a_cpu(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="'mps' is not supported"):
-        choose(platform(Target(torch.device("mps")), dtype))
+        platform_of(Target(torch.device("mps")), dtype)
 
 
 def test_overrides_are_kept() -> None:

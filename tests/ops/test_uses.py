@@ -9,8 +9,8 @@ from oscine.ops.attention import hopper as attention
 from oscine.ops.choose import screened
 from oscine.ops.interface import Shapes
 from oscine.ops.linear import hopper as linear
+from oscine.ops.platforms.table import choose, describe
 from oscine.ops.qkv import hopper as qkv
-from oscine.ops.table import choose, describe
 
 PUBLISHED = Shapes(torch.bfloat16, page_size=64, query_heads=64, kv_heads=8, head_dim=64, hidden=2880)
 # each with the ops whose fast kernel it disables

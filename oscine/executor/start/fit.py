@@ -7,7 +7,7 @@ from oscine.executor.kv.memory import MemoryPlan, plan_memory
 from oscine.executor.start.load import native_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
-from oscine.ops.table import lacking_for_fp8_experts
+from oscine.ops.platforms import native
 from oscine.settings.config import EngineOptions
 
 
@@ -15,7 +15,8 @@ def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | N
     """With the C kernels. Raises ValueError with the arithmetic if it does not fit."""
     if options.cache.fp8:
         raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs a GPU, as the C kernels have no FP8")
-    if (lacking := lacking_for_fp8_experts("native", config.hidden_size)) and options.model.activation_dtype != "auto":
+    lacking = native.PLATFORM.lacking_for_fp8_experts(config.hidden_size)
+    if lacking and options.model.activation_dtype != "auto":
         raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
     groups = groups_of(config, options.cache, torch.float32)
     weights = sum(native_bytes(tensor_specs(config), options.model.cpu_weights).values())

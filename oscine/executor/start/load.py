@@ -63,15 +63,7 @@ from oscine.ops.interface import KVCache, Ops, Shapes
 from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.recording import NotRecordable
-from oscine.ops.table import (
-    KERNELS_OF_PLATFORMS,
-    choose,
-    describe,
-    lacking_for_fp8,
-    lacking_for_fp8_experts,
-    platform,
-    resolve,
-)
+from oscine.ops.platforms.table import choose, describe, platform_of, resolve
 from oscine.ops.target import Target
 from oscine.ops.triton_range import check_triton
 from oscine.settings.config import EngineOptions
@@ -109,7 +101,7 @@ class Start:
         if self.opened.device.type == "cuda":
             options = with_step_tokens(options, smallest_gpu([self.opened.device], options))
         self.options = options
-        if platform(Target.of(self.opened.device), self.opened.dtype) in KERNELS_OF_PLATFORMS:
+        if platform_of(Target.of(self.opened.device), self.opened.dtype).uses_triton:
             check_triton(report)
         self.lockstep = None if seat is None else open_lockstep(seat, self.opened, options)
         exchange = None if self.lockstep is None else self.lockstep.exchange
@@ -118,10 +110,11 @@ class Start:
             report(_without_peer_access(self.opened.config))
         made = options.model.cpu_weights, options.model.activation_dtype
         self.target = replace(target, cpu_weights=made[0], activation_dtype=made[1])
-        backend, hidden = platform(self.target, self.opened.dtype), self.opened.config.hidden_size
-        if options.cache.fp8 and (lacking := lacking_for_fp8(self.target, backend)):
+        self.platform = platform_of(self.target, self.opened.dtype)
+        hidden = self.opened.config.hidden_size
+        if options.cache.fp8 and (lacking := self.platform.lacking_for_fp8_keys(self.target)):
             raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
-        if options.model.activation_dtype != "auto" and (lacking := lacking_for_fp8_experts(backend, hidden)):
+        if options.model.activation_dtype != "auto" and (lacking := self.platform.lacking_for_fp8_experts(hidden)):
             raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if seat is not None:
@@ -129,7 +122,7 @@ class Start:
         self.config = self.shard.config(self.opened.config)
         alone = self.lockstep is None and self.target.communicator.num_ranks == 1
         self.head = find_draft_head(options, self.opened, alone=alone)
-        self.choice = choose(backend)  # op -> backend
+        self.choice = choose(self.platform.name)  # op -> backend
         self.ops = resolve(self.target, self.choice)
         self.projection_bytes = self._projection_bytes()
         self.ops = self._with_projections(self.ops)
@@ -154,7 +147,7 @@ class Start:
     def tensor_bytes(self) -> dict[str, int]:
         """Bytes of this rank's weights on the device, by tensor name."""
         dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)
-        if platform(self.target, dtype) == "native":
+        if self.platform.has_c_kernels:
             return native_bytes(specs, self.target.cpu_weights)
         return torch_bytes(specs, dtype)
 
@@ -165,7 +158,7 @@ class Start:
 
     def _projection_bytes(self) -> int:
         """Bytes of the projections' second form (12 bits); 0 where there is none."""
-        if self.choice["out_proj"] != "hopper":
+        if not self.platform.screens_projections:
             return 0
         gpu, specs = device_memory(self.opened.device, self.options), self.shard.specs(self.opened.config)
         weights = sum(self.tensor_bytes.values()) + self.prepared_head_bytes
@@ -275,12 +268,12 @@ def plan(start: Start) -> MemoryPlan:
     if drafts := most_drafts(start.options, on_gpu=start.on_gpu):
         method = "prompt lookup" if start.head is None else "EAGLE-3"
         report(f"{method} makes up to {drafts} drafts for a sequence per step")
-    if start.choice["out_proj"] == "hopper" and not start.projection_bytes:
+    if start.platform.screens_projections and not start.projection_bytes:
         report(
             "attention projections stay in bfloat16: a copy in 12 bits, for steps of up to 32 tokens, would take more "
             f"than {SECOND_FORM_SHARE:.0%} of the memory that the other weights leave"
         )
-    if start.on_gpu and platform(start.target, opened.dtype) == "cpu":
+    if start.on_gpu and not start.platform.uses_triton:
         report(f"no kernel and no CUDA graph is used: they are for bfloat16, not {opened.dtype}")
     if opened.device.type == "cpu" and (why := unavailable()) is not None:
         report(f"no native kernel is used, so steps are slow: {why}")
@@ -325,10 +318,9 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     others = start.target.communicator, start.lockstep, _drafter(start), most_drafts(start.options, on_gpu=start.on_gpu)
     executor = TorchExecutor(model, memory, kv, most, new_rules, *others)
     if start.head is not None:
-        backend = platform(start.target, opened.dtype)
-        head = start.head.load(opened, model, resolve_draft(start.target, backend))
+        head = start.head.load(opened, model, resolve_draft(start.target, start.platform))
         group, pages = start.head.pages(memory.groups, kv)
-        executor.draft_with(EagleDrafter(head, executor.state, pages, group, records=backend == "native"))
+        executor.draft_with(EagleDrafter(head, executor.state, pages, group, records=start.platform.has_c_kernels))
         start.watch.lap("draft head")
     return executor
 
@@ -357,7 +349,7 @@ def _drafter(start: Start) -> PromptLookup | None:
 def record(start: Start, executor: TorchExecutor) -> None:
     """Replaces a decode step by one call, if the C kernels do all of its work."""
     lone = start.target.communicator.num_ranks == 1 and start.lockstep is None
-    if lone and start.options.cuda_graphs and platform(start.target, start.opened.dtype) == "native":
+    if lone and start.options.cuda_graphs and start.platform.has_c_kernels:
         try:
             executor.record_steps()
         except NotRecordable as error:
@@ -450,7 +442,7 @@ def _packed_files(start: Start) -> PackedFiles | None:
     With them the checkpoint's own files need not stay in memory.
     """
     num_bytes = sum(start.tensor_bytes.values())
-    if platform(start.target, start.opened.dtype) != "native" or num_bytes < _LARGE_BYTES:
+    if not start.platform.has_c_kernels or num_bytes < _LARGE_BYTES:
         return None
     name = start.opened.packed_name(start.target.cpu_weights, start.shard)
     return None if name is None else PackedFiles(Environment().packed_folder / name, num_bytes, start.report)
@@ -478,7 +470,7 @@ def _weights(start: Start) -> WeightBytes:
 def _leave_on_host(start: Start, weights: WeightBytes) -> OnHost:
     options, opened = start.options, start.opened
     alone = start.target.communicator.num_ranks == 1 and start.lockstep is None
-    if start.on_gpu and platform(start.target, opened.dtype) != "cpu" and alone:
+    if start.platform.uses_triton and alone:
         gpu = device_memory(opened.device, options)
         return leave_on_host(opened.config, _groups(start), options, weights, opened.dtype.itemsize, gpu)
     if options.model.experts_on_host is not None:

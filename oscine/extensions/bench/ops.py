@@ -12,7 +12,7 @@ from oscine.extensions.bench.roofline import Ceiling
 from oscine.extensions.bench.step_inputs import OpCall, StepLoad, random_weights, step_calls
 from oscine.extensions.bench.timer import Time, time_call
 from oscine.model.config import ModelConfig
-from oscine.ops.table import choose, platform, resolve
+from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import CpuWeights, Target
 
 HEADER = f"{'op':<18} {'backend':<10} {'a step':>6} {'us':>10} {'TB/s':>6} {'TFLOP/s':>8} {'ceiling':>8} {'of step':>8}"
@@ -54,7 +54,7 @@ class OpBench:
         """Raises ValueError for an op or backend that does not exist or cannot be loaded."""
         self._config, self._device = config, device
         target = replace(Target.of(device), cpu_weights=cpu_weights)
-        self._backends = choose(platform(target, dtype), overrides)
+        self._backends = choose(platform_of(target, dtype).name, overrides)
         self._ops = resolve(target, self._backends)
         for op, backend in overrides.items():
             if device.type == "cpu" and backend not in ("reference", "native"):

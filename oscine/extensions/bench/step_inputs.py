@@ -62,7 +62,7 @@ class OpCall:
     """An op at its place in the step."""
 
     name: str
-    backend_of: str  # the op in ops/table.py that this call belongs to
+    backend_of: str  # the op in ops/platforms/table.py that this call belongs to
     per_step: int  # calls in one step of the whole model
     call: Call  # the i-th of many
     num_bytes: float  # that one call must read and write

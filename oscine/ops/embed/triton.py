@@ -16,6 +16,8 @@ from oscine.ops.embed import reference
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
+ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+
 prepare_embedding = reference.prepare_embedding
 
 

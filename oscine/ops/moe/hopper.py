@@ -33,6 +33,7 @@ from oscine.ops.moe.hopper_tiles import DIRECT_PAIRS
 from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 from oscine.ops.target import Target
 
+CAN_CHOOSE = True  # the experts of a single token, from the router's logits
 FEWEST_COLUMNS = 8  # of a product
 MAX_LIMIT = 64  # of SwiGLU
 SPREAD = 2048  # with up to this number of pairs a program of the sort moves one row; above, four

@@ -9,6 +9,8 @@ from oscine.ops.moe.hopper_choice import can_choose
 from oscine.ops.norm import triton
 from oscine.ops.target import Target
 
+ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+
 
 def norm_route(target: Target, *arguments: Any, leave_choice: bool = False) -> tuple[Tensor, Tensor, Routing]:
     """Arguments as in triton.py. leave_choice: the experts of a single token may be left to the moe of this backend

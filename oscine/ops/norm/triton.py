@@ -37,6 +37,7 @@ SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into pro
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
 LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
+ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
 LONG_SPLIT_BYTES = 147_456  # of shared memory, which its program takes
 # A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
 # and lets the loads of partial sums wait for one another.

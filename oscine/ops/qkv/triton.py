@@ -8,6 +8,8 @@ from oscine.ops.norm.triton import rms_norm
 from oscine.ops.rope.triton import rope_and_write
 from oscine.ops.target import Target
 
+ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+
 
 def norm_qkv(
     target: Target, x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection

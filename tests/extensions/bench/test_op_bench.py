@@ -13,7 +13,7 @@ from oscine.extensions.bench import roofline
 from oscine.extensions.bench.ops import OpBench, table
 from oscine.extensions.bench.roofline import Ceiling
 from oscine.extensions.bench.step_inputs import OpCall, StepLoad, make_batch, random_weights, step_calls
-from oscine.ops.table import TABLE
+from oscine.ops.platforms.table import TABLE
 from tests.ops.bound import reference_ops
 from tests.tiny import TINY
 

@@ -1,4 +1,4 @@
-"""Which backend the ops of a draft head have, by the platform of the target's ops (ops/table.py)."""
+"""Which backend the ops of a draft head have, by the platform of the target's ops (ops/platforms)."""
 
 from dataclasses import fields
 from functools import partial
@@ -7,14 +7,19 @@ from inspect import signature
 from typing import Any
 
 from oscine.extensions.speculation.ops.interface import DraftOps
+from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
-# platform -> module of this folder; any other platform has the reference
-BACKENDS = {"native": "native", "cuda": "triton", "hopper": "triton"}
+
+def backend_of(platform: Platform) -> str:
+    """A module of this folder."""
+    if platform.has_c_kernels:
+        return "native"
+    return "triton" if platform.uses_triton else "reference"
 
 
-def resolve_draft(target: Target, platform: str) -> DraftOps:
-    module = import_module(f"oscine.extensions.speculation.ops.{BACKENDS.get(platform, 'reference')}")
+def resolve_draft(target: Target, platform: Platform) -> DraftOps:
+    module = import_module(f"oscine.extensions.speculation.ops.{backend_of(platform)}")
     functions: dict[str, Any] = {}
     for field in fields(DraftOps):
         function = getattr(module, field.name)

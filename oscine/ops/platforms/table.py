@@ -1,4 +1,4 @@
-"""Which implementation each op uses: a literal table, resolved once at start.
+"""Which implementation each op uses: two literal tables, of backends and of platforms, resolved once at start.
 
 Backends are imported when chosen, so that a machine needs only the packages of its own. A function that has a first
 parameter `target` is bound to the Target.
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
-from oscine.ops.native.library import unavailable
+from oscine.ops.platforms import cuda, hopper, native, reference
+from oscine.ops.platforms.interface import Platform
 from oscine.ops.ranks import NORMS, across, sample_across
 from oscine.ops.target import Target
 
@@ -55,10 +56,6 @@ TABLE: dict[str, dict[str, str]] = {
     "choose_few": {"reference": "choose.few", "native": "choose.native"},
     "prepare_step": {"reference": "step.reference", "native": "step.native", "triton": "step.triton"},
 }
-KERNELS_OF_GPUS = ("triton", "hopper")
-KERNELS_OF_PLATFORMS = ("cuda", "hopper")
-FP8_COLUMNS = 64  # of x that experts look up at once
-FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert e4m3 to other types
 # op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
 BESIDE = {
     "embed": ("embed_part", "prepare_embedding"),
@@ -69,62 +66,30 @@ BESIDE = {
     "prepare_step": ("accept",),
 }
 
-# platform -> op -> backend; "*" is every op not named
-DEFAULTS: dict[str, dict[str, str]] = {
-    "cpu": {"*": "reference"},
-    "native": {"*": "native", "sample": "reference"},
-    "cuda": {"*": "triton", "chooser": "reference", "choose_few": "reference"},
-    "hopper": {
-        "*": "hopper",
-        "embed": "triton",
-        "rms_norm": "triton",
-        "sample": "triton",
-        "chooser": "screened",
-        "choose_few": "reference",
-        "prepare_step": "triton",
-    },
-}
+# Of those that match a target, the first one serves it.
+PLATFORMS = (native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, cuda.PLATFORM)
+_NAMES = ", ".join(platform.name for platform in PLATFORMS)
 
 
-def platform(target: Target, dtype: torch.dtype = torch.bfloat16) -> str:
-    """Which row of DEFAULTS serves a target: cpu, cuda (any GPU), or hopper (compute capability 9.0).
-
-    The kernels of GPUs are for bfloat16; a GPU computes float32 by the reference. Those of CPUs are for float32, and
-    exist where a C compiler does (native). Other devices go by their own names.
-    """
-    if target.device.type == "cpu":
-        return "native" if dtype == torch.float32 and unavailable() is None else "cpu"
-    if target.device.type != "cuda":
-        return target.device.type
-    if dtype == torch.float32:
-        return "cpu"
-    return "hopper" if target.capability == (9, 0) else "cuda"
+def platform_of(target: Target, dtype: torch.dtype = torch.bfloat16) -> Platform:
+    """dtype: of activations. Raises ValueError for a device that no platform matches."""
+    for platform in PLATFORMS:
+        if platform.matches(target, dtype):
+            return platform
+    raise ValueError(f"device {target.device.type!r} is not supported: {_NAMES}")
 
 
-def lacking_for_fp8(target: Target, platform: str) -> str | None:
-    """What keeps keys and values of this platform from being in FP8, in words; None: nothing."""
-    if platform == "native":
-        return "a GPU, as the C kernels for CPUs have no FP8"
-    if platform in KERNELS_OF_PLATFORMS and target.capability < FP8_CAPABILITY:
-        least, ours = (".".join(map(str, capability)) for capability in (FP8_CAPABILITY, target.capability))
-        return f"a GPU of compute capability {least}, not {ours}"
-    return None
-
-
-def lacking_for_fp8_experts(platform: str, hidden: int) -> str | None:
-    """The same of experts and FP8 activations. hidden: columns of x."""
-    if platform in ("native", "cuda"):
-        return "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16"
-    if platform == "hopper" and hidden % FP8_COLUMNS:
-        return f"a hidden size in multiples of {FP8_COLUMNS}, not {hidden}"
-    return None
+def named(name: str) -> Platform:
+    """Raises ValueError."""
+    for platform in PLATFORMS:
+        if platform.name == name:
+            return platform
+    raise ValueError(f"there is no platform {name!r}: {_NAMES}")
 
 
 def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
-    """op -> backend. Raises ValueError for an op, backend or platform that the table lacks; nothing falls back."""
-    if platform not in DEFAULTS:
-        raise ValueError(f"device {platform!r} is not supported: {', '.join(DEFAULTS)}")
-    defaults = DEFAULTS[platform]
+    """op -> backend. Raises ValueError for an op, backend or platform that the tables lack; nothing falls back."""
+    defaults = named(platform).backends
     choice = {op: defaults.get(op, defaults["*"]) for op in TABLE}
     for op, backend in (overrides or {}).items():
         if op not in TABLE:
@@ -148,7 +113,8 @@ def resolve(target: Target, choice: Mapping[str, str], *, leave_choice: bool = T
             raise ValueError(f"backend {backend!r} of op {op!r} cannot be loaded: {error}") from error
         for name in (op, *BESIDE.get(op, ())):
             functions[name] = _bound(getattr(module, name), target)
-    if leave_choice and choice["norm_route"] == choice["moe"] == "hopper" and target.exchange is None:
+    can_leave = choice["norm_route"] == choice["moe"] and getattr(_module("moe", choice["moe"]), "CAN_CHOOSE", False)
+    if leave_choice and can_leave and target.exchange is None:
         functions["norm_route"] = partial(functions["norm_route"], leave_choice=True)
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
@@ -163,7 +129,7 @@ def resolve(target: Target, choice: Mapping[str, str], *, leave_choice: bool = T
 def _adding(target: Target, choice: Mapping[str, str]) -> list[str]:
     """The ops that add up over ranks themselves."""
     can = hasattr(target.communicator, "norm_arguments")
-    return [op for op in ("embed", *NORMS) if can and choice[op] in KERNELS_OF_GPUS]
+    return [op for op in ("embed", *NORMS) if can and getattr(_module(op, choice[op]), "ADDS_UP", False)]
 
 
 def _module(op: str, backend: str) -> ModuleType:

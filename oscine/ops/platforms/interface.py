@@ -1,0 +1,28 @@
+"""What a platform is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from oscine.ops.target import Target
+
+
+def nothing_lacks(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A kind of device: which backends its ops have, and what they can do."""
+
+    name: str
+    matches: Callable[[Target, torch.dtype], bool]  # dtype: of activations
+    backends: Mapping[str, str]  # op -> backend (ops/platforms/table.py); "*": every op that is not named
+    # What keeps keys and values from being in FP8, in words; None: nothing
+    lacking_for_fp8_keys: Callable[[Target], str | None] = nothing_lacks
+    # The same of activations of the experts; int: columns of them
+    lacking_for_fp8_experts: Callable[[int], str | None] = nothing_lacks
+    uses_triton: bool = False  # its kernels are compiled by Triton at the start
+    has_c_kernels: bool = False  # of ops/native: weights as --cpu-weights says, steps that can be recorded
+    screens_projections: bool = False  # it may have the projections of attention in a second form, for few tokens

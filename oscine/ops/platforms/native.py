@@ -1,0 +1,21 @@
+"""A CPU with a C compiler: kernels in C, for float32."""
+
+import torch
+
+from oscine.ops.native.library import unavailable
+from oscine.ops.platforms.interface import Platform
+from oscine.ops.target import Target
+
+
+def _matches(target: Target, dtype: torch.dtype) -> bool:
+    return target.device.type == "cpu" and dtype == torch.float32 and unavailable() is None
+
+
+PLATFORM = Platform(
+    "native",
+    _matches,
+    {"*": "native", "sample": "reference"},
+    lacking_for_fp8_keys=lambda target: "a GPU, as the C kernels for CPUs have no FP8",
+    lacking_for_fp8_experts=lambda columns: "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16",
+    has_c_kernels=True,
+)

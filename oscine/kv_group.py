@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import lcm, prod
 
-FP8 = "float8_e4m3fn"
+from oscine.kv_dtype import KVDtype
+
 _ALIGNMENT = 128  # bytes; of a page in shared memory, for copies by TMA
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, FP8: 1}
 
 
 def heads_of_rank(num_kv_heads: int, num_ranks: int, rank: int) -> range:
@@ -34,16 +34,6 @@ def pages_of_window(window: int, page_size: int) -> int:
     return -(-(window - 1) // page_size) + 1
 
 
-def rows_in_fp8(page_size: int, head_dim: int) -> int:
-    """Of a head in a page: one of `head_dim` bytes for each token, then whole rows with a byte of scale per token."""
-    return page_size + -(-page_size // head_dim)
-
-
-def tokens_in_fp8(num_rows: int, head_dim: int) -> int:
-    """The page size that has so many rows."""
-    return num_rows * head_dim // (head_dim + 1)
-
-
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """One page group, over all ranks."""
@@ -53,13 +43,12 @@ class KVGroup:
     num_kv_heads: int  # of a layer, over all ranks
     page_size: int  # tokens
     head_dim: int
-    dtype: str  # of the elements as they are stored
+    dtype: KVDtype  # or its value
     num_ranks: int = 1  # tensor-parallel size
 
     def __post_init__(self) -> None:
-        self.heads_of(0)  # raises ValueError
-        if self.dtype not in _ELEMENT_BYTES:
-            raise ValueError(f"keys and values cannot be {self.dtype}: only {', '.join(_ELEMENT_BYTES)}")
+        object.__setattr__(self, "dtype", KVDtype(self.dtype))  # raises ValueError, as the next
+        self.heads_of(0)
 
     @property
     def name(self) -> str:
@@ -87,17 +76,17 @@ class KVGroup:
 
     @property
     def _rows(self) -> int:
-        return rows_in_fp8(self.page_size, self.head_dim) if self.dtype == FP8 else self.page_size
+        return self.dtype.rows(self.page_size, self.head_dim)
 
     @property
     def page_bytes(self) -> int:
         """Of a page on one rank."""
-        return prod(self.page_shape) * _ELEMENT_BYTES[self.dtype]
+        return prod(self.page_shape) * self.dtype.element_bytes
 
     @property
     def head_bytes(self) -> int:
         """Of the keys, or the values, of one head and layer in a page: the smallest part that stays in one piece."""
-        return self._rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
+        return self._rows * self.head_dim * self.dtype.element_bytes
 
     @property
     def layer_token_bytes(self) -> int:

@@ -5,7 +5,8 @@ from itertools import count, product
 
 import pytest
 
-from oscine.kv_group import FP8, KVGroup, Slots, apart, most_pages, shared, slots_of
+from oscine.kv_dtype import KVDtype
+from oscine.kv_group import KVGroup, Slots, apart, most_pages, shared, slots_of
 
 HEAD = 64 * 64 * 2  # bytes of the keys of a head and layer in a page, bfloat16
 HEAD_FP8 = 65 * 64  # a row of scales beside 64 tokens
@@ -27,10 +28,10 @@ def groups(
     [
         (groups(), (1, 1), 18 * 2 * 8 * HEAD),
         (groups(ranks=8), (1, 1), 18 * 2 * HEAD),
-        (groups(FP8), (2, 1), 2 * 18 * 2 * 8 * HEAD_FP8),
-        (groups(FP8, ranks=8), (2, 1), 2 * 18 * 2 * HEAD_FP8),
+        (groups(KVDtype.FP8), (2, 1), 2 * 18 * 2 * 8 * HEAD_FP8),
+        (groups(KVDtype.FP8, ranks=8), (2, 1), 2 * 18 * 2 * HEAD_FP8),
         (groups(layers=(19, 18)), (1, 1), 19 * 2 * 8 * HEAD),  # the draft head is one more layer
-        (groups(FP8, layers=(19, 18)), (2, 1), 2 * 19 * 2 * 8 * HEAD_FP8),
+        (groups(KVDtype.FP8, layers=(19, 18)), (2, 1), 2 * 19 * 2 * 8 * HEAD_FP8),
         (groups(layers=(12, 6, 6), windows=(8192, 128)), (1, 2, 2), 12 * 2 * 8 * HEAD),
         (groups(layers=(9, 9, 9), windows=(128, 256)), (1, 1, 1), 9 * 2 * 8 * HEAD),
         (groups(layers=(24,), windows=()), (1,), 24 * 2 * 8 * HEAD),
@@ -46,7 +47,9 @@ def test_the_slots_of_models(given: list[KVGroup], per_slot: tuple[int, ...], sl
 
 def test_pages_are_aligned_and_have_their_bytes() -> None:
     """Also where no size is a multiple of another, and pages are small."""
-    for full, size, heads, layers in product((FP8, "bfloat16"), (1, 3, 64), (1, 5), product(range(1, 8), repeat=2)):
+    for full, size, heads, layers in product(
+        (KVDtype.FP8, "bfloat16"), (1, 3, 64), (1, 5), product(range(1, 8), repeat=2)
+    ):
         given = [
             KVGroup(None, tuple(range(layers[0])), heads, size, 24, full),
             KVGroup(128, tuple(range(layers[1])), heads, size, 24, "bfloat16"),
@@ -80,7 +83,7 @@ def brute_force(given: list[KVGroup], slots: Slots, num_seqs: int, num_pages: in
 
 SHARED = [
     (groups(), 12),
-    (groups(FP8), 12),
+    (groups(KVDtype.FP8), 12),
     (groups(layers=(12, 6, 6), windows=(1024, 128)), 40),
     (groups(layers=(6, 12), windows=(129,)), 15),
 ]
@@ -99,7 +102,7 @@ def test_slots_of_sequences_and_the_longest_one(given: list[KVGroup], num_slots:
 
 def test_numbers_of_a_lone_sequence() -> None:
     assert most_pages(groups(), [shared(groups(), 12)]) == 12 - 4, "3 pages that the window touches, and the next"
-    assert most_pages(groups(FP8), [shared(groups(FP8), 12)]) == 2 * (12 - 4)
+    assert most_pages(groups(KVDtype.FP8), [shared(groups(KVDtype.FP8), 12)]) == 2 * (12 - 4)
     assert most_pages(groups(), [shared(groups(), 1)]) == 0, "a page of each group is the least"
     assert most_pages(groups(), [shared(groups(), 2)]) == 1
     assert most_pages(groups(), apart([9, 5], groups())) == 9, "memory of its own"

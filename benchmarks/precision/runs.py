@@ -13,7 +13,7 @@ from torch.nn import functional
 from benchmarks.kernels.inputs import counted
 from oscine.executor.kv.allocate import allocate_group, dtype_name
 from oscine.extensions.bench.step_inputs import PAGE
-from oscine.kv_group import FP8
+from oscine.kv_dtype import KVDtype
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import Batch, Ops, PageGroup, Routing
@@ -76,7 +76,7 @@ def run(model: GptOss, load: Load, *, fp8_keys: bool = False, imposed: Choices |
     """`imposed`: the experts of each layer, in place of the router's choice. Their weights are the router's own."""
     device, config = model.weights.device, model.config
     dtype = dtype_name(model.weights.norm_H.dtype)
-    groups = config.kv_groups(PAGE, FP8 if fp8_keys else dtype)
+    groups = config.kv_groups(PAGE, KVDtype.FP8 if fp8_keys else dtype)
     kv = tuple(allocate_group(group, load.num_pages, device) for group in groups)
     choices: Choices = []
     routed = GptOss(config, model.weights, with_routing(model.ops, choices, imposed))

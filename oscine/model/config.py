@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from oscine.kv_dtype import KVDtype
 from oscine.kv_group import KVGroup, heads_of_rank
 from oscine.system.model_files import read_json, shown
 
@@ -120,14 +121,16 @@ class ModelConfig:
         windows = sorted(set(self.windows), key=lambda window: -(window or math.inf))
         return {window: tuple(i for i, own in enumerate(self.windows) if own == window) for window in windows}
 
-    def kv_groups(self, page_size: int, dtype: str, num_ranks: int = 1) -> tuple[KVGroup, ...]:
+    def kv_groups(self, page_size: int, dtype: KVDtype | str, num_ranks: int = 1) -> tuple[KVGroup, ...]:
         """Where all layers keep keys and values, in the order of layers_by_window.
 
-        `page_size`: tokens. `num_ranks`: tensor-parallel size, over which this whole model is divided.
+        `page_size`: tokens. `dtype`: a KVDtype, or its value; raises ValueError for others. `num_ranks`:
+        tensor-parallel size, over which this whole model is divided.
         """
         shape = self.num_key_value_heads, page_size, self.head_dim
         return tuple(
-            KVGroup(window, layers, *shape, dtype, num_ranks) for window, layers in self.layers_by_window.items()
+            KVGroup(window, layers, *shape, KVDtype(dtype), num_ranks)
+            for window, layers in self.layers_by_window.items()
         )
 
     def of_layers(self, layers: Sequence[int]) -> "ModelConfig":

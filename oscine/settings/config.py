@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
+from oscine.kv_dtype import KVDtype
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 from oscine.settings.texts import is_date, is_hex, is_origin, origins
 from oscine.system.addresses import is_loopback
@@ -17,6 +18,7 @@ NANO = "oscine-nano"  # the embedded model
 STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies experts to the GPU
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MOST_SEQS, MOST_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
+KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -161,10 +163,9 @@ class CacheOptions(Options, group="KV cache"):
         16 << 30, "most bytes of the files in --kv-offload-dir, of all engines together", BYTES, above=0
     )
 
-    @property
-    def fp8(self) -> bool:
-        """Whether keys and values are in FP8."""
-        return self.kv_cache_dtype != "auto"
+    def kv_dtype(self, activations: str) -> KVDtype:
+        """`activations`: torch's name of their type."""
+        return KVDtype(activations) if self.kv_cache_dtype == "auto" else KV_DTYPES[self.kv_cache_dtype]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ from oscine.executor.start.fit import plan_on_cpu
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.extensions.offload.page_memory import HostMemory
 from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy, open_store
-from oscine.kv_group import FP8
+from oscine.kv_dtype import KVDtype
 from oscine.ops.platforms import cuda, hopper, native, reference
 from oscine.ops.target import Target
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
@@ -31,6 +31,7 @@ from tests.waiting import wait_until
 
 from .tiny import CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
 
+FP8 = KVDtype.FP8
 SHOWN = ("addition, up to 3 digits", "tool call", "JSON valid for the schema", "recall at 500 tokens")
 IN_FP8 = CacheOptions(page_size=PAGE, kv_cache_dtype="fp8", kv_offload_bytes=1 << 20)
 
@@ -122,8 +123,9 @@ def test_what_has_no_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="--kv-cache-dtype fp8 needs a model: --executor fake has none"):
         build_engine(EngineOptions(cache=IN_FP8, executor="fake"))
     a100, l4, h200 = (Target(torch.device("cuda"), capability) for capability in ((8, 0), (8, 9), (9, 0)))
-    assert cuda.PLATFORM.lacking_for_fp8_keys(a100) == "a GPU of compute capability 8.9, not 8.0"
-    assert cuda.PLATFORM.lacking_for_fp8_keys(l4) is hopper.PLATFORM.lacking_for_fp8_keys(h200) is None
+    lacking = cuda.PLATFORM.lacking_for_keys
+    assert lacking(a100, FP8) == "a GPU of compute capability 8.9, not 8.0"
+    assert lacking(l4, FP8) is lacking(a100, KVDtype.BFLOAT16) is hopper.PLATFORM.lacking_for_keys(h200, FP8) is None
 
 
 def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

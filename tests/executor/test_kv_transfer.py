@@ -18,19 +18,25 @@ pytest.importorskip("msgspec", reason="it encodes the messages between processes
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.extensions.disaggregation import nixl as nixl_transfer
 from oscine.extensions.disaggregation.nixl import KVTransfer, NixlTransfer
-from oscine.kv_group import FP8, KVGroup
+from oscine.kv_dtype import KVDtype
+from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory, Region
 from tests.waiting import wait_until
 
 FULL = KVGroup(None, (1, 3, 5), 8, 16, 8, "float32")
-GROUPS = (FULL, replace(FULL, window=24, layers=(2, 4)), replace(FULL, window=5, layers=(0,)), replace(FULL, dtype=FP8))
+GROUPS = (
+    FULL,
+    replace(FULL, window=24, layers=(2, 4)),
+    replace(FULL, window=5, layers=(0,)),
+    replace(FULL, dtype=KVDtype.FP8),
+)
 PAGES = 12
 
 
 def logical(group: KVGroup, num_pages: int = PAGES) -> np.ndarray:
     """Every element different: [pages, layers, 2, heads, page size, head dim]."""
     shape = (num_pages, *group.page_shape)
-    if group.dtype == FP8:
+    if group.dtype == KVDtype.FP8:
         return np.random.default_rng(0).integers(0, 255, shape, np.uint8)
     start = GROUPS.index(group) / 4
     return (np.arange(np.prod(shape), dtype=np.float32) + np.float32(start)).reshape(shape)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from oscine.extensions.disaggregation.copies import copies
 from oscine.extensions.disaggregation.transfers import identity_of
-from oscine.kv_group import FP8, KVGroup
+from oscine.kv_dtype import KVDtype
+from oscine.kv_group import KVGroup
 from tests.tiny import TINY
 
 RANKS = (1, 2, 4, 8)
@@ -28,7 +29,7 @@ def of_rank(page: np.ndarray, layout: KVGroup, rank: int) -> np.ndarray:
     num_heads=st.sampled_from((1, 2, 8, 16)),
     page_size=st.sampled_from((16, 64)),
     head_dim=st.sampled_from((2, 16)),
-    dtype=st.sampled_from(("float32", "float16", "uint8", FP8)),
+    dtype=st.sampled_from(("float32", "float16", "uint8", KVDtype.FP8)),
     ranks=st.tuples(st.sampled_from(RANKS), st.sampled_from(RANKS)),
 )
 def test_pieces_make_the_page_of_every_rank(
@@ -36,9 +37,9 @@ def test_pieces_make_the_page_of_every_rank(
 ) -> None:
     group = KVGroup(24, tuple(range(num_layers)), num_heads, page_size, head_dim, dtype)
     source, target = (replace(group, num_ranks=n) for n in ranks)
-    elements = {FP8: np.dtype("uint8")}.get(dtype) or np.dtype(dtype)
+    elements = {KVDtype.FP8: np.dtype("uint8")}.get(dtype) or np.dtype(dtype)
     page = np.random.default_rng(0).integers(0, 256, group.page_shape).astype(elements)
-    rows = page_size + (-(-page_size // head_dim) if dtype == FP8 else 0)
+    rows = page_size + (-(-page_size // head_dim) if dtype == KVDtype.FP8 else 0)
     assert page.shape == (num_layers, 2, num_heads, rows, head_dim)
     shares = [min(num_heads, n) for n in ranks]
     assert source.page_bytes * shares[0] == target.page_bytes * shares[1] == page.nbytes
@@ -69,7 +70,7 @@ def test_every_holder_of_a_head_is_read_by_some_targets() -> None:
     [
         ({"page_size": 32}, "page size: 32 there, 16 here"),
         ({"dtype": "bfloat16"}, "dtype: bfloat16 there, float16 here"),
-        ({"dtype": FP8}, "dtype: float8_e4m3fn there, float16 here"),
+        ({"dtype": KVDtype.FP8}, "dtype: float8_e4m3fn there, float16 here"),
         ({"num_kv_heads": 4}, "num kv heads: 4 there, 8 here"),
         ({"layers": (1, 3)}, r"layers: \(1, 3\) there, \(1, 3, 5\) here"),
         ({"head_dim": 8}, "head dim: 8 there, 4 here"),

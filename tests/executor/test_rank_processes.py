@@ -71,7 +71,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     )
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("table", "native.library"):
+        for module in ("platforms.native", "native.library"):
             patch.setattr(f"oscine.ops.{module}.unavailable", lambda: "a test wants none")
         patch.setenv("PATH", "/nonexistent")  # where other ranks look for a compiler
         one = build_engine(options)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
-from oscine.kv_group import rows_in_fp8
+from oscine.kv_dtype import rows_with_scales
 from oscine.ops.interface import Batch, MxExperts, PageGroup
 from oscine.ops.kv.fp8 import elements_and_exponents, quantise
 
@@ -96,7 +96,7 @@ def in_fp8(inputs: AttentionInputs) -> AttentionInputs:
     """The same keys and values as they are in a cache in FP8; what was NaN is NaN."""
     pages = inputs.kv_pages.float()
     *outer, page_size, head_dim = pages.shape
-    pool = torch.full((outer[0], 3, *outer[1:], rows_in_fp8(page_size, head_dim), head_dim), 0xFF, dtype=torch.uint8)
+    pool = torch.full((outer[0], 3, *outer[1:], rows_with_scales(page_size, head_dim), head_dim), 0xFF, dtype=torch.uint8)
     for stored, found in zip(elements_and_exponents(pool[:, 1]), quantise(pages.cpu()), strict=True):
         stored.copy_(found)
     return replace(inputs, kv_pages=pool.to(inputs.kv_pages.device)[:, 1])

@@ -9,8 +9,9 @@ import pytest
 
 from tests.ops.chips import CHIPS
 
-OPS = Path(__file__).parents[2] / "oscine" / "ops"
-SOURCES = [path for path in sorted(OPS.rglob("*.py")) if "triton" in path.read_text()]
+PACKAGE = Path(__file__).parents[2] / "oscine"
+FOLDERS = (PACKAGE / "ops", PACKAGE / "extensions" / "speculation" / "ops")
+SOURCES = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py")) if "triton" in path.read_text()]
 # Names that one release has and another lacks
 DIFFERENT = (
     r"thread_barrier|gl\.barrier|async_copy_global_to_shared|tma\.async_load|\.?_?reinterpret\(|triton.*__version__"
@@ -42,7 +43,7 @@ def test_every_launch_sets_enable_fp_fusion() -> None:
     assert [f"{path}:{launch.lineno}" for path, launch in found if not sets_fp_fusion(launch)] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(OPS)))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_compat_has_the_names_that_differ_between_releases(path: Path) -> None:
     names = set(re.findall(DIFFERENT, path.read_text()))
     assert names <= {"reinterpret("} or path.name == "compat.py"

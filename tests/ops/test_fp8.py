@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.kv_group import FP8, KVGroup, rows_in_fp8, tokens_in_fp8
+from oscine.kv_dtype import KVDtype, rows_with_scales, tokens_of_rows
+from oscine.kv_group import KVGroup
 from oscine.ops.kv.fp8 import dequantise, quantise
 from oscine.ops.kv.reference import load, store
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs, in_fp8
@@ -60,8 +61,8 @@ def test_the_largest_and_the_smallest_numbers_have_a_scale() -> None:
 @pytest.mark.parametrize(("page_size", "head_dim"), SIZES)
 def test_a_page_holds_its_tokens_and_their_scales(page_size: int, head_dim: int) -> None:
     """Tokens come back from where they were stored; every other byte is as it was."""
-    group = KVGroup(None, (1, 3), 2, page_size, head_dim, FP8)
-    assert tokens_in_fp8(rows_in_fp8(page_size, head_dim), head_dim) == page_size
+    group = KVGroup(None, (1, 3), 2, page_size, head_dim, KVDtype.FP8)
+    assert tokens_of_rows(rows_with_scales(page_size, head_dim), head_dim) == page_size
     assert group.page_bytes == 2 * 2 * 2 * head_dim * (page_size + -(-page_size // head_dim))
     pool = torch.full((5, *group.page_shape), 0xA5, dtype=torch.uint8)
     slots = torch.tensor([page_size * 2 + 3, 0, page_size * 5 - 1, page_size + 7])

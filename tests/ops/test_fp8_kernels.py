@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.kv_group import FP8, KVGroup
+from oscine.kv_dtype import KVDtype
+from oscine.kv_group import KVGroup
 from oscine.ops.attention import hopper
 from oscine.ops.attention import triton as kernels
 from oscine.ops.interface import QkvProjection
@@ -59,7 +60,9 @@ def written_by(op: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, T
     qkv[5], qkv[6, 200] = 0, torch.nan
     angles = torch.rand(50, head_dim // 2, generator=generator) * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
-    pool = torch.full((4, *KVGroup(None, (0, 1), groups, page_size, head_dim, FP8).page_shape), BYTE, dtype=torch.uint8)
+    pool = torch.full(
+        (4, *KVGroup(None, (0, 1), groups, page_size, head_dim, KVDtype.FP8).page_shape), BYTE, dtype=torch.uint8
+    )
     q = op(qkv.to(dtype), cos_sin, torch.arange(len(slots)), pool[:, 1], slots)
     return q, pool
 
@@ -152,7 +155,7 @@ def check_norm_qkv(
 ) -> None:
     """Against keys and values computed in float32, at most a twentieth worse than those rounded to FP8."""
     *sizes, page, head_dim = case.pool.shape[1:]
-    shape = KVGroup(None, (0, 1, 2), sizes[-1], page, head_dim, FP8).page_shape
+    shape = KVGroup(None, (0, 1, 2), sizes[-1], page, head_dim, KVDtype.FP8).page_shape
     stored = []
     for run_op, dtype, made in ((op, torch.bfloat16, prepare), (qkv_reference.norm_qkv, torch.float32, as_it_is)):
         pool = torch.full((len(case.pool), *shape), BYTE, dtype=torch.uint8, device=case.pool.device)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from oscine.executor.kv.memory import MemoryPlan
-from oscine.kv_group import FP8, KVGroup, Slots
+from oscine.kv_group import KVGroup, Slots
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import KVCache
 from oscine.settings.config import CacheOptions
@@ -20,12 +20,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def groups_of(config: ModelConfig, cache: CacheOptions, dtype: torch.dtype, num_ranks: int = 1) -> tuple[KVGroup, ...]:
     """The page groups that the options ask for. `config`: of the whole model. `dtype`: of activations."""
-    return config.kv_groups(cache.page_size, FP8 if cache.fp8 else dtype_name(dtype), num_ranks)
+    return config.kv_groups(cache.page_size, cache.kv_dtype(dtype_name(dtype)), num_ranks)
 
 
 def stored_dtype(group: KVGroup) -> torch.dtype:
-    """Of the memory. A page in FP8 is bytes, as its elements and its scales differ in type."""
-    dtype: torch.dtype = torch.uint8 if group.dtype == FP8 else getattr(torch, group.dtype)
+    """Of the memory."""
+    dtype: torch.dtype = getattr(torch, group.dtype.stored_as)
     return dtype
 
 

@@ -13,7 +13,7 @@ from oscine.executor.kv.memory import (
     plan_memory,
     second_form_bytes,
 )
-from oscine.kv_group import FP8, slots_of
+from oscine.kv_group import slots_of
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import Part, Shard
 from oscine.ops.choose.screen_size import screen_bytes
@@ -40,7 +40,7 @@ def plan_on_gpus(
     options = with_step_tokens(options, gpu.total)
     shard = Shard.of_everything(0, num_ranks) if num_sharing == 1 else Shard(experts=Part(0, num_sharing))
     own = shard.config(config)
-    groups = config.kv_groups(options.cache.page_size, FP8 if options.cache.fp8 else _DTYPE, num_ranks)
+    groups = config.kv_groups(options.cache.page_size, options.cache.kv_dtype(_DTYPE), num_ranks)
     specs = shard.specs(config)
     sizes = {name: spec.num_bytes for name, spec in specs.items()}
     shapes = {name: spec.shape for name, spec in specs.items()}

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oscine.kv_group import FP8, KVGroup, Slots, most_pages, shared, slots_of
+from oscine.kv_group import KVGroup, Slots, most_pages, shared, slots_of
 from oscine.model.config import ModelConfig
 from oscine.ops.linear.bf12_size import bf12_bytes
 from oscine.settings.config import CPU_CACHE_BYTES, EngineOptions
@@ -422,7 +422,7 @@ def _content(groups: Sequence[KVGroup], slots: Slots) -> str:
     kinds = []
     for place, count in zip(slots.groups, slots.per_slot, strict=True):
         group = groups[place]
-        name = f"{group.name} in FP8" if group.dtype == FP8 else group.name
+        name = group.dtype.describe(group.name)
         kinds.append(name if max(slots.per_slot) == 1 else f"{count} {name}")
     return f"{slots.count} slots for pages of {groups[0].page_size} tokens: {' or '.join(kinds)}"
 

@@ -183,7 +183,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     if options.model.random_weights is not None:
         raise ValueError("--executor fake needs a tokenizer, and --random-weights has none")
     for option, is_given in (
-        (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.fp8),
+        (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.kv_cache_dtype != "auto"),
         (f"--activation-dtype {options.model.activation_dtype}", options.model.activation_dtype != "auto"),
         (f"--experts-on-host {options.model.experts_on_host}", options.model.experts_on_host is not None),
         (f"--speculative-config {options.speculation.method}", options.speculation.is_on),

@@ -8,14 +8,16 @@ from oscine.executor.start.load import native_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
 from oscine.ops.platforms import native
+from oscine.ops.target import Target
 from oscine.settings.config import EngineOptions
 
 
 def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | None) -> MemoryPlan:
     """With the C kernels. Raises ValueError with the arithmetic if it does not fit."""
-    if options.cache.fp8:
-        raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs a GPU, as the C kernels have no FP8")
-    lacking = native.PLATFORM.lacking_for_fp8_experts(config.hidden_size)
+    platform, target = native.PLATFORM, Target(torch.device("cpu"))
+    if lacking := platform.lacking_for_keys(target, options.cache.kv_dtype("float32")):
+        raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
+    lacking = platform.lacking_for_fp8_experts(config.hidden_size)
     if lacking and options.model.activation_dtype != "auto":
         raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
     groups = groups_of(config, options.cache, torch.float32)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oscine.checkpoint.opened import open_model
-from oscine.executor.kv.allocate import allocate_kv, groups_of
+from oscine.executor.kv.allocate import allocate_kv, dtype_name, groups_of
 from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_fixed, with_sequences, with_step_tokens
 from oscine.executor.kv.memory import (
@@ -112,7 +112,8 @@ class Start:
         self.target = replace(target, cpu_weights=made[0], activation_dtype=made[1])
         self.platform = platform_of(self.target, self.opened.dtype)
         hidden = self.opened.config.hidden_size
-        if options.cache.fp8 and (lacking := self.platform.lacking_for_fp8_keys(self.target)):
+        keys = options.cache.kv_dtype(dtype_name(self.opened.dtype))
+        if lacking := self.platform.lacking_for_keys(self.target, keys):
             raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
         if options.model.activation_dtype != "auto" and (lacking := self.platform.lacking_for_fp8_experts(hidden)):
             raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")

@@ -127,7 +127,7 @@ class EngineBench:
             **self._layout._asdict(),
             **_energy(point, timing),
             first_token_ms=round(timing.first_s * 1e3, 3) if point.concurrency == 1 else None,
-            kv_cache_dtype="fp8" if self._cache.fp8 else "auto",
+            kv_cache_dtype="auto" if self._cache.kv_cache_dtype == "auto" else "fp8",
             activation_dtype=self._activation_dtype,
             **self._engines.limits._asdict(),
         )
@@ -144,7 +144,9 @@ class EngineBench:
         layout = self._layout
         replicas = layout.data_parallel_size // layout.expert_parallel_size  # which read all weights each
         sequences = ceil(point.concurrency / replicas)
-        ideal_s = roofline.decode_step_s(self._config, sequences, context, ceiling, fp8=self._cache.fp8)
+        ideal_s = roofline.decode_step_s(
+            self._config, sequences, context, ceiling, dtype=self._cache.kv_dtype("bfloat16")
+        )
         return round(ideal_s / (self._num_gpus // replicas) / step_s, 4)
 
 

@@ -7,7 +7,7 @@ so it leaves an expert out with probability 1 - K/E. Activations, norms and bias
 
 from dataclasses import dataclass
 
-from oscine.kv_group import FP8
+from oscine.kv_dtype import KVDtype
 from oscine.model.config import ModelConfig
 
 BYTES = 2  # of an unquantised weight
@@ -61,9 +61,9 @@ def fixed_bytes(config: ModelConfig) -> float:
     return BYTES * (attention + routers + config.vocab_size * config.hidden_size)
 
 
-def kv_bytes(config: ModelConfig, context: float, *, fp8: bool = False) -> float:
-    """Keys and values that one token of this context reads. `fp8`: whether they are in FP8."""
-    groups = config.kv_groups(PAGE, FP8 if fp8 else "bfloat16")
+def kv_bytes(config: ModelConfig, context: float, *, dtype: KVDtype = KVDtype.BFLOAT16) -> float:
+    """Keys and values that one token of this context reads."""
+    groups = config.kv_groups(PAGE, dtype)
     return sum(len(group.layers) * group.layer_token_bytes * min(context, group.window or context) for group in groups)
 
 
@@ -78,12 +78,14 @@ def token_flops(config: ModelConfig, context: float) -> float:
     return 2.0 * (matrices + head + attention)
 
 
-def decode_bytes(config: ModelConfig, sequences: int, context: float, *, fp8: bool = False) -> float:
+def decode_bytes(config: ModelConfig, sequences: int, context: float, *, dtype: KVDtype = KVDtype.BFLOAT16) -> float:
     experts = sum(expected_experts(number, config.num_experts_per_tok, sequences) for number in config.experts)
-    return fixed_bytes(config) + experts * expert_bytes(config) + sequences * kv_bytes(config, context, fp8=fp8)
+    return fixed_bytes(config) + experts * expert_bytes(config) + sequences * kv_bytes(config, context, dtype=dtype)
 
 
-def decode_step_s(config: ModelConfig, sequences: int, context: float, ceiling: Ceiling, *, fp8: bool = False) -> float:
+def decode_step_s(
+    config: ModelConfig, sequences: int, context: float, ceiling: Ceiling, *, dtype: KVDtype = KVDtype.BFLOAT16
+) -> float:
     """Seconds of a step that decodes one token of each sequence, at an average context."""
-    num_bytes = decode_bytes(config, sequences, context, fp8=fp8)
+    num_bytes = decode_bytes(config, sequences, context, dtype=dtype)
     return ceiling.seconds(num_bytes, sequences * token_flops(config, context))

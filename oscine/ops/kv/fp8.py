@@ -12,7 +12,7 @@ NaN stays NaN, and does not count in the maximum. Shape suffixes as in ops/inter
 import torch
 from torch import Tensor
 
-from oscine.kv_group import tokens_in_fp8
+from oscine.kv_dtype import tokens_of_rows
 
 LEAST_EXPONENT = 1  # so that 1 / scale is a normal number
 # Added to the bits of a float32, it carries into the exponent where the mantissa is above 1.75: 448 is 1.75 * 2^8.
@@ -26,7 +26,7 @@ def is_fp8(kv_pages: Tensor) -> bool:
 def page_size_of(kv_pages: Tensor) -> int:
     """Tokens of a page. kv_pages: [..., R, D], or [..., P, D] in another dtype."""
     rows, head_dim = kv_pages.shape[-2:]
-    return tokens_in_fp8(rows, head_dim) if is_fp8(kv_pages) else rows
+    return tokens_of_rows(rows, head_dim) if is_fp8(kv_pages) else rows
 
 
 def elements_and_exponents(pages: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import torch
 
+from oscine.kv_dtype import KVDtype
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
@@ -12,8 +13,8 @@ def _matches(target: Target, dtype: torch.dtype) -> bool:
     return target.device.type == "cuda" and dtype != torch.float32
 
 
-def _lacking_for_fp8_keys(target: Target) -> str | None:
-    if target.capability >= _FP8_CAPABILITY:
+def _lacking_for_keys(target: Target, dtype: KVDtype) -> str | None:
+    if dtype is not KVDtype.FP8 or target.capability >= _FP8_CAPABILITY:
         return None
     least, ours = (".".join(map(str, capability)) for capability in (_FP8_CAPABILITY, target.capability))
     return f"a GPU of compute capability {least}, not {ours}"
@@ -23,7 +24,7 @@ PLATFORM = Platform(
     "cuda",
     _matches,
     {"*": "triton", "chooser": "reference", "choose_few": "reference"},
-    lacking_for_fp8_keys=_lacking_for_fp8_keys,
+    lacking_for_keys=_lacking_for_keys,
     lacking_for_fp8_experts=lambda columns: "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16",
     uses_triton=True,
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from oscine.kv_dtype import KVDtype
 from oscine.ops.target import Target
 
 
@@ -19,9 +20,9 @@ class Platform:
     name: str
     matches: Callable[[Target, torch.dtype], bool]  # dtype: of activations
     backends: Mapping[str, str]  # op -> backend (ops/platforms/table.py); "*": every op that is not named
-    # What keeps keys and values from being in FP8, in words; None: nothing
-    lacking_for_fp8_keys: Callable[[Target], str | None] = nothing_lacks
-    # The same of activations of the experts; int: columns of them
+    # What keeps keys and values from being of a type, in words; None: nothing
+    lacking_for_keys: Callable[[Target, KVDtype], str | None] = nothing_lacks
+    # What keeps activations of the experts from being in FP8; int: columns of them
     lacking_for_fp8_experts: Callable[[int], str | None] = nothing_lacks
     uses_triton: bool = False  # its kernels are compiled by Triton at the start
     has_c_kernels: bool = False  # of ops/native: weights as --cpu-weights says, steps that can be recorded

@@ -2,6 +2,7 @@
 
 import torch
 
+from oscine.kv_dtype import KVDtype
 from oscine.ops.native.library import unavailable
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
@@ -11,11 +12,15 @@ def _matches(target: Target, dtype: torch.dtype) -> bool:
     return target.device.type == "cpu" and dtype == torch.float32 and unavailable() is None
 
 
+def _lacking_for_keys(target: Target, dtype: KVDtype) -> str | None:
+    return None if dtype is KVDtype.FLOAT32 else "a GPU, as the C kernels for CPUs have no FP8"
+
+
 PLATFORM = Platform(
     "native",
     _matches,
     {"*": "native", "sample": "reference"},
-    lacking_for_fp8_keys=lambda target: "a GPU, as the C kernels for CPUs have no FP8",
+    lacking_for_keys=_lacking_for_keys,
     lacking_for_fp8_experts=lambda columns: "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16",
     has_c_kernels=True,
 )

@@ -11,7 +11,7 @@ from benchmarks.precision.kv_scales import CALIBRATION, Nano, calibrated, larges
 from benchmarks.precision.runs import Error, Load, Result, batch, run
 from oscine.executor.kv.allocate import allocate_group
 from oscine.extensions.bench.step_inputs import PAGE
-from oscine.kv_group import FP8
+from oscine.kv_dtype import KVDtype
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.kv.fp8 import dequantise, quantise
 from oscine.ops.moe import reference
@@ -95,7 +95,7 @@ def test_fp8_keys_are_less_exact_than_bfloat16() -> None:
 def test_emulated_keys_and_values_are_those_of_pages_in_fp8() -> None:
     nano = Nano()
     prompt = nano.prompts(CALIBRATION, 0)[0]
-    groups = nano.model.config.kv_groups(PAGE, FP8)
+    groups = nano.model.config.kv_groups(PAGE, KVDtype.FP8)
     kv = tuple(allocate_group(group, -(-prompt.shape[1] // PAGE), CPU) for group in groups)
     expected = nano.model.head(nano.model.hidden(batch(prompt, len(groups), 0, prompt.shape[1]), kv))
     torch.testing.assert_close(nano.logits(prompt, lambda _, stored: with_scales(e4m3)(stored))[0], expected)

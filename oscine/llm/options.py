@@ -12,7 +12,7 @@ from oscine.settings.option import FileKeyError, OptionError, did_you_mean
 
 # Options of the group "server" that concern the model, and not how HTTP reaches it.
 _OF_THE_MODEL = (
-    *("data-parallel-size", "enable-expert-parallel", "gpus", "engine-timeout"),
+    *("data-parallel-size", "enable-expert-parallel", "gpus", "expected-load", "engine-timeout"),
     *("final-headroom", "reasoning-field", "date", "seed"),
 )
 

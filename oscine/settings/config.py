@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
-from oscine.settings.texts import is_date, is_hex, is_origin, origins
+from oscine.settings.texts import is_date, is_hex, is_origin, load_of, origins
 from oscine.system.addresses import is_loopback
 from oscine.system.environment import check_cluster_key
 
@@ -452,6 +452,14 @@ class ServerOptions(Options, group="server"):
         shown="all for a published model, unless another option says what to use; else 1",
         excludes=("device", "tensor-parallel-size", "data-parallel-size"),
         rule=("all, or how many", lambda text: text == "all" or (text.isdecimal() and int(text) > 0)),
+    )
+    expected_load: str | None = option(
+        None,
+        "load that the layout of several GPUs shall suit: requests at once, and prompt and answer tokens of each",
+        "C:ISL:OSL",
+        shown="by --profile",
+        excludes=("device", "tensor-parallel-size", "data-parallel-size"),
+        rule=("requests:prompt tokens:answer tokens, like 64:1024:512", lambda text: load_of(text) is not None),
     )
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = option(
         "reasoning", "field of an answer that carries the reasoning"

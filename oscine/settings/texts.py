@@ -31,3 +31,12 @@ def is_hex(text: str) -> bool:
         return bytes.fromhex(text).hex() == text.lower()
     except ValueError:
         return False
+
+
+def load_of(text: str) -> tuple[int, int, int] | None:
+    """Requests, tokens of a prompt and tokens of an answer, all at least 1, of C:ISL:OSL; None for another text."""
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and 0 < int(part) < 1 << 31 for part in parts):
+        return None
+    requests, prompt, answer = map(int, parts)
+    return requests, prompt, answer

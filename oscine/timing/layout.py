@@ -57,8 +57,8 @@ class Candidate:
 class Estimate:
     layout: Layout
     sequences: int  # per engine under the load
-    output_tok_s: float  # of all engines
-    tok_s_user: float  # prompts included
+    output_tok_s: float  # of all requests that run at once
+    tok_s_user: float  # of each of them, prompts included
     origin: str
 
 
@@ -72,11 +72,12 @@ def estimate(times: StepTimes, candidate: Candidate, load: Load) -> Estimate:
     prompts_s = times.prompts_s(group, step, load.prompt) * tokens / step
     answers_s = load.answer * times.decode_s(group, sequences, load.tokens)
     tok_s_user = load.answer / (prompts_s + answers_s)
-    return Estimate(layout, sequences, layout.engines * sequences * tok_s_user, tok_s_user, times.origin(group))
+    running = layout.engines * sequences if load.requests is None else min(load.requests, layout.engines * sequences)
+    return Estimate(layout, sequences, running * tok_s_user, tok_s_user, times.origin(group))
 
 
 def best_first(times: StepTimes, candidates: Iterable[Candidate], load: Load) -> list[Estimate]:
-    """Sorted by output tokens per second; by those of each request if the load has a number of requests.
+    """Sorted by output tokens per second.
 
     Of those within MARGIN of the best, the one with the most independent GPUs comes first. Candidates without known
     step times are left out.
@@ -88,10 +89,9 @@ def best_first(times: StepTimes, candidates: Iterable[Candidate], load: Load) ->
         except NotMeasuredError:
             continue
 
-    def speed(one: Estimate) -> float:
-        return one.output_tok_s if load.requests is None else one.tok_s_user
-
-    least = max(map(speed, found), default=0.0) * (1 - MARGIN)
-    found.sort(key=speed, reverse=True)
-    first = min((one for one in found if speed(one) >= least), key=lambda one: one.layout.group.num_gpus, default=None)
+    found.sort(key=lambda one: one.output_tok_s, reverse=True)
+    least = found[0].output_tok_s * (1 - MARGIN) if found else 0.0
+    first = min(
+        (one for one in found if one.output_tok_s >= least), key=lambda one: one.layout.group.num_gpus, default=None
+    )
     return found if first is None else [first, *(one for one in found if one is not first)]

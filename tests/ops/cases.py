@@ -96,7 +96,9 @@ def in_fp8(inputs: AttentionInputs) -> AttentionInputs:
     """The same keys and values as they are in a cache in FP8; what was NaN is NaN."""
     pages = inputs.kv_pages.float()
     *outer, page_size, head_dim = pages.shape
-    pool = torch.full((outer[0], 3, *outer[1:], rows_with_scales(page_size, head_dim), head_dim), 0xFF, dtype=torch.uint8)
+    pool = torch.full(
+        (outer[0], 3, *outer[1:], rows_with_scales(page_size, head_dim), head_dim), 0xFF, dtype=torch.uint8
+    )
     for stored, found in zip(elements_and_exponents(pool[:, 1]), quantise(pages.cpu()), strict=True):
         stored.copy_(found)
     return replace(inputs, kv_pages=pool.to(inputs.kv_pages.device)[:, 1])

@@ -158,6 +158,22 @@ def test_within_the_margin_the_more_independent_layout_wins() -> None:
     assert found[1].output_tok_s > found[0].output_tok_s > (1 - MARGIN) * found[1].output_tok_s
 
 
+@pytest.mark.parametrize(
+    ("load", "tok_s"),  # measured on two H100 with --profile max_throughput
+    [
+        (Load(1024, 512, 64), {SHARED: 5408, RANKS: 5503, ALONE: 4284}),
+        (Load(1024, 512, 1024), {SHARED: 20582, RANKS: 20286, ALONE: 11094}),
+        (Load(8192, 64, 64), {SHARED: 596, RANKS: 606, ALONE: 670}),
+    ],
+    ids=str,
+)
+def test_the_choice_for_a_load_is_as_fast_as_the_best(load: Load, tok_s: dict[Layout, int]) -> None:
+    held = {SHARED: 512, RANKS: 1024, ALONE: 206}
+    candidates = [Candidate(layout, sequences, 8192) for layout, sequences in held.items()]
+    first, *_ = best_first(measured(), candidates, load)
+    assert tok_s[first.layout] >= 0.95 * max(tok_s.values())
+
+
 def test_a_faster_link_and_a_faster_chip_are_never_worse() -> None:
     slow = measured(link=Link("slow", 5e-6, 2e10))
     for group in (Group("tensor", 2), Group("experts", 2), Group("tensor", 8), Group("experts", 8)):

@@ -10,6 +10,7 @@ from oscine.cli.serve.options import SHARING
 from oscine.settings.config import Config
 from oscine.settings.devices import engines_of
 from oscine.settings.name import Values, note
+from oscine.settings.texts import load_of
 from oscine.system.environment import Environment
 from oscine.system.gpus import Machine, describe_gpus
 from oscine.timing.layout import MARGIN, Candidate, Estimate, Layout, Load, best_first
@@ -112,21 +113,27 @@ def _estimates(values: Values, candidates: list[Candidate], machine: Machine, sh
 
 
 def _load(values: Values) -> Load:
+    if (given := load_of(values.get("expected-load") or "")) is not None:
+        requests, prompt, answer = given
+        return Load(prompt, answer, requests)
     return _THROUGHPUT_LOAD if values.get("profile") == _THROUGHPUT else _LATENCY_LOAD
 
 
 def _reason(estimates: list[Estimate], values: Values, machine: Machine) -> str:
     """The reason, and the second choice if there is one."""
-    if _load(values).requests is None:
-        speeds, unit = [one.output_tok_s for one in estimates], "output tokens/s with full caches"
+    load, speeds = _load(values), [one.output_tok_s for one in estimates]
+    if load.requests is None:
+        unit = "output tokens/s with full caches"
+    elif load.requests == 1:
+        unit = "tokens/s for one request"
     else:
-        speeds, unit = [one.tok_s_user for one in estimates], "tokens/s for one request"
+        unit = f"output tokens/s for {load.requests:,} requests"
     second = "" if len(estimates) == 1 else f"{estimates[1].layout}, {_rounded(speeds[1])}"
     if second:
         is_faster = speeds[1] > speeds[0]
         second = f"; within {MARGIN:.0%} of {second}, and more independent" if is_faster else f"; next {second}"
     link = machine.link or _THROUGH_HOST
-    hint = "" if _load(values).requests is None else f"; --profile {_THROUGHPUT} is for many requests"
+    hint = f"; --profile {_THROUGHPUT} is for many requests" if load is _LATENCY_LOAD else ""
     return (
         f"an estimated {_rounded(speeds[0])} {unit}{second} ({estimates[0].origin}, messages through {link.name}){hint}"
     )

@@ -36,7 +36,7 @@ _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 _OF_INGRESS = {option.name for section in (ServerOptions, ToolOptions) for option in options_of(section)}
 _ENGINE = OPTIONS.keys() - _OF_INGRESS - {"model", "kv-events-config"}
 _RANKS = OPTIONS["tensor-parallel-size"]  # an option of the engine that may also stand beside `gpus`
-_INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size", "enable-expert-parallel", "gpus"}
+_INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size", "enable-expert-parallel", "gpus", "expected-load"}
 
 
 def read_deployment(file: Path) -> Deployment:

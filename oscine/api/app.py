@@ -11,18 +11,17 @@ from oscine.api.common.keys import KeyCheck
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck, OriginCheck
 from oscine.api.openapi import Operation
-from oscine.api.playground import playground_routes
-from oscine.api.routes import endpoints
+from oscine.api.playground import playground_routes, running
+from oscine.api.routes import apis_of, endpoints
+from oscine.api.serving.service import Service
 from oscine.api.telemetry.observe import Observe
-from oscine.extensions.apis.ollama.models import running
-from oscine.extensions.apis.responses.service import ResponseService
 
 _RATE_LIMITS = [
     f"X-RateLimit-{what}-{unit}" for what in ("Limit", "Remaining", "Reset") for unit in ("Requests", "Tokens")
 ]
 
 
-def create_app(service: ResponseService) -> ASGIApp:
+def create_app(service: Service) -> ASGIApp:
     """The caller starts and stops the service."""
     if service.keys:
         check = [Middleware(KeyCheck, service.keys)]
@@ -30,7 +29,8 @@ def create_app(service: ResponseService) -> ASGIApp:
         check = [Middleware(HostCheck, service.config.server.allowed_hosts)]
     origins = Middleware(OriginCheck, service.config.server.cors_origins)
     routes = [_route(operation, check, origins) for operation in endpoints(service)]
-    routes += playground_routes() if service.config.server.playground else [Route("/", running)]
+    front = next((api.front for api in apis_of(service) if api.front is not None), running)
+    routes += playground_routes(front) if service.config.server.playground else [Route("/", front)]
     router = Starlette(routes=routes, exception_handlers=HANDLERS)
     router.router.redirect_slashes = False  # they would lead to the host that the client names
     app: ASGIApp = Observe(router, service.metrics, service.tracing, service.bodies)
@@ -64,7 +64,7 @@ class _BelowPath:
         await self._app(scope, receive, send)
 
 
-def open_paths(service: ResponseService) -> list[str]:
+def open_paths(service: Service) -> list[str]:
     """The paths of the endpoints that need no key: health, metrics and the like."""
     return [operation.path for operation in endpoints(service) if operation.open]
 

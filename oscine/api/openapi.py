@@ -12,20 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import oscine
-from oscine.api.common.errors import AnthropicError, Error, ErrorText
-from oscine.api.http.sse import NDJSON, SSE
-from oscine.api.serving import schemas
-from oscine.extensions.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.extensions.apis.batches.schemas import BatchRequest
-from oscine.extensions.apis.conventions.schemas import GenerateRequest, Invocation
-from oscine.extensions.apis.ollama.schemas import (
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    OllamaModelRequest,
-    OllamaPullRequest,
-)
-from oscine.extensions.apis.responses.context import CompactRequest, InputTokensRequest
-from oscine.extensions.apis.responses.schemas import ResponseRequest
+from oscine.api.common.errors import AnthropicError, Error
+from oscine.api.http.sse import SSE
 
 _PAGE = Path(__file__).with_name("docs.html")
 _REF = "#/components/schemas/{name}"
@@ -47,27 +35,7 @@ _STATUSES = {
     "503": "The server is overloaded or not ready; Retry-After says when to try again",
     "529": "The server is overloaded",
 }
-_QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
-
-# A request for each endpoint with a body. A test sends them all.
-EXAMPLES: dict[type, dict[str, Any]] = {
-    schemas.ChatCompletionRequest: {"messages": _QUESTION, "max_completion_tokens": 200},
-    schemas.CompletionRequest: {"prompt": "Once upon a time", "max_tokens": 16},
-    MessagesRequest: {"model": "any", "max_tokens": 200, "messages": _QUESTION},
-    CountTokensRequest: {"model": "any", "messages": _QUESTION},
-    ResponseRequest: {"input": "What is 27 + 58?", "max_output_tokens": 200},
-    InputTokensRequest: {"input": "What is 27 + 58?"},
-    CompactRequest: {"model": "any", "input": "What is 27 + 58?"},
-    GenerateRequest: {"text_input": "Once upon a time", "parameters": {"max_tokens": 16}},
-    Invocation: {"messages": _QUESTION, "max_completion_tokens": 200},
-    OllamaChatRequest: {"model": "any", "messages": _QUESTION, "stream": False},
-    OllamaGenerateRequest: {"model": "any", "prompt": "What is 27 + 58?", "stream": False},
-    OllamaModelRequest: {"model": "any"},
-    OllamaPullRequest: {"model": "any", "stream": False},
-    schemas.TokenizeRequest: {"messages": _QUESTION},
-    schemas.DetokenizeRequest: {"tokens": [72, 105]},
-    BatchRequest: {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
-}
+QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +53,7 @@ class Operation:
     events: str = SSE  # the media type of a stream
     query: Any = None  # the msgspec struct of what may stand behind the question mark
     other: Mapping[str, type] = field(default_factory=dict)  # statuses that are answered with other structs
+    example: Mapping[str, Any] | None = None  # a request; each endpoint with a body has one, and a test sends it
 
     @property
     def streams(self) -> bool:
@@ -99,9 +68,6 @@ def _post(path: str, handler: Any, summary: str, **facts: Any) -> Operation:
 
 GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE")
 PROBE = partial(GET, open=True)
-ANTHROPIC = partial(POST, error=AnthropicError)
-OLLAMA = partial(POST, error=ErrorText, events=NDJSON, undeclared=True)
-OLLAMA_GET = partial(GET, error=ErrorText)
 
 
 def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
@@ -135,7 +101,7 @@ def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
     if parameters := in_path + _query(operation.query):
         described["parameters"] = parameters
     if operation.body is not None:
-        content = {"schema": _reference(operation.body), "example": EXAMPLES[operation.body]}
+        content = {"schema": _reference(operation.body), "example": operation.example}
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
     if operation.form is not None:
         described["requestBody"] = {"required": True, "content": {_FORM: {"schema": _reference(operation.form)}}}

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oscine.extensions.apis.ollama.models import running
+from oscine.api.interface import Front
 
 FOLDER = Path(__file__).parents[1] / "web"
 PREFIX = "/playground/"
@@ -58,14 +58,20 @@ class _File:
 class _Front(_File):
     """The page for browsers, which accept HTML. Other clients get the same answer as without a playground."""
 
-    def __init__(self) -> None:
+    def __init__(self, other: Front) -> None:
         super().__init__(_PAGE)
         self._headers["Vary"] = "Accept"
+        self._other = other
 
     async def get(self, request: Request) -> Response:
-        return await (super().get if "text/html" in request.headers.get("accept", "") else running)(request)
+        return await (super().get if "text/html" in request.headers.get("accept", "") else self._other)(request)
+
+
+async def running(request: Request) -> Response:
+    """The answer to a client that asks for no page, where no API has another."""
+    return Response("Oscine is running", media_type="text/plain")
 
 
 @cache
-def playground_routes() -> tuple[Route, ...]:
-    return (Route("/", _Front().get), *(Route(PREFIX + name, _File(name).get) for name in _FILES))
+def playground_routes(other: Front) -> tuple[Route, ...]:
+    return (Route("/", _Front(other).get), *(Route(PREFIX + name, _File(name).get) for name in _FILES))

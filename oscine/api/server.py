@@ -16,18 +16,18 @@ from typing import Any
 
 import uvicorn
 
+from oscine.api.apis import make_service
 from oscine.api.app import create_app, open_paths
 from oscine.api.common.errors import APIError
 from oscine.api.common.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
 from oscine.api.http.uvicorn_protocol import protocol
 from oscine.api.port_file import PortFile
+from oscine.api.serving.service import Service
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
-from oscine.extensions.apis.batches.service import BatchService
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config
 from oscine.system.addresses import is_loopback
 from oscine.system.collector import collect_when_quiet
@@ -77,9 +77,9 @@ def _max_connections(wanted: int) -> int:
     return limit
 
 
-def one_model(config: Config) -> ResponseService:
-    """The service of `oscine serve`. Raises ValueError as ResponseService does."""
-    service = BatchService(config)
+def one_model(config: Config) -> Service:
+    """The service of `oscine serve`. Raises ValueError as make_service does."""
+    service = make_service(config)
     service.add(EngineClient(config.engine), config.engine, config.server.served_model_names)
     return service
 
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """
 
-    def __init__(self, config: Config, service: ResponseService | None = None, *, reuse_port: bool = False) -> None:
+    def __init__(self, config: Config, service: Service | None = None, *, reuse_port: bool = False) -> None:
         """`service` is one with models of its own; without it there is one model, whose engine the server runs.
 
         With `reuse_port` other servers may have the port, too: one that goes leaves it to them before it drains.
@@ -286,7 +286,7 @@ def _end_process_within(seconds: float) -> None:
     timer.start()
 
 
-def serve(config: Config, on_ready: Callable[[str, EngineInfo], None], service: ResponseService | None = None) -> None:
+def serve(config: Config, on_ready: Callable[[str, EngineInfo], None], service: Service | None = None) -> None:
     """Serves until a signal; on_ready(url, engine) is called once. Raises ServerError in one line when it cannot.
 
     `service`: see Server.

@@ -7,12 +7,11 @@ Command. They are read only if a name is not in the table.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
+from oscine.system.extensions import extension_of, is_there, load
 
 GROUP = "oscine.commands"
 
@@ -23,25 +22,8 @@ class Command:
     help: str
     place: str  # "module:function". The function adds arguments and `run`, which takes the parsed ones, to a Parser
 
-    @property
-    def module(self) -> str:
-        return self.place.partition(":")[0]
-
-    @property
-    def extension(self) -> str | None:
-        _, _, inner = self.module.partition("oscine.extensions.")
-        return inner.partition(".")[0] or None
-
-    def is_there(self) -> bool:
-        """False if its extension is not installed."""
-        try:
-            return find_spec(self.module) is not None
-        except ModuleNotFoundError:
-            return False
-
     def arguments(self) -> Callable[[Parser], None]:
-        module, _, function = self.place.partition(":")
-        found: Callable[[Parser], None] = getattr(import_module(module), function)
+        found: Callable[[Parser], None] = load(self.place)
         return found
 
 
@@ -76,15 +58,15 @@ COMMANDS = (
 
 def installed() -> list[Command]:
     """Those of the table whose extension is there."""
-    return [command for command in COMMANDS if command.is_there()]
+    return [command for command in COMMANDS if is_there(command.place)]
 
 
 def find(name: str) -> Command | None:
     """One of the table, or of another package. Raises CommandError if its extension is not installed."""
     for command in COMMANDS:
         if command.name == name:
-            if not command.is_there():
-                raise CommandError(f"oscine {name} needs the extension {command.extension}", USAGE)
+            if not is_there(command.place):
+                raise CommandError(f"oscine {name} needs the extension {extension_of(command.place)}", USAGE)
             return command
     for entry in entry_points(group=GROUP, name=name):
         try:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from oscine.api.apis import make_service
 from oscine.api.app import create_app
 from oscine.chat.tokenizer import Tokenizer
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config, EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 from tests.api.scripted_engine import Script, ScriptedEngine, in_pieces
 
@@ -28,7 +28,7 @@ class ScriptedServer:
         self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
         options = EngineOptions(model=ModelOptions(model=str(folder)), scheduler=scheduler or SchedulerOptions())
         server = ServerOptions(**{"date": "2025-08-05", **server_options})
-        self.service = ResponseService(Config(options, server))
+        self.service = make_service(Config(options, server))
         self.model = self.service.add(self.engine, options, server.served_model_names)
 
     def __enter__(self) -> "ScriptedServer":

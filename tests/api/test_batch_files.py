@@ -13,15 +13,18 @@ from typing import Any
 import httpx
 import pytest
 
+from oscine.api.apis import make_service
 from oscine.api.app import create_app
 from oscine.api.common.asgi import Receive, Scope, Send
 from oscine.api.common.errors import APIError
+from oscine.api.serving.service import Service
 from oscine.extensions.apis.batches import job as jobs
+from oscine.extensions.apis.batches.api import BatchesApi
 from oscine.extensions.apis.batches.job import Answered, BatchJob, Room
+from oscine.extensions.apis.batches.jobs import MOST_ACTIVE, BatchJobs
 from oscine.extensions.apis.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
 from oscine.extensions.apis.batches.retries import Retries
 from oscine.extensions.apis.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
-from oscine.extensions.apis.batches.service import MOST_ACTIVE, BatchService
 from oscine.extensions.apis.batches.store import FileStore
 from oscine.settings.config import Config, ServerOptions
 
@@ -251,16 +254,22 @@ def test_a_file_of_too_many_lines_is_not_read_to_its_end(tmp_path: Path, monkeyp
 # ---- limits of a key ----
 
 
-def with_service(folder: Path, work: Callable[[BatchService, httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
+def jobs_of(service: Service) -> BatchJobs:
+    api = service.apis["batches"]
+    assert isinstance(api, BatchesApi)
+    return api.jobs
+
+
+def with_service(folder: Path, work: Callable[[BatchJobs, httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
     async def go() -> None:
-        service = BatchService(Config(server=ServerOptions(files_dir=str(folder), files_max_bytes=1000)))
-        await service.files.open()
+        service = make_service(Config(server=ServerOptions(files_dir=str(folder), files_max_bytes=1000)))
+        await service.apis["batches"].open()
         transport = httpx.ASGITransport(create_app(service))
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                await work(service, client)
+                await work(jobs_of(service), client)
         finally:
-            await service.files.close()
+            await service.apis["batches"].close()
 
     asyncio.run(go())
 
@@ -270,7 +279,7 @@ def upload(client: httpx.AsyncClient, data: bytes) -> Coroutine[Any, Any, httpx.
 
 
 def test_uploads_that_come_at_once_do_not_pass_the_limit_together(tmp_path: Path) -> None:
-    async def work(service: BatchService, client: httpx.AsyncClient) -> None:
+    async def work(jobs: BatchJobs, client: httpx.AsyncClient) -> None:
         answers = await asyncio.gather(*(upload(client, b"x" * 300) for _ in range(12)))
         statuses = [answer.status_code for answer in answers]
         assert set(statuses) == {200, 413}
@@ -291,15 +300,15 @@ def test_uploads_that_come_at_once_do_not_pass_the_limit_together(tmp_path: Path
 def test_batches_that_are_made_at_once_do_not_pass_the_limit_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BatchService, "_run", lambda *arguments: None)
+    monkeypatch.setattr(BatchJobs, "_run", lambda *arguments: None)
 
-    async def work(service: BatchService, client: httpx.AsyncClient) -> None:
+    async def work(jobs: BatchJobs, client: httpx.AsyncClient) -> None:
         request = BatchRequest(input_file_id="file-x", endpoint=CHAT, completion_window="24h")
-        made = await asyncio.gather(*(service.create_batch(request, "me") for _ in range(40)), return_exceptions=True)
+        made = await asyncio.gather(*(jobs.create_batch(request, "me") for _ in range(40)), return_exceptions=True)
         refused = [error for error in made if isinstance(error, APIError)]
         assert len(refused) == 40 - MOST_ACTIVE
         assert {(error.status, error.code) for error in refused} == {(429, "too_many_batches")}
-        assert isinstance(await service.create_batch(request, "other"), BatchObject)
+        assert isinstance(await jobs.create_batch(request, "other"), BatchObject)
 
     with_service(tmp_path, work)
 
@@ -319,7 +328,7 @@ def test_a_list_begins_behind_an_entry_of_its_owner_alone(tmp_path: Path) -> Non
 def test_a_form_of_many_parts_is_refused_at_the_first_too_many(tmp_path: Path) -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="f"\r\n\r\n\r\n'
 
-    async def work(service: BatchService, client: httpx.AsyncClient) -> None:
+    async def work(jobs: BatchJobs, client: httpx.AsyncClient) -> None:
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
         answer = await client.post("/v1/files", content=part * 17, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
@@ -339,12 +348,13 @@ def test_lines_count_against_the_rate_limit_of_their_key_and_wait(tmp_path: Path
 
     async def go() -> None:
         nonlocal status
-        service = BatchService(Config(server=ServerOptions(api_keys_file=str(keys))))
-        service._endpoints = {CHAT: endpoint}
+        service = make_service(Config(server=ServerOptions(api_keys_file=str(keys))))
+        jobs = jobs_of(service)
+        jobs._endpoints = {CHAT: endpoint}
         one = BatchLine("1", "a", CHAT, b"{}")
-        assert [(await service._ask("me", one)).status for _ in range(3)] == [503, 503, 503], "they are sent again"
+        assert [(await jobs._ask("me", one)).status for _ in range(3)] == [503, 503, 503], "they are sent again"
         status = 200
-        first, second = [await service._ask("me", one) for _ in range(2)]
+        first, second = [await jobs._ask("me", one) for _ in range(2)]
         assert (first.status, second.status) == (200, 429)
         wait_s = Retries().delay_s(second.status, second.body, second.retry_after)
         assert wait_s == 30.0, "one request is left to clients"

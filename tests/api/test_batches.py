@@ -18,9 +18,11 @@ import openai
 import pytest
 from openai import OpenAI
 
+from oscine.api.apis import make_service
 from oscine.api.app import create_app
+from oscine.api.serving.service import Service
+from oscine.extensions.apis.batches.jobs import BatchJobs
 from oscine.extensions.apis.batches.schemas import FileObject
-from oscine.extensions.apis.batches.service import BatchService
 from oscine.extensions.apis.batches.store import TEMPORARY, FileStore
 from oscine.settings.config import Config, ServerOptions
 from tests.server import ServerProcess
@@ -143,20 +145,20 @@ def test_a_file_may_have_an_end(client: OpenAI) -> None:
 
 def test_files_whose_time_is_over_are_deleted_but_for_inputs(tmp_path: Path) -> None:
     async def go() -> None:
-        service = BatchService(Config(server=ServerOptions(files_dir=str(tmp_path))))
-        await service.files.open()
+        jobs = BatchJobs(Service(Config(server=ServerOptions(files_dir=str(tmp_path)))))
+        await jobs.files.open()
         for name, expires_at in (
             ("file-old", 5),
             ("file-input", 5),
             ("file-new", int(time.time()) + 100),
             ("file-plain", None),
         ):
-            service.files.path(name).touch()
+            jobs.files.path(name).touch()
             file = FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch", expires_at=expires_at)
-            await service.files.put_file(file, "me")
-        service.is_input = lambda file_id: file_id == "file-input"  # type: ignore[method-assign]
-        await service.remove_expired()
-        await service.files.close()
+            await jobs.files.put_file(file, "me")
+        jobs.is_input = lambda file_id: file_id == "file-input"  # type: ignore[method-assign]
+        await jobs.remove_expired()
+        await jobs.files.close()
 
     asyncio.run(go())
     assert {path.stem for path in tmp_path.glob("*.jsonl")} == {"file-input", "file-new", "file-plain"}
@@ -242,7 +244,7 @@ def test_without_a_temporary_folder_the_message_names_what_helps(monkeypatch: py
 
 def test_a_server_without_a_folder_says_that_it_keeps_no_files() -> None:
     async def go() -> int:
-        app = create_app(BatchService(Config()))
+        app = create_app(make_service(Config()))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             answers = [await client.get("/v1/files"), await client.get("/v1/batches/x")]
             answers.append(await client.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}))

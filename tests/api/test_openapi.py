@@ -10,12 +10,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from oscine.api.apis import make_service
 from oscine.api.app import create_app
 from oscine.api.common.errors import Error
 from oscine.api.openai import answers
 from oscine.api.openapi import Operation, describe, plain_path
 from oscine.api.routes import endpoints
-from oscine.extensions.apis.batches.service import BatchService
 from oscine.settings.config import Config, ServerOptions
 from tests.api.scripted_server import ScriptedServer
 from tests.server import ServerProcess
@@ -23,7 +23,7 @@ from tests.server import ServerProcess
 
 @pytest.fixture(scope="module")
 def table(model_folder: Path) -> list[Operation]:
-    return endpoints(BatchService(Config()))
+    return endpoints(make_service(Config()))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def routes_of(app: Any) -> list[Route]:
 
 
 def test_every_route_of_the_api_is_described_and_every_path_is_a_route(document: dict[str, Any]) -> None:
-    app = create_app(BatchService(Config()))
+    app = create_app(make_service(Config()))
     routes = {
         (route.path_format, method)
         for route in routes_of(app)
@@ -188,6 +188,6 @@ def test_the_page_asks_nobody_else(nano_server: ServerProcess) -> None:
 
 
 def test_a_server_with_keys_shows_its_description_without_one(model_folder: Path) -> None:
-    service = BatchService(Config(server=ServerOptions(api_keys=("sesame",))))
+    service = make_service(Config(server=ServerOptions(api_keys=("sesame",))))
     (route,) = (route for route in routes_of(create_app(service)) if route.path == "/openapi.json")
     assert type(route.app).__name__ != "KeyCheck"

@@ -93,7 +93,8 @@ def test_every_field_of_every_request_is_described(scripted: ScriptedServer) -> 
     seen: set[str] = set()
     fields: dict[str, Any] = {}
     for operation in (o for methods in document["paths"].values() for o in methods.values() if "requestBody" in o):
-        kind = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        (content,) = operation["requestBody"]["content"].values()
+        kind = content["schema"]["$ref"].rpartition("/")[2]
         fields |= described(document["components"]["schemas"], kind, seen)
     tags = {"NamedToolChoice.type", "AllowedToolsChoice.type"}
     assert len(fields) > 150

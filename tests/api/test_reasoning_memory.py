@@ -2,9 +2,9 @@
 
 import pytest
 
+from oscine.api.serving import reasoning_memory
+from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.chat.messages import Conversation, Message, ToolCall
-from oscine.extensions.apis import reasoning_memory
-from oscine.extensions.apis.reasoning_memory import ReasoningMemory
 
 ME = "me"
 

@@ -12,10 +12,10 @@ from typing import Any
 import openai
 import pytest
 
+from oscine.api.apis import make_service
 from oscine.api.server import Server
 from oscine.engine.process.client import EngineClient, EngineError
 from oscine.engine.wire.stream import EngineDied
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
 from oscine.types import EngineInfo
 from tests.api.scripted_engine import ScriptedEngine, in_pieces
@@ -119,7 +119,7 @@ def test_a_model_that_cannot_start_leaves_the_others_alone(scripted: ScriptedSer
 
 def test_a_server_none_of_whose_models_can_start_does_not(model_folder: Path) -> None:
     async def start() -> None:
-        service = ResponseService(Config())
+        service = make_service(Config())
         options = EngineOptions(model=ModelOptions(model=str(model_folder)))
         told: list[EngineInfo] = []
         for name in ("a", "b"):
@@ -201,7 +201,7 @@ class Running:
     def __init__(self, folder: Path, names: list[str], port: int = 0, fake_step_s: float = 0.0) -> None:
         options = EngineOptions(model=ModelOptions(model=str(folder)), executor="fake", fake_step_s=fake_step_s)
         config = Config(options, ServerOptions(port=port))
-        self.service = ResponseService(config)
+        self.service = make_service(config)
         for name in names:
             self.service.add(EngineClient(config.engine), config.engine, [name])
         self.server = Server(config, self.service, reuse_port=True)

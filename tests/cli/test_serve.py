@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oscine.api.apis import make_service
 from oscine.api.serving.sampling import _seed
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config, ServerOptions
 from tests.cli.test_commands import run
 from tests.server import ServerProcess
@@ -39,7 +39,7 @@ def test_random_weights_answer_on_a_cpu(given: tuple[str, ...]) -> None:
 
 def test_a_seed_makes_the_seeds_of_requests() -> None:
     def seeds(seed: int | None) -> list[int]:
-        ResponseService(Config(server=ServerOptions(seed=seed)))
+        make_service(Config(server=ServerOptions(seed=seed)))
         return [_seed(None) for _ in range(3)]
 
     assert seeds(7) == seeds(7) != seeds(8)

@@ -2,14 +2,30 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from benchmarks.serving.server import Server
+from oscine.api import apis
 from oscine.cli import commands
 
 CODE = """
+from starlette.responses import Response
+
+from oscine.api.interface import Api
+from oscine.api.openapi import GET
 from oscine.cli.commands import Command
+
+class GreetingApi(Api):
+    @property
+    def operations(self):
+        return [GET("/greeting", self.greet, "A greeting")]
+
+    async def greet(self, request):
+        return Response(f"hello from {self.service.models[0].names[0]}")
+
 
 GREET = Command("greet", "greet somebody", "greeting:arguments")
 WRONG = "no command"
@@ -30,6 +46,7 @@ def package(tmp_path: Path) -> Path:
     metadata.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
     metadata.joinpath("entry_points.txt").write_text(
         f"[{commands.GROUP}]\ngreet = greeting:GREET\nwrong = greeting:WRONG\nserve = greeting:GREET\n"
+        f"[{apis.GROUP}]\ngreeting = greeting:GreetingApi\nbroken = greeting:absent\n"
     )
     return tmp_path
 
@@ -43,6 +60,16 @@ def test_a_command(package: Path) -> None:
     done = oscine(package, "greet", "Ada")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello Ada\n", "")
     assert "Greet somebody." in oscine(package, "greet", "--help").stdout
+
+
+def test_an_api(package: Path) -> None:
+    with tempfile.TemporaryFile() as log:
+        with Server("oscine-nano", "--executor", "fake", environment={"PYTHONPATH": str(package)}, log=log) as server:
+            assert server.get("/greeting") == "hello from oscine-nano"
+            assert "/greeting" in server.get("/openapi.json")
+        log.seek(0)
+        (warning,) = [line for line in log.read().decode().splitlines() if "broken" in line]
+    assert "the API broken of greeting:absent cannot be used: module 'greeting' has no attribute 'absent'" in warning
 
 
 def test_a_broken_command_costs_one_line_of_warning(package: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from oscine import llm
+from oscine.api.apis import make_service
 from oscine.api.openapi import describe
 from oscine.api.routes import endpoints
 from oscine.api.telemetry.energy import EnergyCollector
@@ -27,7 +28,6 @@ from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.cli import whole_parser
 from oscine.cli.serve.options import NAMES
-from oscine.extensions.apis.batches.service import BatchService
 from oscine.extensions.apis.conventions import nim_variables
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.spec import deployment
@@ -122,7 +122,7 @@ def ask(asked: set[str], answer: str | None, name: str, default: Any = None) -> 
 
 def routes() -> Iterator[str]:
     """The server's own description, which lists all routes: tests/api/test_openapi.py."""
-    document = describe(endpoints(BatchService(Config())), keys=True)
+    document = describe(endpoints(make_service(Config())), keys=True)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield from of_operation(f"route {method.upper()} {path}", operation)

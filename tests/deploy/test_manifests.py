@@ -18,9 +18,9 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from oscine.api import server
+from oscine.api.apis import make_service
 from oscine.api.routes import endpoints
 from oscine.cli.serve.read_options import read_config
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.extensions.cluster.cli import deployment_file, serve_config
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
 from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
@@ -85,7 +85,7 @@ def test_the_server_gets_options_that_it_has_and_the_time_that_it_needs(name: st
 
 @pytest.mark.parametrize("name", ALL)
 def test_probes_ask_endpoints_that_need_no_key(name: str, model_folder: Any) -> None:
-    service = ResponseService(config_of(str(model_folder), "--executor", "fake", "--api-key", "k"))
+    service = make_service(config_of(str(model_folder), "--executor", "fake", "--api-key", "k"))
     known = {operation.path for operation in endpoints(service) if operation.open}
     probes = [
         probe["httpGet"]
@@ -317,7 +317,7 @@ def test_the_image_is_made_of_what_the_repository_has() -> None:
 
 def test_what_looks_at_the_server_needs_no_key(model_folder: Any) -> None:
     """The image's health check, by a program that it has, and Prometheus."""
-    service = ResponseService(config_of(str(model_folder), "--executor", "fake", "--api-key", "k"))
+    service = make_service(config_of(str(model_folder), "--executor", "fake", "--api-key", "k"))
     known = {operation.path for operation in endpoints(service) if operation.open}
     check = json.loads(re.findall(r"^HEALTHCHECK .*\n    CMD (.*)$", CONTAINERFILE, re.MULTILINE)[0])
     assert check[0] in re.findall(r"apt-get install .*", CONTAINERFILE)[0].split()

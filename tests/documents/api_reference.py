@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from oscine.api.apis import make_service
 from oscine.api.openapi import Operation, describe, plain_path
 from oscine.api.routes import endpoints
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config
 
 INTRODUCTION = """\
@@ -30,7 +30,7 @@ BOUNDS = {
 
 
 def page() -> str:
-    operations = endpoints(ResponseService(Config()))
+    operations = endpoints(make_service(Config()))
     schemas = describe(operations, keys=True)["components"]["schemas"]
     return "\n".join((INTRODUCTION, *_endpoints(operations), *_requests(operations, schemas), ""))
 

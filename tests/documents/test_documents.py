@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oscine.api.apis import make_service
 from oscine.api.openapi import plain_path
 from oscine.api.routes import endpoints
 from oscine.cli import whole_parser
 from oscine.cli.serve.read_options import read_config
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.settings.config import Config
 from tests.documents import gpu_table
 from tests.documents.api_reference import page
@@ -122,7 +122,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_the_reference_has_every_endpoint_and_parameter() -> None:
     text = page()
-    for operation in endpoints(ResponseService(Config())):
+    for operation in endpoints(make_service(Config())):
         assert f"| `{operation.method} {plain_path(operation)}` |" in text
         for name in getattr(operation.body, "__struct_encode_fields__", ()):
             assert f"`{name}`" in text

@@ -6,20 +6,20 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from oscine.api.common.errors import invalid, not_found, unavailable
 from oscine.api.common.keys import ApiKeys
 from oscine.api.common.memory import Bodies
 from oscine.api.common.record import current
 from oscine.api.serving.names import meant_by
+from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
 from oscine.engine.process.client import Engine, EngineError
-from oscine.extensions.apis.reasoning_memory import ReasoningMemory
 from oscine.extensions.tools.builtin import BuiltinTools
 from oscine.settings.config import Config, EngineOptions
 from oscine.system.grammar_sandbox.pool import judges
@@ -29,6 +29,18 @@ logger = logging.getLogger(__name__)
 
 _FOUND_S = 1.0  # from a request's finding its model to its being admitted, at most
 _WORST_FIRST: tuple[ModelState, ...] = ("failed", "stopped", "starting", "restarting", "draining", "ready")
+
+
+class ServiceApi(Protocol):
+    """What the service calls of an API (oscine.api.interface.Api)."""
+
+    @property
+    def is_quiet(self) -> bool: ...
+    async def open(self) -> None: ...
+    async def started(self) -> None: ...
+    async def drain(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Service:
@@ -50,6 +62,7 @@ class Service:
         self.reasoning = ReasoningMemory()
         self.tools = BuiltinTools(config.tools)
         self.bodies = Bodies()
+        self.apis: dict[str, ServiceApi] = {}
         self.draining = False
         self.started = int(time.time())
         self._by_name: dict[str, ServedModel] = {}
@@ -131,9 +144,11 @@ class Service:
     async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
         """Returns when each model is ready or has failed. `on_ready` is called with each ready one.
 
-        Raises an error of the server itself, and the first model's error if all have failed.
+        Raises an error of the server itself or of an API, and the first model's error if all have failed.
         """
         models = self.models  # a caller that adds others starts them
+        for api in self._apis:
+            await api.open()
         await self.tools.start()
         judges().start()
 
@@ -148,17 +163,30 @@ class Service:
             if error is not None:
                 trace = None if isinstance(error, EngineError | ValueError) else error
                 logger.error("%s cannot be served: %s", model.names[0], error, exc_info=trace)
+        for api in self._apis:
+            await api.started()
+
+    @property
+    def _apis(self) -> list[ServiceApi]:
+        """The last one first: it may use the others."""
+        return [*reversed(self.apis.values())]
 
     async def stop(self) -> None:
+        for api in self._apis:
+            await api.stop()
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*(model.stop() for model in self._all()))
         await self.tools.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
+        for api in self._apis:
+            await api.close()
 
     async def drain(self) -> None:
         """Refuses new requests, lets running ones finish within drain_s seconds, then cancels the rest."""
+        for api in self._apis:
+            await api.drain()
         self.draining = True
         await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._all()))
 
@@ -177,7 +205,7 @@ class Service:
     @property
     def is_quiet(self) -> bool:
         """Whether no large requests are held."""
-        return self.bodies.are_few
+        return self.bodies.are_few and all(api.is_quiet for api in self.apis.values())
 
     @property
     def state(self) -> ModelState:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oscine.api.apis import make_service
 from oscine.engine.process.client import Engine
 from oscine.engine.wire.stream import EngineDied
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.extensions.replicas.client.followed_models import FollowedModels, cluster_options
 from oscine.extensions.replicas.spec.deployment import ModelSpec, Replicas, RoleSpec
 from oscine.settings.config import Config, EngineOptions, ModelOptions, SchedulerOptions
@@ -39,7 +39,7 @@ class LateEngine(ScriptedEngine):
 class Followed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.service = ResponseService(Config())
+        self.service = make_service(Config())
         self.models = FollowedModels(self.service)
         self.engines: dict[str, list[LateEngine]] = {}
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from oscine.api.apis import make_service
 from oscine.api.server import Server
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.client.live_request import LiveRequest
 from oscine.settings.config import Config, EngineOptions, ServerOptions
@@ -28,7 +28,7 @@ class ClusterServer:
         self.fleet = Fleet([EngineOptions(quiet=True)] * 2)
         self.engine = ClusterEngine(self.fleet, MODEL, prefix_seed=self.fleet.seed)
         config = Config(server=ServerOptions(port=0, date="2025-08-05"))
-        service = ResponseService(config)
+        service = make_service(config)
         service.add(self.engine, EngineOptions(), (MODEL,))
         self.server = Server(config, service)
         self._ready = threading.Event()

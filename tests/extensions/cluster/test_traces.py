@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from oscine.api.apis import make_service
 from oscine.api.app import create_app
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.spec.placement import Place, Placement
 from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
@@ -35,7 +35,7 @@ def traced(folder: Path, answer: Callable[[Placement], Place], play: Callable[[]
     """The answer to one completion, with the engines played meanwhile; all spans are exported then."""
 
     async def test() -> httpx.Response:
-        service = ResponseService(Config(server=ServerOptions(traces="http/protobuf")))
+        service = make_service(Config(server=ServerOptions(traces="http/protobuf")))
         engine = ClusterEngine(ScriptedPlacer(answer), "model", prefix_seed="5eed")
         service.add(engine, EngineOptions(model=ModelOptions(model=str(folder))), ["model"])
         await service.start()

@@ -15,6 +15,7 @@ from oscine.api.common.keys import Caller
 from oscine.api.common.memory import Held
 from oscine.api.http.body import json_response, read_body
 from oscine.api.serving.schemas import decode
+from oscine.extensions.apis.batches.jobs import BatchJobs
 from oscine.extensions.apis.batches.schemas import (
     BatchesQuery,
     BatchList,
@@ -25,7 +26,6 @@ from oscine.extensions.apis.batches.schemas import (
     FileObject,
     FilesQuery,
 )
-from oscine.extensions.apis.batches.service import BatchService
 from oscine.extensions.apis.batches.store import storage_failed
 from oscine.extensions.apis.batches.upload import Upload, UploadRoom, read_upload, storage_full
 from oscine.extensions.apis.responses.schemas import read_query
@@ -37,14 +37,14 @@ T = TypeVar("T", FileObject, BatchObject)
 
 
 class Files:
-    def __init__(self, service: BatchService) -> None:
-        self._service, self._store = service, service.files
+    def __init__(self, jobs: BatchJobs) -> None:
+        self._jobs, self._store = jobs, jobs.files
         self._rooms: dict[str, UploadRoom] = {}  # by owner
 
     async def create(self, request: Request) -> Response:
         self._store.check()
-        await self._service.remove_expired()
-        owner, options = _owner(request), self._service.config.server
+        await self._jobs.remove_expired()
+        owner, options = _owner(request), self._jobs.config.server
         count, _, used = await self._store.use("file", owner)
         room = self._rooms.setdefault(owner, UploadRoom())
         file_id = f"file-{secrets.token_hex(16)}"
@@ -96,7 +96,7 @@ class Files:
 
     async def delete(self, request: Request) -> Response:
         file_id, owner = request.path_params["id"], _owner(request)
-        if self._service.is_input(file_id):
+        if self._jobs.is_input(file_id):
             raise APIError(f"The file '{file_id}' is the input of a batch that runs.", status=409, code="file_in_use")
         if not await self._store.delete_file(file_id, owner):
             raise _no_file(file_id)
@@ -111,37 +111,37 @@ class Files:
 
 
 class Batches:
-    def __init__(self, service: BatchService) -> None:
-        self._service, self._store = service, service.files
+    def __init__(self, jobs: BatchJobs) -> None:
+        self._jobs, self._store = jobs, jobs.files
 
     async def create(self, request: Request) -> Response:
         self._store.check()
         owner = _owner(request)
-        received = await read_body(request, self._service.config.server.max_body_bytes)
+        received = await read_body(request, self._jobs.config.server.max_body_bytes)
         body = await decode(received, BatchRequest, request.scope)
         file = await self._store.file(body.input_file_id, owner)
         if file is None:
             raise _no_file(body.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise invalid("input_file_id", "the file was not uploaded with the purpose 'batch'")
-        return json_response(await self._service.create_batch(body, owner))
+        return json_response(await self._jobs.create_batch(body, owner))
 
     async def list(self, request: Request) -> Response:
         query = read_query(request.query_params, BatchesQuery)
         owner = _owner(request)
         found = await self._store.page("batch", owner, BatchObject, query.limit + 1, after=query.after)
-        live = [job.batch if (job := self._service.job(batch.id, owner)) else batch for batch in found]
+        live = [job.batch if (job := self._jobs.job(batch.id, owner)) else batch for batch in found]
         return json_response(BatchList("list", *_page(live, query.limit)))
 
     async def retrieve(self, request: Request) -> Response:
         batch_id, owner = request.path_params["id"], _owner(request)
-        job = self._service.job(batch_id, owner)
+        job = self._jobs.job(batch_id, owner)
         return json_response(job.batch if job is not None else await self._found(batch_id, owner))
 
     async def cancel(self, request: Request) -> Response:
         """What is answered stays; the output files come once the running requests have ended."""
         batch_id, owner = request.path_params["id"], _owner(request)
-        job = self._service.job(batch_id, owner)
+        job = self._jobs.job(batch_id, owner)
         if job is None or job.ended or job.batch.status == "finalizing":
             batch = await self._found(batch_id, owner)
             message = f"The batch '{batch_id}' is {batch.status} and cannot be cancelled."

@@ -7,7 +7,10 @@ from typing import Protocol
 from oscine.api.common.asgi import Write
 from oscine.api.common.errors import unavailable
 from oscine.extensions.apis.responses.events import ResponseEvents
+from oscine.extensions.apis.responses.resource import interrupted
 from oscine.extensions.apis.responses.schemas import ResponseAnswer
+from oscine.extensions.apis.responses.store import MEMORY, ResponseStore
+from oscine.settings.config import ServerOptions
 
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between attempts to store an ended response; doubled each time
 
@@ -131,3 +134,20 @@ class BackgroundResponses:
         await asyncio.gather(*(response.cancel(by_client=False) for response in responses))
         await asyncio.gather(*map(self.forget, responses))
         await asyncio.gather(*(response.run.store() for response in responses if response.run.unstored))
+
+
+class KeptResponses:
+    """The responses of a server: stored ones, and those that run in the background."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        path = options.responses_db or MEMORY
+        self.store = ResponseStore(path, options.responses_max_bytes, options.responses_max_age)
+        self.background = BackgroundResponses()
+
+    async def open(self) -> None:
+        """Raises ValueError when the database cannot be used."""
+        await self.store.open(interrupted)
+
+    async def stop(self) -> None:
+        await self.background.stop()
+        await self.store.close()

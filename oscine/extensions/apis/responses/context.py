@@ -18,6 +18,7 @@ from oscine.api.serving.call import Call
 from oscine.api.serving.parameters import Refused, ShortText, about, ignored
 from oscine.chat.messages import Message
 from oscine.chat.toolbox import bounded
+from oscine.extensions.apis.responses.endpoint import ResponseEndpoint
 from oscine.extensions.apis.responses.input import COMPACTED
 from oscine.extensions.apis.responses.items import new_item
 from oscine.extensions.apis.responses.plan import ResponsePlan, make_plan
@@ -32,7 +33,6 @@ from oscine.extensions.apis.responses.schemas import (
     Tools,
     Truncation,
 )
-from oscine.extensions.apis.responses.service import ResponseEndpoint
 from oscine.extensions.apis.responses.view import Object, sealed
 
 _MOST_TOKENS = 4096  # per summary, with the reasoning before it
@@ -76,7 +76,7 @@ class InputTokens(ResponseEndpoint[InputTokensRequest]):
     """Counts the tokens of the prompt that a response would have."""
 
     async def answer(self, call: Call[InputTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        plan = await make_plan(self.service, _for_response(call, input=call.body.input or []))
+        plan = await make_plan(self.service, self.kept.store, _for_response(call, input=call.body.input or []))
         async with plan.toolbox:
             count = await plan.num_prompt_tokens(self.service.date, self.service.reasoning)
         await json_response(ResponseInputTokens("response.input_tokens", count))(scope, receive, send)
@@ -88,7 +88,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
     async def answer(self, call: Call[CompactRequest], scope: Scope, receive: Receive, send: Send) -> None:
         call.model.served.admission.check(1)
         plan = await self._plan(call)
-        run = ResponseRun(self.service, plan)
+        run = ResponseRun(self.service, self.kept, plan)
         if await run_while_connected(receive, run.run(None)):
             await json_response(_compacted(plan, run.snapshot()))(scope, receive, send)
 
@@ -98,7 +98,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         thinking = call.body.reasoning or ReasoningConfig(effort="low")
         whole = _for_response(call, input=[*items, {"role": "user", "content": _ASK}], reasoning=thinking, store=False)
-        plan = await make_plan(self.service, whole)
+        plan = await make_plan(self.service, self.kept.store, whole)
         if not _said(plan):
             raise invalid("input", "there is nothing to compact")
         prompt = await plan.prompt(self.service.date, self.service.reasoning)

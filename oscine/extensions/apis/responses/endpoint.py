@@ -1,6 +1,7 @@
 """/v1/responses: makes responses, and returns, cancels and deletes stored ones."""
 
 from collections.abc import AsyncIterator
+from typing import Generic
 
 import msgspec
 from starlette.requests import Request
@@ -12,8 +13,10 @@ from oscine.api.common.errors import APIError, invalid, not_found
 from oscine.api.common.keys import Caller
 from oscine.api.http.body import json_response
 from oscine.api.http.sse import EventStream
-from oscine.api.serving.call import Call
-from oscine.extensions.apis.responses.background import BackgroundResponse
+from oscine.api.openai.endpoint import Endpoint
+from oscine.api.serving.call import Call, T
+from oscine.api.serving.service import Service
+from oscine.extensions.apis.responses.background import BackgroundResponse, KeptResponses
 from oscine.extensions.apis.responses.events import events_since
 from oscine.extensions.apis.responses.plan import make_plan
 from oscine.extensions.apis.responses.resource import KeptResponse, with_output
@@ -27,17 +30,24 @@ from oscine.extensions.apis.responses.schemas import (
     RetrieveQuery,
     read_query,
 )
-from oscine.extensions.apis.responses.service import ResponseEndpoint, ResponseService
 from oscine.extensions.apis.responses.store import StoredResponse
 from oscine.extensions.apis.responses.view import Object, included, shown
+
+
+class ResponseEndpoint(Endpoint[T], Generic[T]):
+    """An endpoint that needs stored responses."""
+
+    def __init__(self, service: Service, kept: KeptResponses) -> None:
+        super().__init__(service)
+        self.kept = kept
 
 
 class Responses(ResponseEndpoint[ResponseRequest]):
     async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
         call.model.served.admission.check(1)  # before the prompt is made, which costs more
-        run = ResponseRun(self.service, await make_plan(self.service, call))
+        run = ResponseRun(self.service, self.kept, await make_plan(self.service, self.kept.store, call))
         if call.body.background:
-            response = await self.service.background.start(run)
+            response = await self.kept.background.start(run)
             app = _Events(response.events(0), self.service) if call.body.stream else json_response(run.snapshot())
             await app(scope, receive, send)
         else:
@@ -47,7 +57,7 @@ class Responses(ResponseEndpoint[ResponseRequest]):
 class _Events:
     """An ASGI application that sends events."""
 
-    def __init__(self, events: AsyncIterator[bytes], service: ResponseService) -> None:
+    def __init__(self, events: AsyncIterator[bytes], service: Service) -> None:
         self._events = events
         self._comments = service.config.server.keep_alive_comments
 
@@ -62,8 +72,8 @@ class _Events:
 
 
 class StoredResponses:
-    def __init__(self, service: ResponseService) -> None:
-        self._service = service
+    def __init__(self, service: Service, kept: KeptResponses) -> None:
+        self._service, self._kept = service, kept
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """The response, or with `stream` its events from `starting_after` on."""
@@ -95,8 +105,8 @@ class StoredResponses:
         live = self._live(request)
         if live is not None:
             await live.cancel(by_client=True)
-            await self._service.background.forget(live)
-        if not await self._service.store.delete(response_id, Caller.of(request.scope).name):
+            await self._kept.background.forget(live)
+        if not await self._kept.store.delete(response_id, Caller.of(request.scope).name):
             raise _not_found(response_id)
         return json_response(DeletedResponse(response_id, "response", deleted=True))
 
@@ -117,11 +127,11 @@ class StoredResponses:
         return json_response(InputItems("list", page, first, last, has_more=len(items) > query.limit))
 
     def _live(self, request: Request) -> BackgroundResponse | None:
-        return self._service.background.get(request.path_params["id"], Caller.of(request.scope).name)
+        return self._kept.background.get(request.path_params["id"], Caller.of(request.scope).name)
 
     async def _stored(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]
-        stored = await self._service.store.get(response_id, Caller.of(request.scope).name)
+        stored = await self._kept.store.get(response_id, Caller.of(request.scope).name)
         if stored is None:
             raise _not_found(response_id)
         return stored

@@ -11,6 +11,8 @@ from oscine.api.common.work import beside
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
+from oscine.api.serving.reasoning_memory import ReasoningMemory
+from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import refuse_tools
 from oscine.api.turns.progress import Turn, usual_headroom
@@ -18,13 +20,11 @@ from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.chat.toolbox import Toolbox
-from oscine.extensions.apis.reasoning_memory import ReasoningMemory
 from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools, references
 from oscine.extensions.apis.responses.items import new_id
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.extensions.apis.responses.schemas import ResponseRequest
-from oscine.extensions.apis.responses.service import ResponseService
-from oscine.extensions.apis.responses.store import StoredResponse
+from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
 from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, repeated
 from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
 
@@ -82,7 +82,7 @@ class ResponsePlan:
         )
         return memory.restore(self.owner, talk)
 
-    async def turn(self, service: ResponseService) -> Turn:
+    async def turn(self, service: Service) -> Turn:
         """Raises APIError."""
         body = self.body
         call, may = self.call, self._allowed
@@ -121,12 +121,12 @@ class ResponsePlan:
         return self.call.size + said
 
 
-async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> ResponsePlan:
+async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
     body, owner = call.body, call.caller.name
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
-    chain = await _chain(service, body.previous_response_id, owner)
+    chain = await _chain(store, body.previous_response_id, owner)
     size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
@@ -135,7 +135,7 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     )
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
-    found, calls = await _referenced(service, call)
+    found, calls = await _referenced(store, call)
 
     def said() -> tuple[ClientTools, list[Object], tuple[Message, ...]]:
         before: list[list[Object]] = [msgspec.json.decode(stored.input) for stored in chain]
@@ -173,11 +173,11 @@ async def make_plan(service: ResponseService, call: Call[ResponseRequest]) -> Re
     )
 
 
-async def _chain(service: ResponseService, response_id: str | None, owner: str) -> list[StoredResponse]:
+async def _chain(store: ResponseStore, response_id: str | None, owner: str) -> list[StoredResponse]:
     """The responses that this one continues, the oldest first."""
     if response_id is None:
         return []
-    chain = await service.store.chain(response_id, owner)
+    chain = await store.chain(response_id, owner)
     if not chain or chain[0].previous is not None:
         what = "is not" if not chain else "continues one that is no longer"
         message = f"The response '{response_id}' {what} stored on this server."
@@ -186,13 +186,13 @@ async def _chain(service: ResponseService, response_id: str | None, owner: str) 
 
 
 async def _referenced(
-    service: ResponseService, call: Call[ResponseRequest]
+    store: ResponseStore, call: Call[ResponseRequest]
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
     ids = await beside(lambda: references(call.body.input), call.size, call.caller.threads)
     if len(ids) > _MOST_REFERENCES:
         raise invalid("input", f"it refers to more than {_MOST_REFERENCES} stored items")
-    stored = await service.store.items(ids, call.caller.name) if ids else {}
+    stored = await store.items(ids, call.caller.name) if ids else {}
     kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}

@@ -10,14 +10,15 @@ from msgspec.structs import replace
 from oscine.api.common.asgi import Write
 from oscine.api.common.errors import APIError, internal, unavailable
 from oscine.api.serving.logprobs import ContentLogprobs
+from oscine.api.serving.service import Service
 from oscine.api.turns.generation import Generation
 from oscine.extensions.apis.responses import resource
+from oscine.extensions.apis.responses.background import KeptResponses
 from oscine.extensions.apis.responses.events import ResponseEvents
 from oscine.extensions.apis.responses.items import OutputItems, Status
 from oscine.extensions.apis.responses.plan import ResponsePlan
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseStatus
-from oscine.extensions.apis.responses.service import ResponseService
 from oscine.extensions.apis.responses.store import StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -26,13 +27,12 @@ logger = logging.getLogger(__name__)
 class ResponseRun:
     """Makes one response. `begun` is set when it has begun. Before that, `run` raises errors."""
 
-    def __init__(self, service: ResponseService, plan: ResponsePlan) -> None:
+    def __init__(self, service: Service, kept: KeptResponses, plan: ResponsePlan) -> None:
         body = plan.body
-        self._service, self._plan = service, plan
+        self._service, self._kept, self._plan = service, kept, plan
         self._output: OutputItems | None = None
         self.response = new_response(plan.id, body, plan.call.name, plan.toolbox.names)
-        kept = bool(body.background)
-        self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=kept)
+        self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=bool(body.background))
         self.begun = asyncio.Event()
         self.cancelling = False  # whether it is to end as cancelled when its task is
         self.unstored = False  # it has ended and could not be stored
@@ -171,7 +171,7 @@ class ResponseRun:
             None if running else self.events.all(),
         )
         try:
-            await self._service.store.put(stored, items)
+            await self._kept.store.put(stored, items)
         except Exception:
             self._service.metrics.store_failures.inc()
             logger.exception("a response could not be stored")

@@ -15,9 +15,9 @@ import msgspec
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from oscine.api.apis import make_service
 from oscine.api.server import Server, ServerError
 from oscine.api.telemetry.logs import start_logging
-from oscine.extensions.apis.batches.service import BatchService
 from oscine.extensions.cluster.ray.names import router_address
 from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationCounters, MigrationLimits
 from oscine.extensions.replicas.client.followed_models import FollowedModels
@@ -41,7 +41,7 @@ class Ingress:
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment().traces), tools=tools)
         self._placer = RouterClient(router_address(lambda: router), key=key)
-        self._service = BatchService(config)
+        self._service = make_service(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
         self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)

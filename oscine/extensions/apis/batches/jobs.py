@@ -1,11 +1,10 @@
-"""The service of a server that keeps files and runs batches."""
+"""The files of a server, and the batches that run in it."""
 
 import asyncio
 import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable
 from functools import partial
 
 from oscine.api.common.asgi import ASGIApp, Message
@@ -14,15 +13,13 @@ from oscine.api.common.keys import batch_scope
 from oscine.api.common.rate_limits import KeyUse
 from oscine.api.openai.chat_completions import ChatCompletions
 from oscine.api.openai.completions import Completions
+from oscine.api.serving.service import Service
 from oscine.extensions.apis.batches.job import Answered, BatchJob, Room
 from oscine.extensions.apis.batches.lines import BatchFileError, BatchLine, FileInUseError
 from oscine.extensions.apis.batches.retries import is_busy
 from oscine.extensions.apis.batches.schemas import BatchError, BatchObject, BatchRequest, RequestCounts
 from oscine.extensions.apis.batches.store import FileStore
-from oscine.extensions.apis.responses.endpoint import Responses
-from oscine.extensions.apis.responses.service import ResponseService
-from oscine.settings.config import Config
-from oscine.types import EngineInfo
+from oscine.extensions.apis.responses.api import ResponsesApi
 
 logger = logging.getLogger(__name__)
 
@@ -32,42 +29,33 @@ _BESIDE_BODY = 65_536  # bytes of a line beside its body
 _PAUSE_S = 60.0  # after a failure of the server itself
 
 
-class BatchService(ResponseService):
-    """A ResponseService that keeps files too. Batches go on when all models have started, and stop before them."""
+class BatchJobs:
+    """The files of a server, and the batches that run in it."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.files = FileStore(config.server.files_dir)
+    def __init__(self, service: Service) -> None:
+        self.config, self.files = service.config, FileStore(service.config.server.files_dir)
+        self._service = service
         self._endpoints: dict[str, ASGIApp] = {
-            "/v1/chat/completions": ChatCompletions(self),
-            "/v1/completions": Completions(self),
-            "/v1/responses": Responses(self),
+            "/v1/chat/completions": ChatCompletions(service),
+            "/v1/completions": Completions(service),
         }
+        for api in service.apis.values():
+            if isinstance(api, ResponsesApi):
+                self._endpoints["/v1/responses"] = api.responses
         self._jobs: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
         self._stopped = False
         self._room = Room()
         self._slots: asyncio.Semaphore | None = None  # for all batches together; made by the first
 
-    async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
-        """Raises ValueError when the folder of files cannot be used, and else as ResponseService does."""
-        await self.files.open()
-        await super().start(on_ready)
+    async def go_on(self) -> None:
+        """With the batches that an earlier server has not ended. Call it when the models are ready."""
         if self.files.is_offered:
             for owner, batch in await self.files.unfinished():
                 if self._wrong_model(batch.model) is None:  # else it belongs to a server with other models
                     self._run(batch, owner)
 
-    async def drain(self) -> None:
-        """Batches stop at once: the next server goes on with them."""
-        await self._stop_jobs()
-        await super().drain()
-
     async def stop(self) -> None:
-        await self._stop_jobs()
-        await super().stop()
-        await self.files.close()
-
-    async def _stop_jobs(self) -> None:
+        """Batches end where they are."""
         self._stopped = True
         tasks = [task for _, task in self._jobs.values()]
         for task in tasks:
@@ -75,8 +63,9 @@ class BatchService(ResponseService):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
-    def is_quiet(self) -> bool:
-        return super().is_quiet and self._room.has_few
+    def has_few(self) -> bool:
+        """Whether few bytes of lines are held."""
+        return self._room.has_few
 
     async def create_batch(self, request: BatchRequest, owner: str) -> BatchObject:
         if self._stopped:
@@ -113,7 +102,7 @@ class BatchService(ResponseService):
         return any(job.batch.input_file_id == file_id for job, _ in self._jobs.values())
 
     def _run(self, batch: BatchObject, owner: str) -> None:
-        places = sum(model.max_num_seqs for model in self.models)
+        places = sum(model.max_num_seqs for model in self._service.models)
         self._slots = self._slots or asyncio.Semaphore(places)
         longest = self.config.server.max_body_bytes + _BESIDE_BODY
         job = BatchJob(batch, owner, self.files, partial(self._ask, owner), self._wrong_model, self._room, longest)
@@ -138,7 +127,7 @@ class BatchService(ResponseService):
 
     def _wrong_model(self, name: str | None) -> str | None:
         try:
-            self.find(name)
+            self._service.find(name)
         except APIError as error:
             return error.message
         return None
@@ -147,8 +136,8 @@ class BatchService(ResponseService):
         """Sends a line to its endpoint, without HTTP. It counts as a request of its key, unless it is sent again."""
         request_id = uuid.uuid4().hex
         key: KeyUse | None = None
-        if self.keys:
-            key = self.keys.named(owner)
+        if self._service.keys:
+            key = self._service.keys.named(owner)
             if key is None:
                 gone = APIError("The API key of this batch is no longer known.", status=401, code="invalid_api_key")
                 return Answered(401, request_id, gone.body())

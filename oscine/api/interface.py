@@ -1,0 +1,49 @@
+"""What an API is: a part of the server beside OpenAI's chat completions, completions and models."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oscine.api.openapi import Operation
+from oscine.api.serving.service import Service
+
+Front = Callable[[Request], Awaitable[Response]]
+
+
+class Api:
+    """One API of a server; it lives as long as its service, and belongs to the same event loop.
+
+    Its requests have examples: Operation.example.
+    """
+
+    front: Front | None = None  # the answer to GET / where no page is asked for
+
+    def __init__(self, service: Service) -> None:
+        """Raises ValueError, in one line, for an option that cannot be used."""
+        self.service = service
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """In the order in which paths are matched."""
+        raise NotImplementedError
+
+    async def open(self) -> None:
+        """Before the models start. Raises ValueError for what cannot be used."""
+
+    async def started(self) -> None:
+        """When each model is ready or has failed."""
+
+    async def drain(self) -> None:
+        """Before running requests get their time to finish."""
+
+    async def stop(self) -> None:
+        """Before the models stop."""
+
+    async def close(self) -> None:
+        """After the models have stopped."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no large requests are held."""
+        return True

@@ -182,7 +182,7 @@ class Toolbox:
         return sorted(found, key=lambda citation: citation.start)
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which BuiltinTools.toolbox continues this toolbox."""
+        """JSON values from which ServerTools.toolbox continues this toolbox."""
         states = {name: tool.state() for name, tool in self._tools.items()}
         return {name: state for name, state in states.items() if state is not None}
 

@@ -1,5 +1,6 @@
 """A package of somebody else adds to Oscine by entry points."""
 
+import asyncio
 import subprocess
 import sys
 import tempfile
@@ -9,14 +10,42 @@ import pytest
 
 from benchmarks.serving.server import Server
 from oscine.api import apis
+from oscine.api.serving import tools
+from oscine.chat.toolbox import ToolResult
 from oscine.cli import commands
+from oscine.settings.config import ToolOptions
 
 CODE = """
 from starlette.responses import Response
 
 from oscine.api.interface import Api
 from oscine.api.openapi import GET
+from oscine.chat.messages import ToolNamespace
+from oscine.chat.toolbox import Tool, ToolResult
 from oscine.cli.commands import Command
+
+class Greeter(Tool):
+    namespace = ToolNamespace("greet", "Greets somebody.", ())
+
+    async def call(self, recipient, content):
+        return ToolResult(f"hello {content}", None)
+
+
+class Greeters:
+    on_offer = [{"type": "greet"}]
+
+    def __init__(self, options):
+        pass
+
+    async def start(self):
+        pass
+
+    async def stop(self):
+        pass
+
+    def open(self, tool, state):
+        return Greeter() if tool["type"] == "greet" else None
+
 
 class GreetingApi(Api):
     @property
@@ -46,6 +75,7 @@ def package(tmp_path: Path) -> Path:
     metadata.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
     metadata.joinpath("entry_points.txt").write_text(
         f"[{commands.GROUP}]\ngreet = greeting:GREET\nwrong = greeting:WRONG\nserve = greeting:GREET\n"
+        f"[{tools.GROUP}]\ngreet = greeting:Greeters\nbroken = greeting:absent\n"
         f"[{apis.GROUP}]\ngreeting = greeting:GreetingApi\nbroken = greeting:absent\n"
     )
     return tmp_path
@@ -68,8 +98,23 @@ def test_an_api(package: Path) -> None:
             assert server.get("/greeting") == "hello from oscine-nano"
             assert "/greeting" in server.get("/openapi.json")
         log.seek(0)
-        (warning,) = [line for line in log.read().decode().splitlines() if "broken" in line]
-    assert "the API broken of greeting:absent cannot be used: module 'greeting' has no attribute 'absent'" in warning
+        warnings = [line for line in log.read().decode().splitlines() if "broken" in line]
+    why = "of greeting:absent cannot be used: module 'greeting' has no attribute 'absent'"
+    assert [line.partition(" the ")[2] for line in warnings] == [f"tools broken {why}", f"API broken {why}"]
+
+
+def test_a_tool(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(package)
+    found = tools.ServerTools(ToolOptions())
+    assert found.on_offer == [{"type": "greet"}]
+
+    async def call() -> ToolResult:
+        async with found.toolbox([{"type": "web_search"}, {"type": "greet"}]) as toolbox:
+            assert toolbox.recipients == ("greet",)
+            return await toolbox.call("greet", "Ada")
+
+    assert asyncio.run(call()) == ToolResult("hello Ada", None)
+    assert asyncio.run(found.stop()) is None
 
 
 def test_a_broken_command_costs_one_line_of_warning(package: Path) -> None:

@@ -15,12 +15,12 @@ from oscine.api.common.record import current
 from oscine.api.serving.names import meant_by
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
+from oscine.api.serving.tools import ServerTools
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
 from oscine.engine.process.client import Engine, EngineError
-from oscine.extensions.tools.builtin import BuiltinTools
 from oscine.settings.config import Config, EngineOptions
 from oscine.system.grammar_sandbox.pool import judges
 from oscine.types import EngineInfo
@@ -60,7 +60,7 @@ class Service:
             random.seed(config.server.seed)
         self.tracing = Tracing(config.server.traces) if config.server.traces else None
         self.reasoning = ReasoningMemory()
-        self.tools = BuiltinTools(config.tools)
+        self.tools = ServerTools(config.tools)
         self.bodies = Bodies()
         self.apis: dict[str, ServiceApi] = {}
         self.draining = False

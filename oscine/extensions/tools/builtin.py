@@ -1,11 +1,11 @@
-"""The built-in tools of a server, and a toolbox of them for each conversation."""
+"""The built-in tools of a server: python, browser, MCP servers."""
 
 import asyncio
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from oscine.chat.toolbox import Tool, Toolbox
+from oscine.chat.toolbox import Tool
 from oscine.extensions.tools.browser import Backend, BrowserTool
 from oscine.extensions.tools.browser_folder import Folder
 from oscine.extensions.tools.python import Jail, PythonTool
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 class BuiltinTools:
-    """Shared by all conversations of a server. Raises ValueError for options that cannot be honoured."""
+    """A ToolSource. Raises ValueError for options that cannot be honoured."""
 
     def __init__(self, options: ToolOptions) -> None:
         self._options = options
@@ -53,28 +53,12 @@ class BuiltinTools:
         if self._servers is not None:
             await self._servers.close()
 
-    def toolbox(
-        self, tools: Sequence[Mapping[str, Any]], max_calls: int | None = None, state: Mapping[str, Any] | None = None
-    ) -> Toolbox:
-        """The built-in tools that a request's `tools` name; other tools are skipped.
+    def open(self, tool: Mapping[str, Any], state: Mapping[str, Any]) -> Tool | None:
+        """As in ToolSource. Python and the browser are None where they are not enabled: some clients always name them.
 
-        Python and the browser are skipped too where they are not enabled, since some clients always name them.
-        `max_calls` may lower the server's own limit. `state` is the final state of the conversation's last toolbox.
         Raises ValueError that says what is wrong with an MCP server, or that there is none.
         """
-        opened: dict[str, Tool] = {}
-        for tool in tools:
-            kind = _KINDS.get(tool["type"])
-            new = self._open(kind, tool, state or {})
-            if new is None:
-                continue
-            if new.namespace.name in opened and kind == "mcp":
-                raise ValueError(f"the MCP server_label {new.namespace.name!r} is used twice")
-            opened[new.namespace.name] = new
-        limit = self._options.max_tool_calls
-        return Toolbox([*opened.values()], limit if max_calls is None else min(limit, max_calls))
-
-    def _open(self, kind: str | None, tool: Mapping[str, Any], state: Mapping[str, Any]) -> Tool | None:
+        kind = _KINDS.get(tool["type"])
         if kind == "python" and self._jail is not None:
             return PythonTool(self._jail, self._options)
         if kind == "browser" and self._backend is not None:

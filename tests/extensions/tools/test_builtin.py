@@ -9,16 +9,16 @@ from typing import Any, Self
 
 import pytest
 
+from oscine.api.serving.tools import ServerTools
 from oscine.chat.messages import ToolNamespace
 from oscine.chat.toolbox import CodeRun, Tool, Toolbox, ToolResult, bounded
 from oscine.extensions.tools.browser import Hit
 from oscine.extensions.tools.browser_page import Document
-from oscine.extensions.tools.builtin import BuiltinTools
 from oscine.settings.config import ToolOptions
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> BuiltinTools:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> ServerTools:
     tmp_path = tmp_path_factory.mktemp("tools")
     (tmp_path / "a.txt").write_text("a wren")
     (tmp_path / "servers.yaml").write_text("wiki: {url: 'http://127.0.0.1:9/mcp'}")
@@ -28,7 +28,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> BuiltinTools:
         mcp_servers=str(tmp_path / "servers.yaml"),
         max_tool_calls=5,
     )
-    tools = BuiltinTools(options)
+    tools = ServerTools(options)
     asyncio.run(tools.start())
     return tools
 
@@ -44,25 +44,25 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> BuiltinTools:
         ("file_search", set()),
     ],
 )
-def test_types_of_requests(tools: BuiltinTools, kind: str, names: set[str]) -> None:
+def test_types_of_requests(tools: ServerTools, kind: str, names: set[str]) -> None:
     toolbox = tools.toolbox([{"type": kind}, {"type": kind}])
     assert toolbox.names == names
     for recipient in ("functions.python", "pythonic"):
         assert asyncio.run(toolbox.call(recipient, "1")).text == f"Error: there is no tool {recipient}."
 
 
-def test_what_is_on_offer_can_be_asked_for_as_it_is(tools: BuiltinTools) -> None:
+def test_what_is_on_offer_can_be_asked_for_as_it_is(tools: ServerTools) -> None:
     assert tools.on_offer == [
         {"type": "code_interpreter", "container": {"type": "auto"}},
         {"type": "web_search"},
         {"type": "mcp", "server_label": "wiki"},
     ]
     assert tools.toolbox(tools.on_offer).names == {"python", "browser", "wiki"}
-    assert BuiltinTools(ToolOptions()).on_offer == []
+    assert ServerTools(ToolOptions()).on_offer == []
 
 
 def test_what_is_not_enabled_is_passed_over_but_for_servers() -> None:
-    tools = BuiltinTools(ToolOptions())
+    tools = ServerTools(ToolOptions())
     assert tools.toolbox([{"type": "code_interpreter"}, {"type": "web_search"}]).names == set()
     with pytest.raises(ValueError, match="'mcp' is not enabled on this server; --mcp-servers enables it"):
         tools.toolbox([{"type": "mcp", "server_label": "x"}])
@@ -83,7 +83,7 @@ def test_what_is_not_enabled_is_passed_over_but_for_servers() -> None:
         ({"server_label": "wiki", "allowed_tools": 3}, "`$.allowed_tools`"),
     ],
 )
-def test_mcp_tools_that_are_refused(tools: BuiltinTools, asked: dict[str, Any], error: str) -> None:
+def test_mcp_tools_that_are_refused(tools: ServerTools, asked: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError) as raised:
         tools.toolbox([{"type": "mcp", **asked}])
     assert error in str(raised.value)
@@ -95,7 +95,7 @@ def test_mcp_tools_that_are_refused(tools: BuiltinTools, asked: dict[str, Any], 
 def test_a_url_must_be_of_http(url: str) -> None:
     asked = {"type": "mcp", "server_label": "x", "server_url": url, "require_approval": "never"}
     with pytest.raises(ValueError, match="url must begin with http"):
-        BuiltinTools(ToolOptions(allow_mcp_urls=True)).toolbox([asked])
+        ServerTools(ToolOptions(allow_mcp_urls=True)).toolbox([asked])
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_a_url_must_be_of_http(url: str) -> None:
 def test_headers_that_cannot_be_sent_are_refused_by_name_alone(asked: dict[str, Any], name: str) -> None:
     asked |= {"type": "mcp", "server_label": "x", "server_url": "http://x", "require_approval": "never"}
     with pytest.raises(ValueError, match=f"the header {name!r} cannot be sent") as raised:
-        BuiltinTools(ToolOptions(allow_mcp_urls=True)).toolbox([asked])
+        ServerTools(ToolOptions(allow_mcp_urls=True)).toolbox([asked])
     assert "secret" not in str(raised.value)
 
 
-def test_a_label_is_used_once(tools: BuiltinTools) -> None:
+def test_a_label_is_used_once(tools: ServerTools) -> None:
     wiki = {"type": "mcp", "server_label": "wiki"}
     with pytest.raises(ValueError, match="'wiki' is used twice"):
         tools.toolbox([wiki, wiki])
@@ -145,7 +145,7 @@ def test_files_of_servers_that_are_refused(tmp_path: Path, content: str | None, 
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError) as raised:
-        BuiltinTools(ToolOptions(mcp_servers=str(path)))
+        ServerTools(ToolOptions(mcp_servers=str(path)))
     assert str(raised.value).startswith(f"--mcp-servers {path}")
     assert error in str(raised.value)
 
@@ -153,9 +153,9 @@ def test_files_of_servers_that_are_refused(tmp_path: Path, content: str | None, 
 def test_other_programs_files_of_servers_are_read(tmp_path: Path) -> None:
     path = tmp_path / "servers.json"
     path.write_text('{"mcpServers": {"wiki": {"command": "a", "args": ["b"], "env": {"C": "d"}}}}')
-    assert BuiltinTools(ToolOptions(mcp_servers=str(path))).toolbox(
-        [{"type": "mcp", "server_label": "wiki"}]
-    ).names == {"wiki"}
+    assert ServerTools(ToolOptions(mcp_servers=str(path))).toolbox([{"type": "mcp", "server_label": "wiki"}]).names == {
+        "wiki"
+    }
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_another_backend_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "a_backend", module)
 
     async def search(path: str) -> str:
-        tools = BuiltinTools(ToolOptions(("browser",), browser_backend=path))
+        tools = ServerTools(ToolOptions(("browser",), browser_backend=path))
         async with tools.toolbox([{"type": "web_search"}]) as toolbox:
             return (await toolbox.call("browser.search", '{"query": "hm"}')).text
 
@@ -201,7 +201,7 @@ def test_another_backend_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
             asyncio.run(search(path))
 
 
-def test_state_goes_on_in_the_next_toolbox(tools: BuiltinTools) -> None:
+def test_state_goes_on_in_the_next_toolbox(tools: ServerTools) -> None:
     asked = [{"type": "web_search"}, {"type": "code_interpreter"}]
 
     async def run() -> None:
@@ -248,7 +248,7 @@ def test_a_tool_that_breaks_is_told_to_the_model(caplog: pytest.LogCaptureFixtur
     assert "the tool python failed" in caplog.text
 
 
-def test_calls_are_bounded(tools: BuiltinTools) -> None:
+def test_calls_are_bounded(tools: ServerTools) -> None:
     async def run() -> None:
         async with Toolbox([Broken()], 2) as toolbox:
             await toolbox.call("python", "")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from oscine.api.serving.tools import ServerTools
 from oscine.chat.toolbox import McpCall, Toolbox, ToolResult
-from oscine.extensions.tools.builtin import BuiltinTools
 from oscine.extensions.tools.mcp import AllowedTools, McpTool
 from oscine.extensions.tools.mcp_session import Connection, ServerEntry
 from oscine.settings.config import ToolOptions
@@ -61,9 +61,9 @@ def servers_file(folder: Path, **servers: Any) -> str:
     return str(path)
 
 
-def use(options: ToolOptions, use_it: Callable[[BuiltinTools], Awaitable[None]]) -> None:
+def use(options: ToolOptions, use_it: Callable[[ServerTools], Awaitable[None]]) -> None:
     async def run() -> None:
-        tools = BuiltinTools(options)
+        tools = ServerTools(options)
         await tools.start()
         try:
             await use_it(tools)
@@ -78,7 +78,7 @@ async def call(toolbox: Toolbox, tool: str, **arguments: Any) -> ToolResult:
 
 
 def test_a_command(tmp_path: Path) -> None:
-    async def run(tools: BuiltinTools) -> None:
+    async def run(tools: ServerTools) -> None:
         async with tools.toolbox([SUMS]) as toolbox:
             (namespace,) = toolbox.namespaces
             assert [function.name for function in namespace.functions] == ALL
@@ -114,7 +114,7 @@ def test_a_command(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_command_that_dies_comes_back(tmp_path: Path) -> None:
-    async def run(tools: BuiltinTools) -> None:
+    async def run(tools: ServerTools) -> None:
         async with tools.toolbox([SUMS]) as toolbox, tools.toolbox([SUMS]) as other:
             begun = tmp_path / "begun"
             waiting = asyncio.ensure_future(call(other, "sleep", seconds=100, begun=str(begun)))
@@ -146,7 +146,7 @@ def test_a_call_that_hangs_is_given_up() -> None:
 
 
 def test_commands_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def run(tools: BuiltinTools) -> None:
+    async def run(tools: ServerTools) -> None:
         for label, error in (("absent", "No such file"), ("silent", "no answer within 2 seconds"), ("chatty", "")):
             async with tools.toolbox([SUMS | {"server_label": label}]) as toolbox:
                 (listing,) = toolbox.listings
@@ -170,7 +170,7 @@ def test_commands_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_an_address(start_http: Callable[[], tuple[str, subprocess.Popen[bytes]]]) -> None:
     url, process = start_http()
 
-    async def run(tools: BuiltinTools) -> None:
+    async def run(tools: ServerTools) -> None:
         asked = SUMS | {"server_url": url, "require_approval": "never", "headers": {"x-key": "secret"}}
         asked |= {"authorization": "token"}
         async with tools.toolbox([asked]) as toolbox:
@@ -208,7 +208,7 @@ def test_a_client_that_leaves_while_a_server_is_asked_leaves_nothing_behind() ->
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp?key=secret"
-            tools = BuiltinTools(ToolOptions(allow_mcp_urls=True, tool_timeout_s=60))
+            tools = ServerTools(ToolOptions(allow_mcp_urls=True, tool_timeout_s=60))
             toolbox = tools.toolbox([SUMS | {"server_url": url, "require_approval": "never"}])
             entering = asyncio.ensure_future(toolbox.__aenter__())
             await asked.wait()

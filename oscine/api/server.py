@@ -23,10 +23,11 @@ from oscine.api.common.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
 from oscine.api.http.uvicorn_protocol import protocol
 from oscine.api.port_file import PortFile
+from oscine.api.serving.placement import place
 from oscine.api.serving.service import Service
 from oscine.api.telemetry.loop_lag import measure_lag
 from oscine.api.telemetry.observe import note
-from oscine.engine.process.client import EngineClient, EngineError
+from oscine.engine.process.client import EngineError
 from oscine.engine.process.descriptors import connection_limit, raise_descriptor_limit
 from oscine.settings.config import Config
 from oscine.system.addresses import is_loopback
@@ -80,7 +81,7 @@ def _max_connections(wanted: int) -> int:
 def one_model(config: Config) -> Service:
     """The service of `oscine serve`. Raises ValueError as make_service does."""
     service = make_service(config)
-    service.add(EngineClient(config.engine), config.engine, config.server.served_model_names)
+    place(service, config)
     return service
 
 

@@ -8,11 +8,11 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from oscine.api.serving.placement import place
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
 from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.chat.tokenizer import Tokenizer
-from oscine.engine.process.client import EngineClient
 from oscine.llm import options as llm_options
 from oscine.llm.batches import Bar, answer_all, progress_bar
 from oscine.llm.errors import LostEngineError, RequestError, translated
@@ -44,12 +44,7 @@ class AsyncLLM:
         environment = Environment()
         config = llm_options.read(model, options, environment.num_gpus)
         self._service = Service(config)
-        if config.server.data_parallel_size > 1:
-            from oscine.extensions.replicas.data_parallel import add_engines
-
-            add_engines(self._service, config, environment.num_gpus)
-        else:
-            self._service.add(EngineClient(config.engine), config.engine)
+        place(self._service, config, environment.num_gpus)
         engines, scheduler = config.server.data_parallel_size, config.engine.scheduler
         self._at_once = 2 * engines * (scheduler.most_seqs if environment.num_gpus else scheduler.max_num_seqs)
         self._runner = Runner(self._service)

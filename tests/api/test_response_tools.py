@@ -8,6 +8,7 @@ from typing import Any, Self
 import pytest
 
 from oscine.api.common.errors import APIError
+from oscine.api.serving.tools import ServerTools
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.toolbox import (
     Citation,
@@ -23,7 +24,6 @@ from oscine.chat.toolbox import (
     WebSearch,
 )
 from oscine.extensions.apis.responses.tools import ClientTools, allowed
-from oscine.extensions.tools.builtin import BuiltinTools
 from oscine.settings.config import ToolOptions
 from oscine.types import GenerationRequest
 from tests.api import scripted_engine
@@ -88,7 +88,7 @@ def ask_server(recipient: str, content: str) -> ToolResult:
 
 
 class Tools:
-    """In place of oscine.extensions.tools.builtin.BuiltinTools."""
+    """In place of oscine.api.serving.tools.ServerTools."""
 
     def __init__(self) -> None:
         browser = tuple(FunctionTool(name, "", QUERY.parameters) for name in ("search", "open", "find"))
@@ -395,7 +395,7 @@ def roomy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scrip
 def test_the_servers_own_tools(roomy: ScriptedServer, tmp_path: Path) -> None:
     (tmp_path / "lisbon.md").write_text("# Lisbon\n\nIt is sunny in Lisbon.\n")
     options = ToolOptions(tools=("python", "browser"), python_isolation="none", browser_folder=str(tmp_path))
-    roomy.service.tools = BuiltinTools(options)
+    roomy.service.tools = ServerTools(options)
     roomy.run(roomy.service.tools.start())
     plays(
         roomy,

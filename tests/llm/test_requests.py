@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oscine.api.common.errors import APIError, unavailable
-from oscine.extensions.tools.builtin import BuiltinTools
+from oscine.api.serving.tools import ServerTools
 from oscine.llm.errors import RequestError
 from oscine.llm.events import ArgumentsDelta, BuiltinRun, CallBegun, CallRun, StreamEvent, ThinkingDelta
 from oscine.llm.functions import Tools
@@ -43,7 +43,7 @@ def chat(server: ScriptedServer, tools: list[Any], **parameters: Any) -> tuple[C
 
 
 def test_code_runs_and_the_model_goes_on(scripted: ScriptedServer) -> None:
-    scripted.service.tools = BuiltinTools(ToolOptions(tools=("python",), python_isolation="none"))
+    scripted.service.tools = ServerTools(ToolOptions(tools=("python",), python_isolation="none"))
     t = scripted.tokenizer
     call = (t.channel, "analysis to=python code", t.message, "print(6 * 7)", t.call)
     plays(scripted, call, (t.channel, "final", t.message, "It is 42.", t.return_))

@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> None:
     service = None
     if config.server.data_parallel_size > 1:
         from oscine.api.apis import make_service
-        from oscine.extensions.replicas.data_parallel import add_engines
+        from oscine.api.serving.placement import place
 
         with ended_by(ValueError, status=USAGE):
             service = make_service(config)
-            add_engines(service, config, environment.num_gpus)
+            place(service, config, environment.num_gpus)
     with ended_by(ServerError):
         serve(config, lambda url, info: _announce(config, url, info, time.perf_counter() - started_s), service)
 

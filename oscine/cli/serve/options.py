@@ -12,11 +12,10 @@ from typing import Any
 
 from oscine.cli.parser import HelpAll
 from oscine.cli.serve import dialects
-from oscine.cli.serve.kv_events_config import read_kv_events_config
-from oscine.extensions.speculation.speculative_config import read_speculative_config
 from oscine.settings.config import OPTIONS
 from oscine.settings.name import Name, Values, merge
 from oscine.settings.option import Option, OptionError
+from oscine.system.extensions import extension_of, is_there, load
 
 PROFILE_FOLDER = Path(__file__).parents[2] / "profiles"
 PROFILES = ("low_latency", "max_throughput")
@@ -33,17 +32,31 @@ ALIASES = {alias: option.name for option in OPTIONS.values() for alias in option
 OPPOSITES = {flag: option.name for option in OPTIONS.values() for flag in option.opposites}
 _CONFIG_HELP = "YAML file whose keys are names of options; the command line wins over it"
 _HELP_ALL_HELP = "show this help with the names that other servers have for options, and exit"
-_READERS: dict[str, Callable[[Any], Values]] = {
-    "kv-events-config": read_kv_events_config,
-    "speculative-config": read_speculative_config,
+# option -> function of its value; the extension that reads it may be missing
+_READERS = {
+    "kv-events-config": "oscine.cli.serve.kv_events_config:read_kv_events_config",
+    "speculative-config": "oscine.extensions.speculation.speculative_config:read_speculative_config",
 }
+
+
+def _reader(option: Option) -> Callable[[Any], Values]:
+    place = _READERS.get(option.name)
+    if place is None:
+        return lambda value: {option.name: option.read(value)}
+
+    def read(value: Any) -> Values:
+        if not is_there(place):
+            raise OptionError(option.name, f"needs the extension {extension_of(place)}")
+        found: Values = load(place)(value)
+        return found
+
+    return read
 
 
 def _name_of(option: Option) -> Name:
     if option.is_flag:
         return _flag(option, option.help_text, not option.default)
-    read = _READERS.get(option.name, lambda value: {option.name: option.read(value)})
-    return Name(option.help_text, read, option.nargs, option.value_text)
+    return Name(option.help_text, _reader(option), option.nargs, option.value_text)
 
 
 def _flag(option: Option, help: str, meaning: bool) -> Name:

@@ -3,7 +3,6 @@
 The command line wins over the file of --config, the file over the profile.
 """
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,19 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
-from oscine.cli.parser import Parser
-from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, SHARING, add_options
-from oscine.extensions.apis.conventions.nim_variables import (
-    PASSTHROUGH,
-    Variables,
-    read_profile_variable,
-    read_variables,
-)
+from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, SHARING
 from oscine.settings.config import NANO, OPTIONS, Config
 from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import FileKeyError, OptionError, did_you_mean
+from oscine.system.extensions import is_there, load
 from oscine.system.yaml_text import parse_yaml
 
+_NIM = "oscine.extensions.apis.conventions.nim_variables"
 _SECTIONS = frozenset(name.partition(".")[0] for name in NAMES if "." in name)  # keys of a file that have keys
 _WHEN_NULL = {"cuda-graph-config": "enforce-eager"}  # a section that is null -> the flag that it stands for
 # With one of these the user has chosen, or a model is so small, or a feature so made, that one GPU is right.
@@ -44,18 +38,21 @@ def read_config(
     given: Mapping[str, Any],
     note: Callable[[str], None] = _say,
     num_gpus: int | None = None,
-    nim: Variables = MappingProxyType({}),
+    nim: Mapping[str, str] = MappingProxyType({}),
 ) -> Config:
     """`given`: the command line, by option. `note` is called for what has no effect, and for what follows from
-    `num_gpus`, which a command gives that can use several. `nim`: variables of NIM. Raises CommandError."""
+    `num_gpus`, which a command gives that can use several. `nim`: variables of NIM, which have no effect without the
+    extension that reads them. Raises CommandError."""
     layers = [dict(given)]  # the first wins
     path = layers[0].pop("config", None)
     with ended_by(ValueError, status=USAGE):
         check_exclusions(layers[0])
-        layers += _read_variables(nim)
+        if has_nim := bool(nim) and is_there(_NIM):
+            layers += load(f"{_NIM}:layers_of")(nim)
         if path is not None:
             layers.append(_read_yaml(path, f"--config {path}"))
-        layers.append(read_profile_variable(nim, _first(layers, "model")))
+        if has_nim:
+            layers.append(load(f"{_NIM}:read_profile_variable")(nim, _first(layers, "model")))
         if (profile := _first(layers, "profile")) is not None:
             layers.append(read_profile(profile))
         return make_config(layers, note, num_gpus)
@@ -63,17 +60,6 @@ def read_config(
 
 def _first(layers: Sequence[Values], name: str) -> Any:
     return next((layer[name] for layer in layers if name in layer), None)
-
-
-def _read_variables(variables: Variables) -> list[Values]:
-    """Layers of NIM_PASSTHROUGH_ARGS and of NIM's other variables."""
-    if not variables:
-        return []
-    parser = Parser(prog=PASSTHROUGH, add_help=False)
-    add_options(parser)
-    passed = vars(parser.parse_args(shlex.split(variables.get(PASSTHROUGH, ""))))
-    values, notes = read_variables(variables, lambda option, value: NAMES[option].read(value))
-    return [passed, values | {NOTES: tuple(notes)}]
 
 
 def read_profile(name: str) -> Values:

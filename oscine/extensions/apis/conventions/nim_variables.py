@@ -4,12 +4,15 @@ The command line wins over NIM_PASSTHROUGH_ARGS, that over the other variables, 
 NIM_MODEL_PROFILE has the least weight, as in NIM.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oscine.cli.parser import Parser
+from oscine.cli.serve.options import NAMES, add_options
 from oscine.extensions.apis.conventions.profiles import find_profile
 from oscine.settings.config import NANO
-from oscine.settings.name import Values
+from oscine.settings.name import NOTES, Values
 from oscine.settings.option import FileKeyError, OptionError
 
 Variables = Mapping[str, str]
@@ -96,6 +99,15 @@ def read_variables(variables: Variables, read: Callable[[str, Any], Values]) -> 
     known = {*OPTIONS_OF, PASSTHROUGH, PROFILE}
     notes += [f"{name} has no effect" for name in sorted(variables) if name not in known]
     return values, notes
+
+
+def layers_of(variables: Variables) -> list[Values]:
+    """Options of NIM_PASSTHROUGH_ARGS, then those of the other variables but NIM_MODEL_PROFILE. Raises OptionError."""
+    parser = Parser(prog=PASSTHROUGH, add_help=False)
+    add_options(parser)
+    passed = vars(parser.parse_args(shlex.split(variables.get(PASSTHROUGH, ""))))
+    values, notes = read_variables(variables, lambda option, value: NAMES[option].read(value))
+    return [passed, values | {NOTES: tuple(notes)}]
 
 
 def read_profile_variable(variables: Variables, model: str | None) -> Values:

@@ -13,11 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from oscine.checkpoint.formats import format_of
 from oscine.checkpoint.hub import INDEX, SINGLE
 from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, matrix_of, stored_specs
 from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
-from oscine.extensions.formats.gguf.checkpoint import raw_tensors
-from oscine.extensions.formats.gguf.file import Gguf, parts_of
 from oscine.model.config import ModelConfig
 from oscine.system.model_files import is_file_name, open_file, read_json, shown
 
@@ -83,9 +82,9 @@ class Checkpoint:
 
 def fingerprint(path: Path) -> str:
     """Distinguishes weights of equal names and shapes, by a sample of each tensor. The division into files does not
-    matter. `path`: of a folder, or of a GGUF file. Raises ValueError for a folder without weights."""
+    matter. `path`: of a folder, or of a file in another format. Raises ValueError for a folder without weights."""
     samples: dict[str, bytes] = {}
-    for name, data in _bytes_of_all(path) if path.is_dir() else raw_tensors(Gguf(path)):
+    for name, data in _bytes_of_all(path) if path.is_dir() else format_of(path).raw_tensors(path):
         start = max(0, (len(data) - _SAMPLE_BYTES) // 2)
         samples[name] = data[start : start + _SAMPLE_BYTES].numpy().tobytes()
     digest = hashlib.blake2b(digest_size=8)
@@ -96,7 +95,7 @@ def fingerprint(path: Path) -> str:
 
 def versions(path: Path) -> list[tuple[int, int]]:
     """Size and time of the last change, in ns, of each file of weights. `path`: as of fingerprint."""
-    files = [path / name for name in _file_names(path)] if path.is_dir() else parts_of(path)
+    files = [path / name for name in _file_names(path)] if path.is_dir() else format_of(path).parts(path)
     return [(found.st_size, found.st_mtime_ns) for found in (file.stat() for file in files)]
 
 

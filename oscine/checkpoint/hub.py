@@ -14,10 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from oscine.checkpoint import formats
 from oscine.checkpoint.download import blobs_of, fetch_blobs
-from oscine.extensions.formats import ollama
-from oscine.extensions.formats.gguf.config import config_of, tokenizer_of
-from oscine.extensions.formats.gguf.file import Gguf, gguf_in, is_gguf, parts_of
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.o200k import o200k_folder
 from oscine.settings.config import NANO, ModelOptions
@@ -30,7 +28,7 @@ CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 ADAPTER = "adapter_config.json"  # of PEFT
-WEIGHTS, GGUF = "*.safetensors", "*.gguf"
+WEIGHTS = "*.safetensors"
 ROOT_FILES = ["*.json", "*.jinja", WEIGHTS]
 FOLDERS = ["*/*"]
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:/([\w.-]+\.gguf))?")  # of a repository, and of a file in it
@@ -71,12 +69,12 @@ def pull(options: ModelOptions) -> Path:
 
 def config_at(path: Path) -> ModelConfig:
     """The configuration of a model that `find_model` found. Raises ValueError naming the file and the wrong field."""
-    return ModelConfig.from_file(path / CONFIG) if path.is_dir() else config_of(Gguf(path))
+    return ModelConfig.from_file(path / CONFIG) if path.is_dir() else formats.format_of(path).config(path)
 
 
 def tokenizer_at(path: Path) -> Path:
     """Where the tokenizer.json of a found model should be. Raises ValueError for a GGUF file without a known one."""
-    return path if path.is_dir() else tokenizer_of(Gguf(path))
+    return path if path.is_dir() else formats.format_of(path).tokenizer(path)
 
 
 def check_local(options: ModelOptions) -> None:
@@ -167,21 +165,22 @@ def _local(name: str) -> Path | None:
     path = NANO_FOLDER if name == NANO else Path(name)
     if name and os.path.isdir(path):  # False, too, for a name that no file can have
         return _within(path)
-    if os.path.isfile(path):
-        if not is_gguf(path):
-            raise ValueError(f"model {name!r} is a file, and not a GGUF file")
-        return parts_of(path)[0]
-    if ollama.is_name(name):
-        try:
-            return ollama.find(name)
-        except ValueError as error:
-            raise ValueError(f"{error}{did_you_mean(name, _SHORT_NAMES)}") from None
+    is_file = os.path.isfile(path)
+    try:
+        found = formats.find(name)
+    except ValueError as error:
+        raise ValueError(f"{error}{'' if is_file else did_you_mean(name, _SHORT_NAMES)}") from None
+    if found is not None:
+        return found
+    if is_file:
+        raise ValueError(f"model {name!r} is a file, and not a GGUF file{formats.missing()}")
     on_hub = name in _SHORT_NAMES or (_HUB_NAME.fullmatch(name) and name[0] not in "./~")
     if not on_hub:
         known = (*_SHORT_NAMES, NANO)
         raise ValueError(
             f"model {name!r} is neither a folder, a Hugging Face name (owner/name), a GGUF file, "
             f"a name in Ollama's store (name:tag), nor one of {', '.join(known)}{did_you_mean(name, known)}"
+            f"{formats.missing()}"
         )
     return None
 
@@ -190,11 +189,9 @@ def _within(folder: Path) -> Path:
     """The GGUF file in a folder without config.json, or in a store of Ollama's; else the folder itself."""
     if (folder / CONFIG).exists():
         return folder
-    if ollama.is_store(folder):
-        return ollama.only_model(folder)
     if (folder / ADAPTER).exists():
         raise _adapter_error(str(folder))
-    return gguf_in(folder) or folder
+    return formats.within(folder) or folder
 
 
 def _adapter_error(name: str) -> ValueError:
@@ -233,7 +230,7 @@ class _Hub:
 
     def fetch_model(self) -> Path:
         """Fetches the configuration, the tokenizer, then the weights, so that errors come before the large download."""
-        if files := self._gguf_files():
+        if files := self._files_of_model():
             return self._fetch_files(files) / files[0]
         if self._has_tokenizer:
             self.fetch(TOKENIZER)
@@ -245,7 +242,7 @@ class _Hub:
     def check(self) -> Path | None:
         """Raises ValueError for a model that Oscine cannot serve. Returns the tokenizer's folder for a GGUF file, whose
         repository has none."""
-        return o200k_folder() if self._gguf_files() else None
+        return o200k_folder() if self._files_of_model() else None
 
     def config(self) -> ModelConfig | None:
         """None for a repository without config.json: that of a GGUF file is in the large file."""
@@ -262,18 +259,18 @@ class _Hub:
             self._get(self._fetch_blobs, patterns=patterns)
         return Path(self._get(snapshot_download, allow_patterns=patterns, ignore_patterns=FOLDERS))
 
-    def _gguf_files(self) -> list[str]:
+    def _files_of_model(self) -> list[str]:
         """All parts of the model in a repository that has no config.json; empty for one that has it, and is checked.
 
         Raises ValueError.
         """
         if self._file is not None:
-            return self._parts({self._file} & self._gguf_models())
+            return self._parts({self._file} & self._models().keys())
         try:
             ModelConfig.from_file(self.fetch(CONFIG))
             return []
         except _MissingError:
-            if not (found := self._gguf_models()):
+            if not (found := {*self._models()}):
                 if ADAPTER in self._get(_list_files).split("\n"):
                     raise _adapter_error(self._model) from None
                 raise
@@ -282,14 +279,14 @@ class _Hub:
 
     def _parts(self, chosen: set[str]) -> list[str]:
         if len(chosen) != 1:
-            known = shown(", ".join(sorted(self._gguf_models())) or "none")
+            known = shown(", ".join(sorted(self._models())) or "none")
             raise ValueError(f"model {self._model!r} does not say which GGUF file: owner/name/FILE, of {known}")
-        return [part.name for part in parts_of(Path(chosen.pop()))]
+        (name,) = chosen
+        return [part.name for part in self._models()[name].parts(Path(name))]
 
-    def _gguf_models(self) -> set[str]:
-        """The first file of each model in GGUF."""
-        names = self._get(_list_files).split("\n")
-        return {parts_of(Path(name))[0].name for name in names if fnmatch(name, GGUF) and "/" not in name}
+    def _models(self) -> dict[str, formats.Format]:
+        """The first file of each model that is no folder."""
+        return formats.models_among(self._get(_list_files).split("\n"))
 
     def fetch(self, file: str) -> Path:
         from huggingface_hub import hf_hub_download

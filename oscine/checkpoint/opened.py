@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from oscine.checkpoint.folder import Checkpoint, fingerprint, versions
+from oscine.checkpoint.formats import format_of
 from oscine.checkpoint.hub import (
     CONFIG,
     config_at,
@@ -18,9 +19,6 @@ from oscine.checkpoint.hub import (
     tokenizer_of_shapes,
 )
 from oscine.checkpoint.quantize import QuantizationError
-from oscine.extensions.formats.gguf.checkpoint import GgufCheckpoint
-from oscine.extensions.formats.gguf.config import config_of as gguf_config
-from oscine.extensions.formats.gguf.file import Gguf
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
@@ -119,9 +117,7 @@ def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     if path.is_dir():
         config = ModelConfig.from_file(path / CONFIG)
         return config, Checkpoint(path, config)
-    file = Gguf(path)
-    config = gguf_config(file)
-    return config, GgufCheckpoint(file, config)
+    return format_of(path).open(path)
 
 
 def _device(name: str) -> torch.device:

@@ -28,7 +28,7 @@ OTHERS = {
     "files": ("oscine.h", "oscine.json", "oscine.lock"),
     "a host of Kubernetes": ("oscine.default.svc.cluster.local",),
     "a variable in JavaScript": ("oscine.responses",),
-    "groups of entry points": ("oscine.apis", "oscine.commands", "oscine.tools"),
+    "groups of entry points": ("oscine.apis", "oscine.commands", "oscine.formats", "oscine.tools"),
     "a model": ("oscine/oscine-nano",),
     "missing on purpose, in tests": (
         "oscine.nowhere",

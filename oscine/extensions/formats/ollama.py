@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oscine.checkpoint.formats import Format
 from oscine.system.environment import Environment
 from oscine.system.model_files import read_json, shown
 
@@ -91,3 +92,16 @@ def _closed(folder: Path) -> bool:
     except OSError as error:
         return isinstance(error, PermissionError)
     return False
+
+
+class OllamaStore(Format):
+    """Finds models by Ollama's names, and in its stores. Their files are in another format."""
+
+    def find(self, name: str) -> Path | None:
+        return find(name) if is_name(name) else None
+
+    def within(self, folder: Path) -> Path | None:
+        return only_model(folder) if is_store(folder) else None
+
+
+STORE = OllamaStore()

@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: demo serve test quick public stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: demo serve test quick public without stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -98,6 +98,9 @@ test-newest-triton: .venv-triton/$(NEWEST)/.ready  ## the part of triton-matrix 
 
 quick: $(TEST)  ## the tests that start no process and are not marked long, in a minute
 	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest $(PLUGINS) -p tests.quick -n 2 --timeout 30 --durations 5 --durations-min 0.5
+
+without: $(TEST)  ## imports, help and an answer without the extension NAME (make without NAME=tools), or without each
+	$(BIN)/python -m tests.contract.without $(NAME)
 
 public: $(TEST)  ## write anew what users rely on: options, keys, routes, metrics and names, in tests/contract/public.txt
 	$(BIN)/python -m tests.contract.test_public

@@ -385,3 +385,20 @@ STATISTICS = (
         ("engine", "replica", "load"),
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rank's place in a group of ranks or engines, as descriptors of its process."""
+
+    rank: int
+    memory: int  # shared by all ranks
+    wakes: list[int]  # by rank: an event that the rank sleeps on
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.wakes)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self.memory, *self.wakes

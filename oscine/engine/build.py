@@ -11,10 +11,9 @@ from oscine.extensions.disaggregation.transfers import Transfers
 from oscine.extensions.offload.manager import Offload
 from oscine.extensions.offload.page_files import seed_of
 from oscine.extensions.offload.page_store import PageStore
-from oscine.extensions.parallel.meeting import Seat
 from oscine.extensions.speculation.policy import SpeculationController
 from oscine.settings.config import EngineOptions, SchedulerOptions
-from oscine.types import ModelSize
+from oscine.types import ModelSize, Seat
 
 if TYPE_CHECKING:  # it needs msgspec
     from oscine.extensions.parallel.processes import RankProcesses

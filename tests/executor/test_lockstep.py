@@ -15,9 +15,9 @@ from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.extensions.parallel.clock import StepClock
 from oscine.extensions.parallel.lockstep import Agreed
-from oscine.extensions.parallel.meeting import Meeting, Seat
+from oscine.extensions.parallel.meeting import Meeting
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
-from oscine.types import EngineStats, GenerationRequest, RankLostError
+from oscine.types import EngineStats, GenerationRequest, RankLostError, Seat
 from tests.tiny import DEEP
 
 from . import grammars

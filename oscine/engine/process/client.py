@@ -8,12 +8,12 @@ from typing import Literal, Protocol
 import zmq
 
 from oscine.engine.process.descriptors import raise_descriptor_limit
+from oscine.engine.process.member import Member
 from oscine.engine.process.parent import SOCKETS
 from oscine.engine.process.supervisor import STARVED_S, EngineSupervisor, pause_s
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.links import Link
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
-from oscine.extensions.parallel.together import Member
 from oscine.settings.config import EngineOptions
 from oscine.system.owned_folder import OwnedFolder, make_temporary
 from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from oscine.engine.process.member import GroupEndedError, Member
 from oscine.engine.process.parent import STOP
 from oscine.engine.wire.messages import Launch
-from oscine.extensions.parallel.together import GroupEndedError, Member
 from oscine.settings.config import EngineOptions
 from oscine.system.python_child import COMPUTING, child_environment, module_command
 

@@ -6,9 +6,8 @@ The records of oscine.types travel as they are. Only plain data is decoded: noth
 from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.engine.wire.endpoint import KVEndpoint
-from oscine.extensions.parallel.meeting import Seat
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, Seat
 
 
 class Launch(Struct, frozen=True):

@@ -20,13 +20,12 @@ from oscine.extensions.disaggregation.transfers import Transfers, identity_of
 from oscine.extensions.offload.page_memory import HostMemory
 from oscine.extensions.offload.page_store import PageStore, open_store
 from oscine.extensions.parallel.clock import Partners
-from oscine.extensions.parallel.meeting import Seat
 from oscine.kv_group import KVGroup, Slots, apart
 from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions, SchedulerOptions
 from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
-from oscine.types import DecodeTimes, Executor, ModelSize, RankMemory, Region
+from oscine.types import DecodeTimes, Executor, ModelSize, RankMemory, Region, Seat
 
 if TYPE_CHECKING:  # they need torch and msgspec
     from oscine.executor.runner import TorchExecutor

@@ -46,7 +46,6 @@ from oscine.executor.start.warm_up import (
     time_decodes,
     warm_up,
 )
-from oscine.extensions.parallel.meeting import Seat
 from oscine.extensions.parallel.start.communicator import MakeCommunicator, least_of
 from oscine.extensions.parallel.start.share import open_lockstep
 from oscine.extensions.speculation.eagle.drafter import EagleDrafter
@@ -68,6 +67,7 @@ from oscine.ops.target import Target
 from oscine.ops.triton_range import check_triton
 from oscine.settings.config import EngineOptions
 from oscine.system.environment import Environment
+from oscine.types import Seat
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, NoReturn
 from oscine.engine.build import build_engine
 from oscine.extensions.bench.passes import Limits, MeasureError, OwnEngine, Timing
 from oscine.extensions.bench.result import Point
-from oscine.extensions.parallel.meeting import Meeting, Seat
+from oscine.extensions.parallel.meeting import Meeting
 from oscine.settings.config import EngineOptions
 from oscine.system.python_child import die_with_parent
+from oscine.types import Seat
 
 
 class _Process(NamedTuple):

@@ -10,7 +10,8 @@ from contextlib import suppress
 from math import inf
 
 from oscine.extensions.parallel.lockstep import Agreed, Clock
-from oscine.extensions.parallel.meeting import Seat, is_lost, wait, words_of
+from oscine.extensions.parallel.meeting import is_lost, wait, words_of
+from oscine.types import Seat
 
 _TOKEN_BITS = 24
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscine.extensions.parallel.meeting import Seat, tensors_of, wait, words_of
+from oscine.extensions.parallel.meeting import tensors_of, wait, words_of
 from oscine.ops.interface import Routing
+from oscine.types import Seat
 
 
 class MemoryExchange:

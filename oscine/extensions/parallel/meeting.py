@@ -8,34 +8,16 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 
 from oscine.extensions.parallel.store_order import require_store_order
-from oscine.types import RankLostError
+from oscine.types import RankLostError, Seat
 
 _WORDS_BYTES = mmap.PAGESIZE  # at the beginning of the memory; tensors come after them
 _LOST = _WORDS_BYTES // 8 - 1  # the word that says that a rank is lost
 _TOLD = _LOST - 1  # the word of tell_all
 _SPINS = 200  # looks without a pause, some 100 us: ranks mostly come at the same time
 _PAUSE_S = 5e-5
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One rank's place in a group, as descriptors of its process."""
-
-    rank: int
-    memory: int  # shared by all ranks
-    wakes: list[int]  # by rank: an event that the rank sleeps on
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self.wakes)
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        return self.memory, *self.wakes
 
 
 class Meeting:

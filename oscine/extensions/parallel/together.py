@@ -3,20 +3,18 @@
 import asyncio
 from collections.abc import Callable
 
-from oscine.extensions.parallel.meeting import Meeting, Seat
+from oscine.engine.process.member import GroupEndedError
+from oscine.extensions.parallel.meeting import Meeting
+from oscine.types import Seat
 
 _FAREWELL_S = 5.0  # granted to the others once one has ended: they notice it at their next step
-
-
-class GroupEndedError(RuntimeError):
-    """An engine of the group is given up, so no other one can serve."""
 
 
 class EngineGroup:
     """One life of the group is one meeting: it begins when no process of the last life runs any more."""
 
     def __init__(self, size: int) -> None:
-        self.members = [Member(self, rank) for rank in range(size)]
+        self.members = [_Member(self, rank) for rank in range(size)]
         self._about_to_start: dict[int, asyncio.Future[Seat]] = {}
         self._left: set[int] = set()
         self._meeting: Meeting | None = None
@@ -63,21 +61,18 @@ class EngineGroup:
             self._meeting = None
 
 
-class Member:
-    """What the supervisor of one engine sees of the group."""
+class _Member:
+    """A Member of the group."""
 
     def __init__(self, group: EngineGroup, rank: int) -> None:
         self._group, self._rank = group, rank
         self.kill: Callable[[str], None] = lambda reason: None  # set by the supervisor
 
     async def begin(self) -> Seat:
-        """Returns once every engine of the group is about to start. Raises GroupEndedError."""
         return await self._group.begin(self._rank)
 
     def end(self) -> None:
-        """The process has ended, or could not be started: those of the other engines end too."""
         self._group.end(self._rank)
 
     def leave(self) -> None:
-        """The engine is not started again, and so no other one."""
         self._group.leave(self._rank)

@@ -9,11 +9,12 @@ from oscine.checkpoint.opened import OpenedModel
 from oscine.extensions.parallel.clock import StepClock
 from oscine.extensions.parallel.exchange import MemoryExchange
 from oscine.extensions.parallel.lockstep import Lockstep
-from oscine.extensions.parallel.meeting import Seat, tell_all, told_by_first
+from oscine.extensions.parallel.meeting import tell_all, told_by_first
 from oscine.extensions.parallel.start.communicator import between_gpus
 from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.target import Exchange
 from oscine.settings.config import EngineOptions
+from oscine.types import Seat
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.comm.tokens import SymmetricExchange

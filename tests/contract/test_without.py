@@ -1,0 +1,19 @@
+"""Extensions can be taken away."""
+
+import pytest
+
+from tests.contract.without import LATER, cases, extensions, failure, without
+
+
+def test_what_needs_a_missing_extension_is_missing_too() -> None:
+    assert without(["replicas"]) == {"replicas", "cluster"}
+    assert without(["tools"]) == {"tools"}
+    assert len(extensions()) == 10
+    assert not {*LATER} & {one for case in cases() for one in without(case)}, "the nucleus still imports these"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0] if len(case) == 1 else "all")
+def test_the_rest_works_without_it(case: list[str]) -> None:
+    trace = failure(without(case))
+    assert trace is None, trace

@@ -1,0 +1,140 @@
+"""The package without some of its extensions, and without those that need them.
+
+    python -m tests.contract.without NAME ...      each alone; all of them, and then none, if none is named
+
+For each it imports every module that is left, runs `oscine --help`, and gets an answer of the embedded model. This is
+done in a copy of the package, as nothing but the folders of the extensions is missing in it.
+"""
+
+import importlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from tests.contract.test_moves import NEEDS
+from tests.test_repository import MODULES, ROOT, extension_of
+
+# What the nucleus still imports at its top cannot be missing yet: see LEFT in test_moves.py.
+LATER = ("disaggregation", "offload", "parallel", "speculation")
+# A command without its extension, and what it says
+MISSING = {
+    "apis": ("batch INPUT OUTPUT", "oscine batch needs the extension apis"),
+    "eval": ("eval URL", "oscine eval needs the extension eval"),
+    "formats": ("pull gpt-oss-20b", "oscine pull needs the extension formats"),
+    "replicas": (
+        "serve oscine-nano --port 0 --data-parallel-size 2",
+        "--data-parallel-size above 1 needs the extension replicas",
+    ),
+    "tools": ("serve oscine-nano --port 0 --tools python", "--tools needs the extension tools"),
+}
+QUESTION, ANSWER = "What is 27 + 58?", "85"
+# Imported once, for all children. They import nothing of Oscine.
+OTHERS = (
+    *("torch", "numpy", "triton", "msgspec", "zmq", "starlette.applications", "uvicorn", "httpx", "yaml"),
+    *("prometheus_client", "tokenizers", "safetensors", "llguidance", "openai_harmony", "prompt_toolkit"),
+)
+
+
+def extensions() -> list[str]:
+    return sorted({extension for module in MODULES if (extension := extension_of(module))} - {*LATER})
+
+
+def cases() -> list[list[str]]:
+    """Each alone, and all at once."""
+    return [*([one] for one in extensions()), extensions()]
+
+
+def without(gone: Collection[str]) -> set[str]:
+    """All that are gone then."""
+    found = {*gone}
+    while more := {one for one, needs in NEEDS.items() if found & {*needs}} - found:
+        found |= more
+    return found
+
+
+@contextmanager
+def package_without(gone: Collection[str]) -> Iterator[Path]:
+    """A folder for sys.path with the package."""
+    folder = ROOT / "oscine" / "extensions"
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        return {name for name in names if name == "__pycache__" or (Path(parent) == folder and name in gone)}
+
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(ROOT / "oscine", Path(name, "oscine"), ignore=left_out)
+        yield Path(name)
+
+
+def check(folder: Path, gone: Collection[str]) -> None:
+    """Raises whatever is wrong. In a process of its own, which has imported nothing of Oscine."""
+    sys.path.insert(0, str(folder))
+    for module in MODULES:
+        if extension_of(module) in gone or module.endswith("__main__") or needs_another(module):
+            continue
+        importlib.import_module(module)
+    from oscine.cli import main
+
+    said = io.StringIO()
+    with redirect_stdout(said):
+        try:
+            main(["--help"])
+        except SystemExit as end:
+            if end.code:
+                raise
+        assert main(["chat", "--temperature", "0", QUESTION]) == 0
+    helped, _, answered = said.getvalue().partition("--version")
+    assert helped.startswith("usage: oscine COMMAND")
+    assert ANSWER in answered
+    for extension in MISSING.keys() & gone:
+        command, error = MISSING[extension]
+        with redirect_stderr(said := io.StringIO()):
+            assert main(command.split())
+        assert said.getvalue() == f"oscine: error: {error}\n"
+
+
+def needs_another(module: str) -> bool:
+    """A package that is no dependency, or the old name of an extension."""
+    return ".ray" in module or module.startswith(("oscine.extensions.dynamo.worker", "oscine.cli.cluster"))
+
+
+def failure(gone: Collection[str]) -> str | None:
+    """The trace of what fails without them; None if nothing does."""
+    for name in OTHERS:
+        importlib.import_module(name)
+    with package_without(gone) as folder, tempfile.TemporaryFile("w+") as trace:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                for name in [name for name in sys.modules if name.partition(".")[0] == "oscine"]:
+                    del sys.modules[name]
+                check(folder, gone)
+                status = 0
+            except BaseException:  # also SystemExit: it is told to the parent
+                traceback.print_exc(file=trace)
+                trace.flush()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        trace.seek(0)
+        return None if not status else trace.read() or f"status {status}"
+
+
+def main(names: Sequence[str]) -> int:
+    wrong = 0
+    for gone in map(without, [[name] for name in names] or cases()):
+        if (trace := failure(gone)) is not None:
+            wrong += 1
+            print(trace)
+        print(f"without {', '.join(sorted(gone))}: {'as it should be' if trace is None else 'WRONG'}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -46,10 +46,11 @@ from benchmarks.draft_head import ForcedAcceptance, Rates, forced, model_options
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.checkpoint.opened import OpenedModel, open_model
 from oscine.engine.build import build_engine
-from oscine.engine.core.loop import Speculation
+from oscine.engine.core.extension import EngineExtension, MakeExtension
 from oscine.engine.core.request import Request
 from oscine.executor.device_state import DeviceState
 from oscine.executor.kv.memory import DeviceMemory
+from oscine.executor.start.build import BuiltExecutor
 from oscine.executor.start.device_memory import device_memory
 from oscine.extensions.bench.machine import Machine, describe
 from oscine.extensions.bench.passes import OwnEngine
@@ -61,6 +62,7 @@ from oscine.extensions.speculation.eagle.find import OF_NANO, DraftHead
 from oscine.extensions.speculation.ops import reference
 from oscine.extensions.speculation.ops.interface import DraftOps, DraftState, SliceOfHead
 from oscine.extensions.speculation.ops.table import backend_of, resolve_draft
+from oscine.extensions.speculation.policy import of_engine
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import Weights, load_weights
@@ -321,23 +323,43 @@ class Compared:
         return [ours.tok_s_user / plain.tok_s_user for plain, ours in zip(self.plain, self.drafting, strict=True)]
 
 
-class Always:
-    """The same number of drafts for each request and step: a Speculation."""
+class Always(EngineExtension):
+    """The same number of drafts for each request and step."""
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
 
-    def begin(self, request: Request) -> None:
+    def first_token(self, request: Request) -> None:
         request.num_drafts = self._num_drafts
 
-    def decide(self, running: Collection[Request]) -> None:
-        pass
 
-    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
-        pass
+class Switched(EngineExtension):
+    """Another policy for each pass."""
 
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
-        pass
+    def __init__(self, policy: EngineExtension) -> None:
+        self.policy = policy
+
+    def first_token(self, request: Request) -> None:
+        self.policy.first_token(request)
+
+    def before_step(self, running: Collection[Request]) -> None:
+        self.policy.before_step(running)
+
+    def after_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
+        self.policy.after_drafts(request, most, num_drafted, num_accepted)
+
+    def after_step(self, plan: StepPlan, num_drafted: int, seconds: float, *, in_vain: bool) -> None:
+        self.policy.after_step(plan, num_drafted, seconds, in_vain=in_vain)
+
+
+def switched(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
+    make = of_engine(built, options)
+    return lambda loop: Switched(make(loop))
+
+
+def switch_of(engine: OwnEngine) -> Switched:
+    (found,) = (one for one in engine.loop.extensions if isinstance(one, Switched))
+    return found
 
 
 def kv_cache_bytes(job: Job, options: EngineOptions) -> int:
@@ -383,10 +405,12 @@ def measure(job: Job) -> list[Compared]:
         plain = None if job.one_engine else OwnEngine(build_engine(no_head))
         acceptance = ForcedAcceptance(job.device, MOST_DRAFTS) if job.forced else None
         speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
-        drafting = OwnEngine(build_engine(replace(options, speculation=speculation)))
+        drafting = OwnEngine(build_engine(replace(options, speculation=speculation), speculation=switched))
     gc.collect()
     gc.freeze()  # as the engine process does
-    learnt = {rates: deepcopy(drafting.loop.speculation) for rates in job.forced or (None,)}  # kept from point to point
+    learnt = {
+        rates: deepcopy(switch_of(drafting).policy) for rates in job.forced or (None,)
+    }  # kept from point to point
     found: list[Compared] = []
     for point in job.points:
         found += compare(plain, drafting, point, job, learnt, acceptance)
@@ -399,19 +423,19 @@ def compare(
     drafting: OwnEngine,
     point: Point,
     job: Job,
-    learnt: Mapping[Rates | None, Speculation | None],
+    learnt: Mapping[Rates | None, EngineExtension],
     acceptance: ForcedAcceptance | None,
 ) -> list[Compared]:
     """`learnt`: the controller for each acceptance."""
     of_plain: list[Measured] = []
     found = {variant: list[Measured]() for variant in job.variants}
     for _ in range(job.rounds):
-        drafting.loop.speculation = Always(0)
+        switch_of(drafting).policy = Always(0)
         of_plain.append(_measure(plain or drafting, point))
         for (rates, k), measured in found.items():
             if acceptance is not None and rates is not None:
                 acceptance.set(rates)
-            drafting.loop.speculation = learnt[rates] if k is None else Always(k)
+            switch_of(drafting).policy = learnt[rates] if k is None else Always(k)
             measured.append(_measure(drafting, point))
     return [Compared(point.concurrency, *variant, of_plain, measured) for variant, measured in found.items()]
 

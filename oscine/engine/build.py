@@ -1,22 +1,23 @@
 """From options to an engine that runs in this process: evaluation and benchmarks use it directly, no socket needed."""
 
-import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from oscine.engine.core.extension import MakeExtension
 from oscine.engine.core.loop import EngineLoop
-from oscine.executor.start.build import build_executor
-from oscine.extensions.disaggregation.transfers import Transfers
-from oscine.extensions.offload.manager import Offload
-from oscine.extensions.offload.page_files import seed_of
-from oscine.extensions.offload.page_store import PageStore
-from oscine.extensions.speculation.policy import SpeculationController
+from oscine.executor.start.build import BuiltExecutor, build_executor
 from oscine.settings.config import EngineOptions, SchedulerOptions
+from oscine.system.extensions import load
 from oscine.types import ModelSize, Seat
 
-if TYPE_CHECKING:  # it needs msgspec
-    from oscine.extensions.parallel.processes import RankProcesses
+# Extensions of the loop, in the order in which they admit requests: a function of the built executor and the options.
+OFFLOAD = "oscine.extensions.offload.manager:of_engine"
+REMOTE_PREFILLS = "oscine.extensions.disaggregation.remote_prefill:of_engine"
+SPECULATION = "oscine.extensions.speculation.policy:of_engine"
+PARTNERS = "oscine.extensions.parallel.partners:of_engine"
+SEED_OF_FOLDER = "oscine.extensions.offload.page_files:seed_of"  # of --kv-offload-dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,32 @@ class BuiltEngine:
     max_model_len: int  # tokens
     vocab_size: int
     size: ModelSize = field(default_factory=ModelSize)
-    transfers: Transfers | None = None  # where the options want pages to move between engines
-    ranks: "RankProcesses | None" = None  # where the model has several ranks
-    offload: Offload | None = None  # where the options want evicted pages kept
+    transfers: Any = None  # of the extension disaggregation, where the options want pages to move between engines
+    ranks: Any = None  # of the extension parallel, where the model has several ranks
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)  # with the limits that there is room for
 
+    def announce(self) -> None:
+        """The readers of KV events listen from now on."""
+        for extension in self.loop.extensions:
+            extension.announce()
 
-def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngine:
-    """Loads the model and puts a loop over it. Raises ValueError as build_executor does."""
+    def flush(self, limit_s: float) -> None:
+        """The engine ends: saves what it would lose, for so long at most."""
+        for extension in self.loop.extensions:
+            extension.flush(limit_s)
+
+
+MakeFromBuilt = Callable[[BuiltExecutor, EngineOptions], MakeExtension]
+
+
+def build_engine(
+    options: EngineOptions, seat: Seat | None = None, *, speculation: MakeFromBuilt | None = None
+) -> BuiltEngine:
+    """Loads the model and puts a loop over it. `speculation`: another policy of drafts, where the options want drafts.
+
+    Raises ValueError as build_executor does.
+    """
     options = with_prefix_seed(options)
     built = build_executor(options, seat)
     options = replace(options, scheduler=built.scheduler)
@@ -45,15 +63,23 @@ def build_engine(options: EngineOptions, seat: Seat | None = None) -> BuiltEngin
         memory=built.slots,
         max_model_len=built.max_model_len,
         max_attended=built.max_attended,
+        extensions=[*_extensions(built, options, speculation)],
     )
-    loop.partners = built.partners
-    offload = None if built.store is None else _offload(loop, built.store, options)
-    loop.offload = offload
-    if built.max_drafts:
-        has_head = options.speculation.method == "eagle3"
-        loop.speculation = SpeculationController(built.max_drafts, built.decode_times, certain=has_head)
     facts = built.model, built.max_model_len, built.vocab_size, built.size
-    return BuiltEngine(loop, *facts, built.transfers, built.ranks, offload, built.gpus, built.scheduler)
+    return BuiltEngine(loop, *facts, built.transfers, built.ranks, built.gpus, built.scheduler)
+
+
+def _extensions(
+    built: BuiltExecutor, options: EngineOptions, speculation: MakeFromBuilt | None
+) -> Iterator[MakeExtension]:
+    if built.store is not None:
+        yield load(OFFLOAD)(built, options)
+    if built.transfers is not None:
+        yield load(REMOTE_PREFILLS)(built, options)
+    if built.max_drafts:
+        yield (speculation or load(SPECULATION))(built, options)
+    if built.partners is not None:
+        yield load(PARTNERS)(built, options)
 
 
 def with_prefix_seed(options: EngineOptions) -> EngineOptions:
@@ -61,14 +87,4 @@ def with_prefix_seed(options: EngineOptions) -> EngineOptions:
     folder, peers = options.cache.kv_offload_dir, options.peers
     if folder is None or peers.prefix_seed:
         return options
-    return replace(options, peers=replace(peers, prefix_seed=seed_of(Path(folder))))
-
-
-def _offload(loop: EngineLoop, store: PageStore, options: EngineOptions) -> Offload:
-    """Raises ValueError for a limit of the disk that no file fits."""
-
-    def report(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    tokens, disk_bytes = options.scheduler.max_num_batched_tokens, options.cache.kv_offload_disk_bytes
-    return Offload(loop, store, step_tokens=tokens, disk_bytes=disk_bytes, report=report)
+    return replace(options, peers=replace(peers, prefix_seed=load(SEED_OF_FOLDER)(Path(folder))))

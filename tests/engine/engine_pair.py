@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oscine.engine.core.extension import LoopState
 from oscine.engine.core.page_holds import Hold
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
@@ -68,7 +69,7 @@ class PageTransfers:
     """A Transfers: `fails` of the transfers to come fail in the middle."""
 
     source: "Prefiller"
-    target: Run
+    target: Run = field(init=False)  # set before the first transfer
     running: list[PageTransfer] = field(default_factory=list)
     fails: int = 0
 
@@ -164,11 +165,18 @@ class Prefiller:
 class Pair:
     """Drives both. Requests are added to the decoding engine, `here`."""
 
-    def __init__(self, here: Setting, there: Setting | None = None, model: str | None = "m") -> None:
-        self.here, self.there, self.wire = Run(here), Prefiller(there or here, model), Wire()
-        self.transfers = PageTransfers(self.there, self.here)
-        self.fetches = RemotePrefills(self.here.loop, self.wire, self.transfers, lambda: self.here.now)
-        self.here.loop.remote_prefills = self.fetches
+    def __init__(
+        self, here: Setting, there: Setting | None = None, model: str | None = "m", *, fetches: bool = True
+    ) -> None:
+        self.there, self.wire = Prefiller(there or here, model), Wire()
+        self.transfers = PageTransfers(self.there)
+
+        def fetch(loop: LoopState) -> RemotePrefills:
+            return RemotePrefills(loop, self.wire, self.transfers, lambda: self.here.now)
+
+        self.here = self.transfers.target = Run(here, extensions=[fetch] if fetches else ())
+        found = (one for one in self.here.loop.extensions if isinstance(one, RemotePrefills))
+        self.fetches = next(found, None)
 
     def add(
         self, name: str, prompt: list[int], *, min_tokens: int = PAGE, timeout_s: float = 1000.0, max_tokens: int = 4,
@@ -185,9 +193,10 @@ class Pair:
         self.transfers.tick()
         self.here.now += 1.0
         self.here._take(self.here.loop.step())
-        fetches, holding = self.fetches, self.fetches._arrivals
-        holds = [fetch.arrival.hold for fetch in fetches._fetches.values() if fetch.arrival.hold is not None]
-        holds += [hold for hold, _ in holding._draining] + list(self.here.cache.holds._waiting.values())
+        holds = list(self.here.cache.holds._waiting.values())
+        if (fetches := self.fetches) is not None:
+            holds += [fetch.arrival.hold for fetch in fetches._fetches.values() if fetch.arrival.hold is not None]
+            holds += [hold for hold, _ in fetches._arrivals._draining]
         check_pages(self.here, holds)
 
     def kill_there(self) -> None:
@@ -206,7 +215,7 @@ class Pair:
         for run in (self.here, self.there.run):
             if run is self.here or not self.there.is_dead:
                 assert run.cache.holds.num_holds == sum(pool.num_used for pool in run.cache.pools) == 0
-        assert not self.fetches._arrivals._coming
+        assert self.fetches is None or not self.fetches._arrivals._coming
 
     def news(self, name: str) -> RemotePrefill | None:
         found: list[GenerationOutput] = self.here.outputs[name]

@@ -1,9 +1,10 @@
 """A loop on a PagedExecutor, requests for it, and the checks that hold for every run."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from oscine.engine.core.extension import EngineExtension, MakeExtension
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
@@ -53,26 +54,28 @@ class Setting:
         return sizes  # groups are in order, whether they share memory or not
 
 
-class SomeDrafts:
+class SomeDrafts(EngineExtension):
     """Another number of drafts for each request and step."""
 
     def __init__(self, most: int) -> None:
         self.most, self.num_decisions = most, 0
         self.num_noted = 0  # drafts of the step that is committed
 
-    def begin(self, request: Request) -> None:
+    def first_token(self, request: Request) -> None:
         request.num_drafts = self.most
 
-    def decide(self, running: Collection[Request]) -> None:
+    def before_step(self, running: Collection[Request]) -> None:
         self.num_decisions += 1
         for request in running:
             request.num_drafts = hash((self.num_decisions, request.slot)) % (self.most + 1)
 
-    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
+    def after_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafted <= self.most
         self.num_noted += num_drafted
 
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
+    def after_step(self, plan: StepPlan, num_drafted: int, seconds: float, *, in_vain: bool) -> None:
+        if in_vain:
+            return
         assert self.num_noted <= num_drafted <= sum(sequence.num_drafts for sequence in plan.sequences)
         self.num_noted = 0
 
@@ -84,6 +87,7 @@ class Run:
     setting: Setting = field(default_factory=Setting)
     outputs: dict[str, list[GenerationOutput]] = field(default_factory=dict)
     requests: dict[str, GenerationRequest] = field(default_factory=dict)
+    extensions: Sequence[MakeExtension] = ()
     now: float = 0.0  # the clock: one second a step
     finished: list[str] = field(default_factory=list)  # in the order in which they finished
 
@@ -114,10 +118,9 @@ class Run:
             memory=s.memory,
             max_model_len=s.max_model_len,
             max_attended=s.max_attended,
+            extensions=[*self.extensions, *([lambda loop: SomeDrafts(s.most_drafts)] if s.most_drafts else ())],
             clock=lambda: self.now,
         )
-        if s.most_drafts:
-            self.loop.speculation = SomeDrafts(s.most_drafts)
 
     @property
     def cache(self) -> KVCacheManager:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oscine.engine.core.extension import LoopState
 from oscine.engine.core.prefix_index import Medium
 from oscine.extensions.offload.manager import Offload
 from oscine.extensions.offload.page_files import PageFiles
@@ -90,25 +91,29 @@ class OffloadRun(Run):
     identity: str = "m"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.loop.cache.index._root = b"the same in each run"
         self.tasks: deque[Callable[[], None]] = deque()
         self.said: list[str] = []
-        self.events = self.loop.cache.index.events = Events()
         files = None if self.folder is None else PageFiles(self.folder, self.identity)
         groups = [replace(group, head_dim=4) for group in self.setting.groups]
         assert groups[0].page_bytes == PAGE_BYTES
         self.store = PageStore(groups, PagedMemory(self), self.slots * PAGE_BYTES, files)
         self.store._loading = self.store._saving = self.store._writing = LatePool(self.tasks)  # type: ignore[assignment]
-        self.offload = self.loop.offload = Offload(
-            self.loop,
+        self.extensions = [self._offload]
+        super().__post_init__()
+        (self.offload,) = (one for one in self.loop.extensions if isinstance(one, Offload))
+        self.loop.cache.index._root = b"the same in each run"
+        self.events = self.loop.cache.index.events = Events()
+        self.offload.announce()
+
+    def _offload(self, loop: LoopState) -> Offload:
+        return Offload(
+            loop,
             self.store,
             step_tokens=self.setting.max_num_batched_tokens,
             disk_bytes=self.disk_bytes,
             report=self.said.append,
             clock=lambda: self.now * STEP_S,
         )
-        self.offload.announce()
 
     def step(self) -> None:
         if self.tasks:

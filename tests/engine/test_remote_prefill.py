@@ -277,8 +277,7 @@ def test_a_request_may_end_between_the_news_that_its_prompt_does_not_come_and_th
 
 
 def test_an_engine_that_cannot_fetch_says_so() -> None:
-    pair = Pair(SETTING)
-    pair.here.loop.remote_prefills = None
+    pair = Pair(SETTING, fetches=False)
     pair.add("a", prompt(100))
     while not pair.here.is_done("a"):
         pair.step()

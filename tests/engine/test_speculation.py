@@ -92,13 +92,13 @@ class Engine:
         del self.sequences[batch:]
         while len(self.sequences) < batch:
             self.sequences.append(Sequence())
-            self.controller.begin(self.sequences[-1])
+            self.controller.first_token(self.sequences[-1])
 
     def run(self, num_steps: int) -> float:
         """Tokens per second, as a share of the best fixed number of drafts."""
         seconds, tokens = self.seconds, self.tokens
         for _ in range(num_steps):
-            self.controller.decide(self.sequences)
+            self.controller.before_step(self.sequences)
             most = [sequence.num_drafts for sequence in self.sequences]
             drafted = [self.drafted(sequence) for sequence in self.sequences]
             is_behind = not any(most)
@@ -143,12 +143,12 @@ class Engine:
         seconds = self.real(at(times.drafting, drafts) if any(most) else times.plain, drafts)
         for i, (sequence, asked, count) in enumerate(zip(sequences, most, drafted, strict=True)):
             if asked:
-                self.controller.note_drafts(sequence, asked, count, self.accept(i, count))
+                self.controller.after_drafts(sequence, asked, count, self.accept(i, count))
             self.tokens += 1 + (sum(self.acceptance(i)[:count]) if count else 0)
         self.seconds += seconds
         seconds *= self.draw.lognormvariate(0, self.noise)
         seconds *= 20 if self.draw.random() < 0.002 else 1  # an outlier: the machine is busy
-        self.controller.note_step(StepPlan(0, [], [DECODE] * batch), sum(drafted), seconds)
+        self.controller.after_step(StepPlan(0, [], [DECODE] * batch), sum(drafted), seconds, in_vain=False)
 
 
 def with_head(batch: int, accepted: Accepted, measured: Times | None = None, **how: object) -> Engine:
@@ -307,7 +307,7 @@ def test_a_new_request_has_drafts_like_the_others() -> None:
     engine = with_head(8, GOOD)
     engine.run(100)
     new = Sequence()
-    engine.controller.begin(new)
+    engine.controller.first_token(new)
     assert new.num_drafts >= 2
 
 
@@ -317,8 +317,8 @@ def test_steps_with_prompts_teach_nothing() -> None:
     engine.run(200)
     prompts = StepPlan(0, [], [ScheduledSequence(0, 0, 10, True, [])])
     for _ in range(100):
-        controller.note_step(prompts, 0, 1.0)
-    controller.decide([])
+        controller.after_step(prompts, 0, 1.0, in_vain=False)
+    controller.before_step([])
     assert engine.run(200) > 0.99
 
 

@@ -3,11 +3,11 @@ prompts run beside decodes, and sequences end one by one."""
 
 import random
 from collections import deque
-from collections.abc import Collection
 
 import pytest
 
-from oscine.engine.core.loop import EngineLoop, Speculation
+from oscine.engine.core.extension import EngineExtension
+from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
 from oscine.extensions.speculation.policy import SpeculationController, StepTable
 from oscine.kv_group import KVGroup, apart
@@ -63,23 +63,17 @@ class Virtual:
         return result
 
 
-class Always:
-    """A fixed number of drafts: a Speculation."""
+class Always(EngineExtension):
+    """A fixed number of drafts."""
 
     def __init__(self, num_drafts: int) -> None:
         self.num_drafts = num_drafts
 
-    def begin(self, request: Request) -> None:
+    def first_token(self, request: Request) -> None:
         request.num_drafts = self.num_drafts
 
-    def decide(self, running: Collection[Request]) -> None: ...
 
-    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None: ...
-
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None: ...
-
-
-def speed(num_requests: int, accepted: Accepted, speculation: Speculation) -> float:
+def speed(num_requests: int, accepted: Accepted, speculation: EngineExtension) -> float:
     """Tokens per second of a user, from the last first token to the end of all."""
     executor = Virtual(accepted)
     groups = [KVGroup(window, (i,), 1, PAGE, 2, "uint8") for i, window in enumerate((None, 128))]
@@ -94,9 +88,9 @@ def speed(num_requests: int, accepted: Accepted, speculation: Speculation) -> fl
         groups=groups,
         memory=apart([num_requests * 20] * 2),
         max_model_len=PROMPT + ANSWER + 8,
+        extensions=[] if speculation is None else [lambda loop: speculation],
         clock=lambda: executor.now,
     )
-    loop.speculation = speculation
     sampling, started_s = SamplingParams(ANSWER, temperature=0.0), dict[str, float]()
     for i in range(num_requests):
         loop.add(GenerationRequest(str(i), [7] * PROMPT, sampling))

@@ -108,9 +108,9 @@ def test_greedy_tokens_are_the_same_bit_for_bit_through_eviction_return_and_rest
                 [outputs] = generate(engine.loop, [GenerationRequest(f"{turn} {i}", list(known), sampling)]).values()
                 found.append((tokens(outputs), [one.logprob for output in outputs for one in output.logprobs or []]))
                 known += tokens(outputs) + prompt(turn, 40)
-        if engine.offload is not None:
+        if offload:
             assert engine.loop.stats().offload_disk_hits + engine.loop.stats().offload_host_hits > 0
-            engine.offload.flush(10.0)
+            engine.flush(10.0)
         return found
 
     without = answers(offload=False)

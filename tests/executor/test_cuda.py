@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
 from oscine.executor.cuda_graphs import DecodeGraphs
@@ -232,22 +233,16 @@ class Counted:
     def capture(self, sizes: list[int], most_drafts: int) -> None: ...
 
 
-class Alternating:
-    """Two drafts for each request in some steps, and none in others: a Speculation."""
+class Alternating(EngineExtension):
+    """Two drafts for each request in some steps, and none in others."""
 
     def __init__(self) -> None:
         self.num_steps = 0
 
-    def begin(self, request: Request) -> None: ...
-
-    def decide(self, running: Collection[Request]) -> None:
+    def before_step(self, running: Collection[Request]) -> None:
         self.num_steps += 1
         for one in running:
             one.num_drafts = 2 * (self.num_steps // 3 % 2)
-
-    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None: ...
-
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None: ...
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"], ids=["cuda", "recorded"])
@@ -265,8 +260,7 @@ def test_steps_without_drafts_have_graphs_that_no_head_follows(device: str, monk
     plans: list[StepPlan] = []
     launch = runner.launch
     monkeypatch.setattr(runner, "launch", lambda plan: (plans.append(plan), launch(plan)))
-    running = loop(runner, asked, runner.memory)
-    running.speculation = Alternating()
+    running = loop(runner, asked, runner.memory, Alternating())
     requests = [request(str(n), prompt(n), max_tokens=30) for n in (3, 17, 29, 40)]
     found = run(running, *requests)
     for one in requests:

@@ -11,6 +11,7 @@ pytest.importorskip("msgspec", reason="the skills of the embedded model need it"
 
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.build import build_engine
+from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
 from oscine.executor.cuda_graphs import Computed
@@ -59,10 +60,7 @@ def options(method: str, kv_cache_bytes: int | None = None, *, overlap: bool = T
 
 
 def build(method: str, kv_cache_bytes: int | None = None) -> EngineLoop:
-    loop = build_engine(options(method, kv_cache_bytes)).loop
-    if method != "none":
-        loop.speculation = SomeDrafts(MOST)
-    return loop
+    return build_engine(options(method, kv_cache_bytes), speculation=lambda *_: lambda loop: SomeDrafts(MOST)).loop
 
 
 def workload(count: int) -> list[GenerationRequest]:
@@ -170,31 +168,28 @@ def test_the_prefix_cache_finds_as_much_with_the_head() -> None:
     assert hits[0][0] > 0
 
 
-class Phases:
-    """Drafts for some tokens, none for some, and drafts again: a Speculation."""
+class Phases(EngineExtension):
+    """Drafts for some tokens, none for some, and drafts again."""
 
     def __init__(self, first: int, then: int) -> None:
         self.first, self.then = first, then  # tokens: until the first phase, and the second one, end
         self.noted: list[tuple[int, int]] = []  # tokens before a step that could have drafts, and its drafts
 
-    def begin(self, request: Request) -> None: ...
-
-    def decide(self, running: Collection[Request]) -> None:
+    def before_step(self, running: Collection[Request]) -> None:
         for request in running:
             num_tokens = len(request.token_ids) - request.num_prompt_tokens
             request.num_drafts = 0 if self.first <= num_tokens < self.then else MOST
 
-    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
+    def after_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
         num_tokens = len(request.token_ids) - request.num_prompt_tokens - num_accepted - 1
         self.noted.append((num_tokens, num_drafted))
-
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None: ...
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
     """A step without drafts fills it before the head drafts again. Answers are the same."""
-    loop = build_engine(replace(options("eagle3", overlap=False), cuda_graphs=recorded)).loop
+    phases, asked = Phases(12, 24), replace(options("eagle3", overlap=False), cuda_graphs=recorded)
+    loop = build_engine(asked, speculation=lambda *_: lambda loop: phases).loop
     taps: list[bool] = []  # by step: whether the head gets anything from it
     hidden = TorchExecutor._hidden
     if recorded:
@@ -214,7 +209,6 @@ def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.Mo
             return found
 
         monkeypatch.setattr(TorchExecutor, "_hidden", seen)
-    loop.speculation = phases = Phases(12, 24)
     (request, *_), expected = workload(1), plain_answers(6)["0"]
     assert answers(loop, [request], lambda number: False)["0"] == expected
     assert len(expected[0]) >= 30

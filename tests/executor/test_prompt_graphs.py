@@ -225,8 +225,7 @@ def test_drafts_beside_prompts(
     expected = run(loop(plain, asked, plain.memory), *requests)
     drafter = Remembered({tuple(one.prompt_token_ids): expected[one.request_id].token_ids for one in requests})
     runner = make_executor(slots=4, pages=pages, grammars=grammars, drafter=drafter, max_drafts=MOST)
-    running = loop(runner, asked, runner.memory)
-    running.speculation = SomeDrafts(MOST)
+    running = loop(runner, asked, runner.memory, SomeDrafts(MOST))
     found = run(running, *requests)
     for name, output in expected.items():
         assert facts(found[name]) == facts(output), name

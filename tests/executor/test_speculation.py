@@ -65,10 +65,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCache:
 def engine(grammars: GrammarCache, pages: int, overlap: bool, drafter: HostDrafter | None = None) -> EngineLoop:
     asked = options(overlap=overlap, max_num_batched_tokens=48)
     runner = executor(model(), asked, pages, pages, grammars, drafter, MOST)
-    running = loop(runner, asked, runner.memory)
-    if drafter is not None:
-        running.speculation = SomeDrafts(MOST)
-    return running
+    return loop(runner, asked, runner.memory, *([] if drafter is None else [SomeDrafts(MOST)]))
 
 
 def workload() -> list[GenerationRequest]:
@@ -200,8 +197,8 @@ class Noted(PromptLookup):
 class SeldomDrafts(SomeDrafts):
     """Only every third step has drafts. The others need not wait for the step before."""
 
-    def decide(self, running: Collection[Request]) -> None:
-        super().decide(running)
+    def before_step(self, running: Collection[Request]) -> None:
+        super().before_step(running)
         for one in running:
             one.num_drafts *= self.num_decisions % 3 == 0
 
@@ -218,8 +215,7 @@ def test_drafts_are_the_same_on_ranks_that_collect_later(
     plans: list[bytes] = []
     launch = runner.launch
     monkeypatch.setattr(runner, "launch", lambda plan: (plans.append(messages.encode_plan(plan)), launch(plan)))
-    running = loop(runner, asked, runner.memory)
-    running.speculation = SeldomDrafts(MOST)
+    running = loop(runner, asked, runner.memory, SeldomDrafts(MOST))
     run(running, *workload())
     late.launch(messages.decode_plan(plans[0]))
     for plan in plans[1:]:

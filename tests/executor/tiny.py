@@ -6,6 +6,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
 from oscine.executor.drafter import HostDrafter
@@ -139,13 +140,14 @@ def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: 
     return loop(ThreadedExecutor(runner) if options.scheduler.overlap else runner, options, runner.memory)
 
 
-def loop(executor: Executor, options: EngineOptions, memory: MemoryPlan) -> EngineLoop:
+def loop(executor: Executor, options: EngineOptions, memory: MemoryPlan, *extensions: EngineExtension) -> EngineLoop:
     return EngineLoop(
         executor,
         options,
         groups=memory.groups,
         memory=memory.slots,
         max_model_len=MAX_MODEL_LEN,
+        extensions=[lambda loop, one=one: one for one in extensions],  # type: ignore[misc]
     )
 
 

@@ -2,10 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
+from oscine.engine.core.extension import EngineExtension, MakeExtension, Progress, overriding
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
@@ -18,91 +18,12 @@ from oscine.types import (
     FinishReason,
     GenerationOutput,
     GenerationRequest,
-    PrefillSource,
     RemotePrefill,
     ScheduledSequence,
-    StepPlan,
     StepResult,
 )
 
 _IDLE_S = 0.0002  # between two polls for transfers and grammars, while there is no step to compute
-
-
-class Fetches(Protocol):
-    """Requests that wait for pages from another engine: see oscine.extensions.disaggregation.remote_prefill."""
-
-    @property
-    def requests(self) -> list[Request]: ...
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    def ask(self, request: Request, source: PrefillSource) -> bool: ...
-
-    def abandon(self, request: Request) -> bool: ...
-
-    def poll(self, num_ended: int, num_launched: int) -> list[Request]: ...
-
-
-class Offload(Protocol):
-    """Requests that wait for pages that were evicted from the cache: see oscine.extensions.offload.manager."""
-
-    @property
-    def requests(self) -> list[Request]: ...
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    def ask(self, request: Request) -> bool: ...
-
-    def abandon(self, request: Request) -> bool: ...
-
-    def poll(self, num_ended: int, num_launched: int, num_running: int, num_waiting: int) -> list[Request]: ...
-
-    def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step has ended that took so long."""
-        ...
-
-    def count(self, stats: EngineStats) -> None:
-        """Fills in the statistics of offloaded pages."""
-        ...
-
-
-class Speculation(Protocol):
-    """How many drafts requests may verify: see oscine.extensions.speculation.policy."""
-
-    def begin(self, request: Request) -> None:
-        """A request has its first token."""
-        ...
-
-    def decide(self, running: Collection[Request]) -> None:
-        """Sets num_drafts of the running requests, for the step that is scheduled next."""
-        ...
-
-    def note_drafts(self, request: Request, most: int, num_drafted: int, num_accepted: int) -> None:
-        """A step that could verify up to `most` drafts of this request has ended."""
-        ...
-
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
-        """A step with so many drafts in all has ended that took so long."""
-        ...
-
-
-class Partners(Protocol):
-    """Other engines, whose experts compute the tokens of this one too: see oscine.extensions.parallel."""
-
-    def fileno(self) -> int:
-        """Can be read when they may wait for this engine."""
-        ...
-
-    @property
-    def are_waiting(self) -> bool:
-        """Whether they wait for this engine to take part in a step."""
-        ...
-
-    def take_part(self) -> None:
-        """Runs a step without sequences, if they still wait. Raises when it failed."""
-        ...
 
 
 class EngineLoop:
@@ -111,6 +32,8 @@ class EngineLoop:
     With `overlap` a step is scheduled and launched before the step before it is collected, so the device never waits
     for the scheduler. The scheduler then counts a token that is still being sampled. If that token ends its sequence,
     the launched step computes one token in vain. It is thrown away; only a later plan reuses the page it was put on.
+
+    `extensions` are made with the loop, whose cache and counters are there then. Requests are admitted in their order.
 
     Of the options it reads scheduler, cache and peers. Pages are counted, and sized in tokens, never in bytes.
     Raises ValueError if the memory of a group cannot hold one window.
@@ -125,6 +48,7 @@ class EngineLoop:
         memory: Sequence[Slots],
         max_model_len: int,
         max_attended: int | None = None,
+        extensions: Sequence[MakeExtension] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
@@ -140,10 +64,17 @@ class EngineLoop:
             drafts=options.speculation.is_on,
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
-        self.remote_prefills: Fetches | None = None  # where pages may come from other engines
-        self.offload: Offload | None = None  # where evicted pages are kept
-        self.speculation: Speculation | None = None
-        self.partners: Partners | None = None
+        self.extensions = tuple(make(self) for make in extensions)
+        self._holders = tuple(
+            one for one in self.extensions if overriding([one], "admit")
+        )  # of requests, in this order
+        self._fetches_prompts = any(one.fetches_prompts for one in self.extensions)
+        self._busy = tuple(one for one in self.extensions if type(one).is_busy is not EngineExtension.is_busy)
+        self._before_step = overriding(self.extensions, "before_step")
+        self._idle_step = overriding(self.extensions, "idle_step")
+        self._first_token = overriding(self.extensions, "first_token")
+        self._after_drafts = overriding(self.extensions, "after_drafts")
+        self._after_step = overriding(self.extensions, "after_step")
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
@@ -154,15 +85,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        fetches, offload, partners = self.remote_prefills, self.offload, self.partners
-        return bool(
-            self._requests
-            or self._launched
-            or self._news
-            or (fetches is not None and fetches.is_busy)
-            or (offload is not None and offload.is_busy)
-            or (partners is not None and partners.are_waiting)
-        )
+        return bool(self._requests or self._launched or self._news or any(one.is_busy for one in self._busy))
 
     @property
     def is_full(self) -> bool:
@@ -188,8 +111,7 @@ class EngineLoop:
             self._news.append(live.take_output())
             return
         self._requests[live.request_id] = live
-        if self.offload is None or not self.offload.ask(live):
-            self._begin(live)
+        self._admit(live, 0)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
@@ -206,28 +128,27 @@ class EngineLoop:
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
         self._receive()
-        if self.speculation is not None:
-            self.speculation.decide(self._scheduler.running.values())
+        for before_step in self._before_step:
+            before_step(self._scheduler.running.values())
         step = self._scheduler.schedule()
-        if not step.requests and self.partners is not None and self.partners.are_waiting:
-            self.partners.take_part()
-        elif not (step.requests or self._launched or self._news):
-            time.sleep(_IDLE_S)
+        if not step.requests:
+            has_run = any(idle_step() for idle_step in self._idle_step)
+            if not (has_run or self._launched or self._news):
+                time.sleep(_IDLE_S)
         done = self._execute(step)
         return self._commit(done)
 
     def _receive(self) -> None:
         """Queues the requests whose pages, or grammars, are here now."""
-        scheduler, progress = self._scheduler, (self.counters.steps, len(self._launched))
-        if self.offload is not None:
-            for request in self.offload.poll(*progress, len(scheduler.running), len(scheduler.waiting)):
-                self._begin(request)
-        if self.remote_prefills is not None:
-            for request in self.remote_prefills.poll(*progress):
-                self._queue(request)
+        if self._holders:
+            running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+            progress = Progress(self.counters.steps, len(self._launched), running, waiting)
+            for place, holder in enumerate(self._holders, 1):
+                for request in holder.poll(progress):
+                    self._admit(request, place)
         if self._unprepared:
-            waiting, self._unprepared = self._unprepared, []
-            for request in waiting:
+            unprepared, self._unprepared = self._unprepared, []
+            for request in unprepared:
                 self._queue(request)
 
     def stats(self) -> EngineStats:
@@ -253,8 +174,8 @@ class EngineLoop:
         )
         for request in self._requests.values():
             self._count_further_tokens(request, stats)
-        if self.offload is not None:
-            self.offload.count(stats)
+        for extension in self.extensions:
+            extension.count(stats)
         return stats
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
@@ -278,15 +199,13 @@ class EngineLoop:
         self._count_step(step.plan.num_tokens)
         began_s, self._committed_s = max(step.launched_s, self._committed_s), self._clock()
         seconds = self._committed_s - began_s if result.seconds is None else result.seconds
-        if self.offload is not None:
-            self.offload.note_step(step.plan, seconds)
-        is_in_vain = True
+        in_vain = True
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
-                is_in_vain = False
+                in_vain = False
                 self._advance(request, step.plan.sequences[i], result, i, news)
-        if self.speculation is not None and not is_in_vain:
-            self.speculation.note_step(step.plan, sum(result.num_drafted or ()), seconds)
+        for after_step in self._after_step:
+            after_step(step.plan, sum(result.num_drafted or ()), seconds, in_vain=in_vain)
         return news
 
     def _count_step(self, num_tokens: int) -> None:
@@ -300,8 +219,8 @@ class EngineLoop:
         request.first_token_s = self._committed_s
         self.counters.first_tokens += 1
         self.counters.first_token_s += self._committed_s - request.arrival_s
-        if self.speculation is not None:
-            self.speculation.begin(request)
+        for first_token in self._first_token:
+            first_token(request)
 
     def _count_further_tokens(self, request: Request, stats: EngineStats) -> None:
         """The time between the first and the last token of a request is the sum of all waits between them."""
@@ -352,8 +271,8 @@ class EngineLoop:
             counters.accepted_by_position += [0] * (num_accepted - len(counters.accepted_by_position))
             for position in range(num_accepted):
                 counters.accepted_by_position[position] += 1
-        if self.speculation is not None:
-            self.speculation.note_drafts(request, sequence.num_drafts, num_drafted, num_sampled - 1)
+        for after_drafts in self._after_drafts:
+            after_drafts(request, sequence.num_drafts, num_drafted, num_sampled - 1)
 
     def _refusal(self, request: GenerationRequest) -> str | None:
         """Why a request cannot be run, for its sender."""
@@ -373,23 +292,19 @@ class EngineLoop:
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
 
-    def _begin(self, request: Request) -> None:
-        """Queues a request, unless another engine computes its prompt first."""
+    def _admit(self, request: Request, first: int) -> None:
+        """Queues a request, unless an extension holds it: the `first` of those that may, or one after it."""
+        for holder in self._holders[first:]:
+            if holder.admit(request):
+                return
         source = request.given.prefill
-        if source is None or not self._asks(request, source):
-            self._queue(request)
-
-    def _asks(self, request: Request, source: PrefillSource) -> bool:
-        """Whether another engine is asked for the pages of a request, which is queued when they are here."""
-        if self.remote_prefills is not None:
-            return self.remote_prefills.ask(request, source)
-        request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
-        return False
+        if source is not None and not self._fetches_prompts:
+            request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
+        self._queue(request)
 
     def _waiting(self) -> list[Request]:
-        coming = [] if self.remote_prefills is None else self.remote_prefills.requests
-        returning = [] if self.offload is None else self.offload.requests
-        return self._scheduler.waiting + self._unprepared + coming + returning
+        held = [request for holder in self._holders for request in holder.requests]
+        return self._scheduler.waiting + self._unprepared + held
 
     def _queue(self, request: Request) -> None:
         if self._executor.prepare(request.sampling):
@@ -404,7 +319,7 @@ class EngineLoop:
         self._count_further_tokens(request, self.counters)
         if request in self._unprepared:
             self._unprepared.remove(request)
-        elif not any(source is not None and source.abandon(request) for source in (self.remote_prefills, self.offload)):
+        elif not any(holder.abandon(request) for holder in self._holders):
             self._scheduler.remove(request)
         self.cache.holds.release_of(request)
         output = request.take_output()

@@ -17,19 +17,18 @@ import zmq
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.kv_events import KVEvents
 from oscine.engine.process.parent import Parent
+from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
 from oscine.engine.wire.clients import Clients
-from oscine.engine.wire.endpoint import KVEndpoint
-from oscine.engine.wire.links import PeerLinks
 from oscine.executor.start.torch_process import import_torch
-from oscine.extensions.disaggregation.prefill_service import PrefillService
-from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
 from oscine.settings.config import EngineOptions
 from oscine.system.collector import paused
+from oscine.system.extensions import load
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankLostError
 
 _Clients = Clients[wire.ToEngine]
+PREFILLS = "oscine.extensions.disaggregation.prefill_service:of_engine"
 _STATS_INTERVAL_S = 0.1
 _IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
 _FLUSH_S = 1.5  # for pages to be written to disk before an engine that was stopped ends
@@ -49,10 +48,10 @@ class EngineServer:
         engine: BuiltEngine,
         info: EngineInfo,
         events: KVEvents | None,
-        prefills: PrefillService,
+        prefills: Prefills,
     ) -> None:
         self._clients, self._info, self._events, self._prefills = clients, info, events, prefills
-        self._loop, self._ranks, self._offload = engine.loop, engine.ranks, engine.offload
+        self._engine, self._loop, self._ranks = engine, engine.loop, engine.ranks
         self._checks = Checks(info.vocab_size, info.max_model_len)
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
@@ -65,8 +64,9 @@ class EngineServer:
         poller = _poller(self._clients, parent)
         if ranks is not None:
             poller.register(ranks, zmq.POLLIN)
-        if loop.partners is not None:
-            poller.register(loop.partners, zmq.POLLIN)
+        for extension in loop.extensions:
+            if (descriptor := extension.fileno()) is not None:
+                poller.register(descriptor, zmq.POLLIN)
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while not parent.asks_to_stop:
             self._tend_peers()
@@ -88,8 +88,7 @@ class EngineServer:
                 raise
             self._send(outputs)
         self._say(wire.Ending("the engine was stopped", asked=True))
-        if self._offload is not None:
-            self._offload.flush(_FLUSH_S)
+        self._engine.flush(_FLUSH_S)
 
     def _say(self, ending: wire.Ending) -> None:
         for client in self._known:
@@ -184,14 +183,12 @@ def _open_to_peers(clients: _Clients, options: EngineOptions) -> tuple[Endpoints
     return Endpoints(requests, *news), events
 
 
-def _meet_peers(engine: BuiltEngine, key: str) -> PrefillService:
-    """Lets pages move between this engine and others, if they may."""
-    transfers = engine.transfers
-    if transfers is None:
-        return PrefillService(engine.loop, None, lambda _: None)
-    engine.loop.remote_prefills = RemotePrefills(engine.loop, PeerLinks(key), transfers)
-    endpoint = KVEndpoint(transfers.model, transfers.groups, transfers.memories)
-    return PrefillService(engine.loop, endpoint, transfers.attend)
+def _prefills(engine: BuiltEngine) -> Prefills:
+    """What other engines may have computed here, if pages may move between engines."""
+    if engine.transfers is None:
+        return Prefills()
+    found: Prefills = load(PREFILLS)(engine.loop, engine.transfers)
+    return found
 
 
 def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: float) -> int:
@@ -222,12 +219,11 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     )
     if events is not None:
         engine.loop.cache.index.events = events
-        if engine.offload is not None:
-            engine.offload.announce()
+        engine.announce()
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:
-        EngineServer(clients, engine, info, events, _meet_peers(engine, launch.options.peers.key)).run(parent)
+        EngineServer(clients, engine, info, events, _prefills(engine)).run(parent)
     except RankLostError as error:
         print(error, file=sys.stderr)
         return _FAILED_STEP

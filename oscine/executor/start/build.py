@@ -1,7 +1,7 @@
 """The executor that the options name, ready to run, and what its user must know of it. Imports torch only if needed."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from oscine.executor.start.stopwatch import Stopwatch
 from oscine.extensions.disaggregation.transfers import Transfers, identity_of
 from oscine.extensions.offload.page_memory import HostMemory
 from oscine.extensions.offload.page_store import PageStore, open_store
-from oscine.extensions.parallel.clock import Partners
+from oscine.extensions.parallel.lockstep import Clock
 from oscine.kv_group import KVGroup, Slots, apart
 from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions, SchedulerOptions
@@ -49,7 +49,9 @@ class BuiltExecutor:
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfers: Transfers | None = None  # where the options want pages to move between engines
     ranks: "RankProcesses | None" = None  # where the model has several ranks
-    partners: Partners | None = None  # other engines, whose experts compute the tokens of this one too
+    # With other engines, whose experts compute the tokens of this one too: their clock, and what runs a step without
+    # sequences if one is awaited.
+    partners: tuple[Clock, Callable[[], None]] | None = None
     size: ModelSize = field(default_factory=ModelSize)
     store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
@@ -157,12 +159,12 @@ def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus)
 
 
-def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> Partners | None:
+def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> tuple[Clock, Callable[[], None]] | None:
     """`runner`: the thread in which the executor runs, if it has one."""
     if executor.lockstep is None:
         return None
     take_part = executor.take_part if runner is None else partial(runner.call, executor.take_part)
-    return Partners(executor.lockstep.clock, take_part)
+    return executor.lockstep.clock, take_part
 
 
 def _transfers(options: EngineOptions, executor: "TorchExecutor", ranks: "RankProcesses | None") -> Transfers:

@@ -144,7 +144,7 @@ def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines:
     gc.freeze()  # as the engine process does
     asked.sendall(_line({"model": engine.model, "gpus": engine.gpus, "limits": engine.limits}))
     loop, lines = built.loop, asked.makefile("rb")
-    waiting: list[Any] = [asked] if loop.partners is None else [asked, loop.partners]
+    waiting: list[Any] = [asked, *(one for extension in loop.extensions if (one := extension.fileno()) is not None)]
     while True:
         if select.select([asked], [], [], 0)[0]:
             if not (line := lines.readline()):

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold
+from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire.endpoint import KVEndpoint
-from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, Prefilled, PrefillRefused, Release, ToPeer
+from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, Prefilled, PrefillRefused, Release
+from oscine.extensions.disaggregation.transfers import Transfers
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _LONGEST_LEASE_S = 300.0
@@ -33,7 +35,7 @@ class _Job:
         return self.peer, self.wanted.request_id
 
 
-class PrefillService:
+class PrefillService(Prefills):
     """Not thread-safe. `news` is to be sent to the peers named in it."""
 
     def __init__(
@@ -44,14 +46,14 @@ class PrefillService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`endpoint` None: nothing is done for others. `attend(whether)`: pages may be read now."""
-        self.news: list[tuple[bytes, ToPeer]] = []
+        super().__init__()
         self._loop, self._cache, self._endpoint, self._attend, self._clock = loop, loop.cache, endpoint, attend, clock
         self._jobs: dict[tuple[bytes, str], _Job] = {}
         self._computed: dict[str, _Job] = {}  # by the id of the loop's request
         self._num_computed = 0
 
     @property
-    def patience_ms(self) -> int | None:
+    def patience_ms(self) -> int | None:  # type: ignore[override]
         """How long an idle engine may wait before it calls expire()."""
         return _LOOK_MS if self._jobs else None
 
@@ -139,3 +141,9 @@ class PrefillService:
             self._loop.cancel(request_id)
         if not any(other.hold for other in self._jobs.values()):
             self._attend(False)
+
+
+def of_engine(loop: EngineLoop, transfers: Transfers) -> PrefillService:
+    """What other engines may have computed here."""
+    endpoint = KVEndpoint(transfers.model, transfers.groups, transfers.memories)
+    return PrefillService(loop, endpoint, transfers.attend)

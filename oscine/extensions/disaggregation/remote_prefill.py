@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from oscine.engine.core.arrivals import Arrival, Arrivals
-from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.extension import EngineExtension, LoopState, MakeExtension, Progress
 from oscine.engine.core.request import Request
 from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release
+from oscine.executor.start.build import BuiltExecutor
 from oscine.extensions.disaggregation.transfers import Transfer, Transfers
+from oscine.settings.config import EngineOptions
 from oscine.types import PageMoves, PrefillSource, RemotePrefill
 
 _LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
@@ -67,11 +69,11 @@ class _Fetch:
         return [move for move in moves if move.target_pages]
 
 
-class RemotePrefills:
+class RemotePrefills(EngineExtension):
     """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
 
     def __init__(
-        self, loop: EngineLoop, links: PeerLinks, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self, loop: LoopState, links: PeerLinks, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache, self._counters = loop.cache, loop.counters
         self._links, self._transfers, self._clock = links, transfers, clock
@@ -91,9 +93,12 @@ class RemotePrefills:
         """Whether poll() must be called though there is no request."""
         return self._arrivals.is_draining
 
-    def ask(self, request: Request, source: PrefillSource) -> bool:
-        """Asks for a request that has just arrived. False: it is better computed here."""
-        if not self._cache.looks_up(request):
+    fetches_prompts = True
+
+    def admit(self, request: Request) -> bool:
+        """Asks for the pages of a request. False: it is better computed here."""
+        source = request.given.prefill
+        if source is None or not self._cache.looks_up(request):
             return False
         num_known = self._cache.find(request).num_pages
         num_pages = (len(request.token_ids) - 1) // self._cache.page_size
@@ -127,9 +132,9 @@ class RemotePrefills:
                 return True
         return False
 
-    def poll(self, num_ended: int, num_launched: int) -> list[Request]:
-        """Goes on wherever something can be done. `num_ended` and `num_launched`: steps that have ended, and that are
-        under way. Returns requests that can be queued."""
+    def poll(self, progress: Progress) -> list[Request]:
+        """Goes on wherever something can be done. Returns requests that can be queued."""
+        num_ended, num_launched, _, _ = progress
         self._listen()
         self._arrivals.drain()
         has_room = True
@@ -257,3 +262,10 @@ class RemotePrefills:
         del self._fetches[fetch.fetch_id]
         if fetch.source.address in self._sources:
             self._links.send(fetch.source.address, Release(fetch.fetch_id))
+
+
+def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
+    """Where the options want pages to move between engines."""
+    transfers = built.transfers
+    assert transfers is not None
+    return lambda loop: RemotePrefills(loop, PeerLinks(options.peers.key), transfers)

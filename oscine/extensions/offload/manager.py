@@ -7,6 +7,7 @@ A request stays here from its arrival until its pages are back. Then it is queue
 prefix hit. If anything fails, it is queued too, and computed.
 """
 
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -14,14 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oscine.engine.core.arrivals import Arrival, Arrivals
-from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.extension import EngineExtension, LoopState, MakeExtension, Progress
 from oscine.engine.core.prefix_index import Medium, usable_pages
 from oscine.engine.core.request import Request
+from oscine.executor.start.build import BuiltExecutor
 from oscine.extensions.disaggregation.transfers import TransferState
 from oscine.extensions.offload.page_files import MOST_PAGES, Key, file_bytes
 from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy
 from oscine.extensions.offload.rates import Rates
 from oscine.extensions.offload.tiers import DiskTier, HostTier
+from oscine.settings.config import EngineOptions
 from oscine.types import EngineStats, StepPlan
 
 _AHEAD_STEPS = 4  # of the largest size, whose pages are saved before they are evicted
@@ -89,12 +92,12 @@ class _Writing:
     keys: list[Key]
 
 
-class Offload:
+class Offload(EngineExtension):
     """Not thread-safe."""
 
     def __init__(
         self,
-        loop: EngineLoop,
+        loop: LoopState,
         store: PageStore,
         *,
         step_tokens: int,
@@ -148,13 +151,13 @@ class Offload:
         stats.offload_host_pages, stats.offload_host_bytes = len(self.host), len(self.host) * self._store.slot_bytes
         stats.offload_disk_pages, stats.offload_disk_bytes = len(self.disk), self.disk.num_bytes
 
-    def note_step(self, plan: StepPlan, seconds: float) -> None:
+    def after_step(self, plan: StepPlan, num_drafted: int, seconds: float, *, in_vain: bool) -> None:
         self.rates.note_step(plan, seconds)
         self._is_settled, self._idle_pages = False, None
 
     # ---- requests ----
 
-    def ask(self, request: Request) -> bool:
+    def admit(self, request: Request) -> bool:
         """Whether a request that has just arrived waits for pages. If not, it lacks none, or is better computed."""
         cache = self._cache
         if not cache.looks_up(request) or not (len(self.host) or len(self.disk)):
@@ -230,9 +233,9 @@ class Offload:
 
     # ---- every step ----
 
-    def poll(self, num_ended: int, num_launched: int, num_running: int, num_waiting: int) -> list[Request]:
-        """Goes on wherever something can be done. `num_ended` and `num_launched`: steps that have ended, and that are
-        under way. Returns requests that can be queued."""
+    def poll(self, progress: Progress) -> list[Request]:
+        """Goes on wherever something can be done. Returns requests that can be queued."""
+        num_ended, num_launched, num_running, num_waiting = progress
         if self._arrivals.is_draining:
             self._arrivals.drain()
         if self._returns:
@@ -267,7 +270,7 @@ class Offload:
         end_s = time.monotonic() + limit_s
         self._is_settled = not self._store.has_files
         while self.is_busy and time.monotonic() < end_s:
-            self.poll(0, 0, 0, 0)
+            self.poll(Progress(0, 0, 0, 0))
             time.sleep(_LOOK_S)
         self._store.close()
 
@@ -537,3 +540,15 @@ class _Known:
 
     def __contains__(self, digest: Any) -> bool:
         return digest in self._cached or any((self._group, digest) in tier for tier in self._tiers)
+
+
+def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
+    """Where the options want evicted pages kept. Raises ValueError for a limit of the disk that no file fits."""
+
+    def report(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    store, tokens = built.store, options.scheduler.max_num_batched_tokens
+    assert store is not None
+    disk_bytes = options.cache.kv_offload_disk_bytes
+    return lambda loop: Offload(loop, store, step_tokens=tokens, disk_bytes=disk_bytes, report=report)

@@ -5,11 +5,10 @@ Once all words of a step are there, every rank knows the same. A rank without wo
 """
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
-from oscine.extensions.parallel.lockstep import Agreed, Clock
+from oscine.extensions.parallel.lockstep import Agreed
 from oscine.extensions.parallel.meeting import is_lost, wait, words_of
 from oscine.types import Seat
 
@@ -70,24 +69,3 @@ class StepClock:
 
     def _first(self, step: int) -> int:
         return step % 2 * self.num_ranks
-
-
-class Partners:
-    """The other engines of a group, as the engine loop sees them."""
-
-    def __init__(self, clock: Clock, take_part: Callable[[], None]) -> None:
-        """`take_part`: runs a step without sequences if one is awaited, after those that were launched."""
-        self._clock = clock
-        self.take_part = take_part
-
-    def fileno(self) -> int:
-        """Can be read while they may wait for this engine."""
-        return self._clock.fileno()
-
-    @property
-    def are_waiting(self) -> bool:
-        """Whether they wait for this engine to take part in a step."""
-        if self._clock.is_awaited:
-            return True
-        self._clock.rest()
-        return self._clock.is_awaited

@@ -17,6 +17,9 @@ from itertools import accumulate
 from operator import mul
 from typing import Protocol
 
+from oscine.engine.core.extension import EngineExtension, MakeExtension
+from oscine.executor.start.build import BuiltExecutor
+from oscine.settings.config import EngineOptions
 from oscine.types import DecodeTimes, StepPlan
 
 _SHARE = 0.003  # of the time, for trials
@@ -165,8 +168,8 @@ class _Acceptance:
         return found
 
 
-class SpeculationController:
-    """Sets Request.num_drafts of running requests. Call note_drafts for the sequences of a step, then note_step."""
+class SpeculationController(EngineExtension):
+    """Sets Request.num_drafts of running requests. An EngineExtension."""
 
     def __init__(self, max_drafts: int, times: Mapping[int, DecodeTimes] | None, *, certain: bool) -> None:
         """`times`: by number of sequences, if they were measured. `certain`: a head drafts, so a sequence has as many
@@ -183,20 +186,22 @@ class SpeculationController:
         self._num_asked = 0  # sequences that could have drafts, since the last step
         self._surprise = 0.0  # drafts that were accepted beyond those expected, since the last step
 
-    def begin(self, request: Drafting) -> None:
+    def first_token(self, request: Drafting) -> None:
         """A request has its first token."""
         nearest = min(self._by_level, key=lambda level: abs(level - _LEVELS), default=0)
         request.num_drafts = self._by_level.get(nearest, 0)
 
-    def note_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
+    def after_drafts(self, request: Drafting, most: int, num_drafted: int, num_accepted: int) -> None:
         """One step of a sequence that might have `most` >= 1 drafts."""
         self._num_asked += 1
         self._knows_nothing = False
         if num_drafted or not self._certain:
             self._surprise += self._acceptance.note(request, most, num_drafted, num_accepted)
 
-    def note_step(self, plan: StepPlan, num_drafted: int, seconds: float) -> None:
-        """A step took so many seconds. Steps that compute prompts are ignored."""
+    def after_step(self, plan: StepPlan, num_drafted: int, seconds: float, *, in_vain: bool) -> None:
+        """A step took so many seconds. Steps that compute prompts are ignored, and those in vain."""
+        if in_vain:
+            return
         num_asked, surprise, self._num_asked, self._surprise = self._num_asked, self._surprise, 0, 0.0
         batch = len(plan.sequences)
         if plan.new or not batch or plan.sequences[-1].num_tokens > 1:  # sequences with one token come first
@@ -209,7 +214,7 @@ class SpeculationController:
         if self._is_plain:
             self._seconds_saved += max(0.0, surprise) * self._correction.of(plain, 0, plain) / batch
 
-    def decide(self, running: Collection[Drafting]) -> None:
+    def before_step(self, running: Collection[Drafting]) -> None:
         """Call before a step is scheduled. A decision holds for some steps, so most calls do nothing."""
         self._steps_left -= 1
         if self._steps_left > 0 or not running:
@@ -283,3 +288,9 @@ def _at(values: list[float], x: float) -> float:
     """Linear interpolation between values at 0, 1, ..."""
     i = min(int(x), len(values) - 2)
     return values[i] + (x - i) * (values[i + 1] - values[i])
+
+
+def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
+    """For an executor that has a drafter."""
+    has_head = options.speculation.method == "eagle3"
+    return lambda loop: SpeculationController(built.max_drafts, built.decode_times, certain=has_head)

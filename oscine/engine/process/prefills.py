@@ -1,0 +1,30 @@
+"""Prompts that an engine computes for other engines, as the engine's process sees them."""
+
+from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, PrefillRefused, ToPeer
+from oscine.types import GenerationOutput
+
+
+class Prefills:
+    """Those of an engine that gives no pages to others. It says so to who asks."""
+
+    patience_ms: int | None = None  # how long an idle engine may wait before it calls expire()
+
+    def __init__(self) -> None:
+        self.news: list[tuple[bytes, ToPeer]] = []  # to be sent to the peers named in it
+
+    def handle(self, peer: bytes, message: FromPeer) -> None:
+        match message:
+            case Meet():
+                self.news.append((peer, Met(None)))
+            case Prefill(request_id):
+                self.news.append((peer, PrefillRefused(request_id, "the engine gives no pages to others")))
+
+    def take(self, outputs: list[GenerationOutput]) -> list[GenerationOutput]:
+        """Takes in what became of the prompts; call it right after each step. Returns all other outputs."""
+        return outputs
+
+    def lose(self, peer: bytes) -> None:
+        """A peer is gone."""
+
+    def expire(self) -> None:
+        """Ends leases whose time is over."""

@@ -8,8 +8,10 @@ from importlib.metadata import entry_points
 
 from oscine.api.interface import Api
 from oscine.api.serving.service import Service
-from oscine.settings.config import Config
-from oscine.system.extensions import is_there, load
+from oscine.settings.config import OPTIONS as OPTIONS_BY_NAME
+from oscine.settings.config import Config, ServerOptions
+from oscine.settings.option import OptionError
+from oscine.system.extensions import extension_of, is_there, load
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +24,28 @@ APIS = {
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
 }
+NEEDS = {"batches": ("responses",), "conventions": ("responses",)}  # without these an API is absent too
+OPTIONS = {"responses-db": "responses", "files-dir": "batches"}  # of one API alone
+
+
+def installed() -> list[str]:
+    """Names of the APIs of the table that are there."""
+    found = [name for name, place in APIS.items() if is_there(place)]
+    return [name for name in found if {*NEEDS.get(name, ())} <= {*found}]
+
+
+def check_options(server: ServerOptions) -> None:
+    """Raises OptionError for an option, as the user gave it, whose API is missing."""
+    for option, name in OPTIONS.items():
+        if getattr(server, OPTIONS_BY_NAME[option].field) is not None and name not in installed():
+            raise OptionError(option, f"needs the extension {extension_of(APIS[name])}")
 
 
 def make_service(config: Config) -> Service:
     """With all APIs that are installed. Raises ValueError, in one line, for an option that cannot be used."""
     service = Service(config)
-    for name, place in APIS.items():
-        if is_there(place):
-            service.apis[name] = load(place)(service)
+    for name in installed():
+        service.apis[name] = load(APIS[name])(service)
     for entry in entry_points(group=GROUP):
         try:
             kind = entry.load()

@@ -2,6 +2,8 @@
 
 import pytest
 
+from oscine.api import apis
+from oscine.settings.config import Config
 from tests.contract.without import LATER, cases, extensions, failure, without
 
 
@@ -17,3 +19,11 @@ def test_what_needs_a_missing_extension_is_missing_too() -> None:
 def test_the_rest_works_without_it(case: list[str]) -> None:
     trace = failure(without(case))
     assert trace is None, trace
+
+
+@pytest.mark.parametrize("gone", apis.APIS)
+def test_an_api_is_absent_with_those_that_need_it(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = apis.is_there
+    monkeypatch.setattr(apis, "is_there", lambda place: place != apis.APIS[gone] and there(place))
+    found = apis.make_service(Config()).apis
+    assert {*apis.APIS} - found.keys() == ({gone, "batches", "conventions"} if gone == "responses" else {gone})

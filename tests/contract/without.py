@@ -24,7 +24,7 @@ from tests.test_repository import MODULES, ROOT, extension_of
 LATER = ("disaggregation", "offload", "parallel", "speculation")
 # A command without its extension, and what it says
 MISSING = {
-    "apis": ("batch INPUT OUTPUT", "oscine batch needs the extension apis"),
+    "apis": ("serve oscine-nano --port 0 --files-dir DIR", "--files-dir needs the extension apis"),
     "eval": ("eval URL", "oscine eval needs the extension eval"),
     "formats": ("pull gpt-oss-20b", "oscine pull needs the extension formats"),
     "replicas": (

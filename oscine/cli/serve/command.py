@@ -30,9 +30,12 @@ def run(args: argparse.Namespace) -> None:
     environment = Environment()
     given = read_config(vars(args), notes.append, environment.num_gpus, environment.nim)
     config = _with_environment(given, environment)
+    from oscine.api.apis import check_options, make_service
     from oscine.api.server import ServerError, serve
     from oscine.api.telemetry.logs import start_logging
 
+    with ended_by(ValueError, status=USAGE):
+        check_options(given.server)
     start_logging(config.server.log_level, config.server.log_format)
     for note in notes:
         _LOGGER.info(note)
@@ -43,7 +46,6 @@ def run(args: argparse.Namespace) -> None:
         check_local(config.engine.model)
     service = None
     if config.server.data_parallel_size > 1:
-        from oscine.api.apis import make_service
         from oscine.api.serving.placement import place
 
         with ended_by(ValueError, status=USAGE):

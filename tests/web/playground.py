@@ -10,6 +10,33 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route
 
 
+# An answer's events come as they were sent, up to the first one that thinks; the others after `letAnswersGo()`.
+_HOLD_ANSWERS = """() => {
+  const ask = window.fetch;
+  const released = new Promise((resolve) => { window.letAnswersGo = resolve; });
+  window.fetch = async (...request) => {
+    const response = await ask(...request);
+    if (!response.url.endsWith("/v1/chat/completions")) return response;
+    let text = "", thinks = false;
+    const events = new TransformStream({
+      async transform(part, controller) {
+        text += part;
+        for (let end = text.indexOf("\\n\\n"); end >= 0; end = text.indexOf("\\n\\n")) {
+          if (thinks) await released;
+          const event = text.slice(0, end + 2);
+          text = text.slice(end + 2);
+          controller.enqueue(event);
+          thinks ||= event.includes('"reasoning":"') || event.includes('"reasoning": "');
+        }
+      },
+    });
+    const body = response.body.pipeThrough(new TextDecoderStream());
+    const held = body.pipeThrough(events).pipeThrough(new TextEncoderStream());
+    return new Response(held, { status: response.status, headers: response.headers });
+  };
+}"""
+
+
 class Playground:
     def __init__(self, page: "Page", url: str) -> None:
         self.page, self.url = page, url
@@ -64,6 +91,13 @@ class Playground:
         self.page.route("**/v1/chat/completions", lengthen)
         yield
         self.page.unroute("**/v1/chat/completions")
+
+    @contextmanager
+    def held_answers(self) -> Iterator[None]:
+        """Answers stop at their first thought until the end of the block, however fast the server is."""
+        self.page.evaluate(_HOLD_ANSWERS)
+        yield
+        self.page.evaluate("letAnswersGo()")
 
     def wait_answered(self) -> None:
         from playwright.sync_api import expect

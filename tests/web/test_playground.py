@@ -15,10 +15,11 @@ WEATHER = '{"sky": "clear", "temperature": 18}'
 
 def test_an_answer_streams_with_its_thinking_and_its_figures(playground: Playground) -> None:
     playground.set(Temperature=0)
-    playground.ask("What is 27 + 58?")
     fold = playground.answer.locator("details")
-    expect(fold.locator("summary")).to_have_text("Thinking")  # while it streams
-    expect(playground.button("Stop")).to_be_visible()
+    with playground.held_answers():
+        playground.ask("What is 27 + 58?")
+        expect(fold.locator("summary")).to_have_text("Thinking")  # while it streams
+        expect(playground.button("Stop")).to_be_visible()
     playground.wait_answered()
     expect(playground.answer.locator(".markdown")).to_have_text("27 + 58 = 85.")
     expect(fold).to_contain_text("Ones: 7 + 8 = 15")

@@ -26,7 +26,7 @@ class EngineExtension:
 
     fetches_prompts = False  # whether `admit` may ask another engine for the pages of a prompt
 
-    # ---- requests that an extension holds before they are scheduled ----
+    # ---- requests that an extension holds before they are scheduled; without `admit` it is not asked for any ----
 
     def admit(self, request: Request) -> bool:
         """A request has just arrived, or an extension before this one has returned it. Whether it is held here."""

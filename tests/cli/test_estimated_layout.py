@@ -107,6 +107,23 @@ def test_two_h100(model: str, profile: str, expected: Layout, says: str) -> None
     assert ("measured on NVIDIA H100" in why) == (model == "120b")
 
 
+@pytest.mark.parametrize(
+    ("load", "expected", "measured"),
+    [
+        ("64:1024:512", Layout(1, 2), (5_503, 5_408, 4_284)),
+        ("1024:1024:512", Layout(1, 2), (20_286, 20_582, 11_094)),
+        ("64:8192:64", Layout(2), (606, 596, 670)),
+    ],
+)
+def test_an_expected_load_on_two_h100(load: str, expected: Layout, measured: tuple[int, ...]) -> None:
+    """The choice has at least 0.95 of the best of the output tokens/s that were measured."""
+    found, why = choose("120b", "max_throughput", Machine((H100, H100), NVLINK), **{"expected-load": load})
+    assert found == expected
+    assert f"output tokens/s for {int(load.split(':')[0]):,} requests" in why
+    layouts = (Layout(1, 2), Layout(2, shares_experts=True), Layout(2))
+    assert measured[layouts.index(found)] >= 0.95 * max(measured)
+
+
 def test_without_peer_access_every_gpu_has_an_engine() -> None:
     for profile in PROFILES:
         found, why = choose("120b", profile, Machine((H100,) * 4, None))

@@ -99,6 +99,7 @@ def test_small_and_random_models_stay_on_one_gpu_unless_asked(model: tuple[str, 
         (("--gpus", "2"), None, "--gpus is for oscine serve"),
         (("--gpus", "2", "--tensor-parallel-size", "2"), 2, "exclude each other"),
         (("--gpus", "2", "--device", "cuda:0"), 2, "exclude each other"),
+        (("--expected-load", "8:64:64", "--tensor-parallel-size", "2"), 2, "exclude each other"),
     ],
 )
 def test_errors_name_the_option(given: tuple[str, ...], num_gpus: int | None, message: str) -> None:
@@ -110,6 +111,12 @@ def test_errors_name_the_option(given: tuple[str, ...], num_gpus: int | None, me
 def test_gpus_are_all_or_a_number(value: str) -> None:
     with pytest.raises(CommandError, match=f"--gpus: it must be all, or how many, not '{value}'"):
         parser().parse_args([MODEL, "--gpus", value])
+
+
+@pytest.mark.parametrize("value", ["", "64", "64:1024", "64:1024:512:1", "0:1:1", "1:-1:1", "1:1.5:1", "1:1:٣"])
+def test_an_expected_load_is_three_numbers(value: str) -> None:
+    with pytest.raises(CommandError, match="--expected-load: it must be requests:prompt tokens:answer tokens"):
+        parser().parse_args([MODEL, "--expected-load", value])
 
 
 def test_the_command_line_wins_over_a_file(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def held_shares(run: Run) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize(("per_slot", "of_windows"), [((1, 1), 1 / 2), ((2, 1), 2 / 3)], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize(
+    ("per_slot", "of_windows"), [((1, 1), 1 / 2), ((2, 1), 2 / 3)], ids=["one a slot", "two a slot"]
+)
 def test_all_memory_of_gpt_oss_follows_its_load(
     per_slot: tuple[int, int], of_windows: float, *, prefix_caching: bool
 ) -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oscine.settings.texts import load_of
+
 RESULTS = Path("benchmarks/results/h200.jsonl")  # the source of tables and plots
 
 
@@ -26,13 +28,12 @@ class Point:
     @classmethod
     def parse(cls, text: str) -> "Point":
         """From "C:ISL:OSL". Raises ValueError."""
-        try:
-            concurrency, isl, osl = (int(part) for part in text.split(":"))
-        except ValueError:
-            raise ValueError(f"a point is C:ISL:OSL, like 64:1024:256, not {text!r}") from None
-        if min(concurrency, isl) < 1 or osl < 2:
-            raise ValueError(f"a point needs requests, prompt tokens and at least 2 generated tokens, unlike {text!r}")
-        return cls(concurrency, isl, osl)
+        if (load := load_of(text)) is None:
+            raise ValueError(f"a point is C:ISL:OSL, like 64:1024:256, not {text!r}")
+        point = cls(*load)
+        if point.osl < 2:
+            raise ValueError(f"a point needs at least 2 generated tokens, unlike {text!r}")
+        return point
 
     def __str__(self) -> str:
         return f"{self.concurrency}:{self.isl}:{self.osl}"

@@ -265,24 +265,25 @@ class _Hub:
         Raises ValueError.
         """
         if self._file is not None:
-            return self._parts({self._file} & self._models().keys())
+            models = self._models()
+            return self._parts({self._file} & models.keys(), models)
         try:
             ModelConfig.from_file(self.fetch(CONFIG))
             return []
         except _MissingError:
-            if not (found := {*self._models()}):
+            if not (models := self._models()):
                 if ADAPTER in self._get(_list_files).split("\n"):
                     raise _adapter_error(self._model) from None
                 raise
-        usual = {name for name in found if "mxfp4" in name.lower()}
-        return self._parts(usual if len(usual) == 1 else found)
+        usual = {name for name in models if "mxfp4" in name.lower()}
+        return self._parts(usual if len(usual) == 1 else {*models}, models)
 
-    def _parts(self, chosen: set[str]) -> list[str]:
+    def _parts(self, chosen: set[str], models: dict[str, formats.Format]) -> list[str]:
         if len(chosen) != 1:
-            known = shown(", ".join(sorted(self._models())) or "none")
+            known = shown(", ".join(sorted(models)) or "none")
             raise ValueError(f"model {self._model!r} does not say which GGUF file: owner/name/FILE, of {known}")
         (name,) = chosen
-        return [part.name for part in self._models()[name].parts(Path(name))]
+        return [part.name for part in models[name].parts(Path(name))]
 
     def _models(self) -> dict[str, formats.Format]:
         """The first file of each model that is no folder."""

@@ -1,4 +1,4 @@
-"""A package of somebody else adds to Oscine by entry points."""
+"""Another package adds to Oscine by entry points."""
 
 import asyncio
 import subprocess

@@ -408,9 +408,8 @@ def measure(job: Job) -> list[Compared]:
         drafting = OwnEngine(build_engine(replace(options, speculation=speculation), speculation=switched))
     gc.collect()
     gc.freeze()  # as the engine process does
-    learnt = {
-        rates: deepcopy(switch_of(drafting).policy) for rates in job.forced or (None,)
-    }  # kept from point to point
+    policy = switch_of(drafting).policy
+    learnt = {rates: deepcopy(policy) for rates in job.forced or (None,)}  # kept from point to point
     found: list[Compared] = []
     for point in job.points:
         found += compare(plain, drafting, point, job, learnt, acceptance)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from oscine.system.extensions import extension_of
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "oscine").rglob("*.py"))
 MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in SOURCES}
@@ -27,12 +29,6 @@ FILE_LINES, KERNEL_LINES = 600, 800
 ROOM_MODULES = 15
 FUNCTION_LINES = 60
 NANO_BYTES = 12_000_000
-
-
-def extension_of(module: str) -> str:
-    """Empty for the nucleus."""
-    parts = module.split(".")
-    return parts[2] if parts[:2] == ["oscine", "extensions"] and len(parts) > 2 else ""
 
 
 def is_kernel(path: Path) -> bool:
@@ -125,6 +121,8 @@ def test_an_import_loads_nothing_it_should_not(module: str, absent: tuple[str, .
 COLLECT = """
 import sys
 import pytest
+
+from oscine.system.extensions import extension_of
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing None fails like importing a missing package
 sys.exit(pytest.main(["--collect-only", "-q", "-p", "pytest_timeout", "-m", "gpu or hopper or multi_gpu", sys.argv[2]]))
 """

@@ -4,14 +4,14 @@ Packages outside add APIs by entry points of the group `oscine.apis`: subclasses
 """
 
 import logging
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 
 from oscine.api.interface import Api
 from oscine.api.serving.service import Service
 from oscine.settings.config import OPTIONS as OPTIONS_BY_NAME
 from oscine.settings.config import Config, ServerOptions
 from oscine.settings.option import OptionError
-from oscine.system.extensions import extension_of, is_there, load
+from oscine.system.extensions import added, is_there, lacking, load
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def check_options(server: ServerOptions) -> None:
     """Raises OptionError for an option, as the user gave it, whose API is missing."""
     for option, name in OPTIONS.items():
         if getattr(server, OPTIONS_BY_NAME[option].field) is not None and name not in installed():
-            raise OptionError(option, f"needs the extension {extension_of(APIS[name])}")
+            raise OptionError(option, lacking(APIS[name]))
 
 
 def make_service(config: Config) -> Service:
@@ -46,12 +46,12 @@ def make_service(config: Config) -> Service:
     service = Service(config)
     for name in installed():
         service.apis[name] = load(APIS[name])(service)
-    for entry in entry_points(group=GROUP):
-        try:
-            kind = entry.load()
-            if not issubclass(kind, Api) or entry.name in APIS:
-                raise TypeError("it is no Api with a name of its own")
-            service.apis[entry.name] = kind(service)
-        except Exception as error:  # whatever another package does
-            logger.warning("the API %s of %s cannot be used: %s", entry.name, entry.value, error)
+
+    def made(entry: EntryPoint) -> tuple[str, Api]:
+        kind = entry.load()
+        if not issubclass(kind, Api) or entry.name in APIS:
+            raise TypeError("it is no Api with a name of its own")
+        return entry.name, kind(service)
+
+    service.apis.update(added(GROUP, "the API", logger.warning, made))
     return service

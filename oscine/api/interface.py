@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oscine.api.openapi import Operation
-from oscine.api.serving.service import Service
+from oscine.api.serving.service import Service, ServiceApi
 
 Front = Callable[[Request], Awaitable[Response]]
 
 
-class Api:
+class Api(ServiceApi):
     """One API of a server; it lives as long as its service, and belongs to the same event loop.
 
     Its requests have examples: Operation.example.
@@ -27,23 +27,3 @@ class Api:
     def operations(self) -> Sequence[Operation]:
         """In the order in which paths are matched."""
         raise NotImplementedError
-
-    async def open(self) -> None:
-        """Before the models start. Raises ValueError for what cannot be used."""
-
-    async def started(self) -> None:
-        """When each model is ready or has failed."""
-
-    async def drain(self) -> None:
-        """Before running requests get their time to finish."""
-
-    async def stop(self) -> None:
-        """Before the models stop."""
-
-    async def close(self) -> None:
-        """After the models have stopped."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether no large requests are held."""
-        return True

@@ -7,11 +7,11 @@ recognises a model.
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscine.system.extensions import extension_of, is_there, load
+from oscine.system.extensions import added, extension_of, is_there, load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,13 +79,7 @@ def _own() -> tuple[Format, ...]:
 
 @cache
 def _of_others() -> tuple[Format, ...]:
-    found = []
-    for entry in entry_points(group=GROUP):
-        try:
-            found.append(entry.load())
-        except Exception as error:  # whatever another package does
-            logger.warning("the format %s of %s cannot be used: %s", entry.name, entry.value, error)
-    return tuple(found)
+    return tuple(added(GROUP, "the format", logger.warning, EntryPoint.load))
 
 
 def _all() -> Iterator[Format]:
@@ -118,4 +112,4 @@ def models_among(names: Sequence[str]) -> dict[str, Format]:
 def missing() -> str:
     """For errors: which extensions would know more; empty if all are there."""
     lacking = {extension_of(place) for place in FORMATS.values() if not is_there(place)}
-    return f" (other formats need the extension {', '.join(sorted(filter(None, lacking)))})" if lacking else ""
+    return f" (other formats need the extension {', '.join(sorted(lacking))})" if lacking else ""

@@ -7,11 +7,11 @@ Command. They are read only if a name is not in the table.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.system.extensions import extension_of, is_there, load
+from oscine.system.extensions import added, is_there, lacking, load
 
 GROUP = "oscine.commands"
 
@@ -66,14 +66,17 @@ def find(name: str) -> Command | None:
     for command in COMMANDS:
         if command.name == name:
             if not is_there(command.place):
-                raise CommandError(f"oscine {name} needs the extension {extension_of(command.place)}", USAGE)
+                raise CommandError(f"oscine {name} {lacking(command.place)}", USAGE)
             return command
-    for entry in entry_points(group=GROUP, name=name):
-        try:
-            found = entry.load()
-            if not isinstance(found, Command):
-                raise TypeError(f"{entry.value} is no Command")
-            return found
-        except Exception as error:  # whatever another package does
-            print(f"oscine: warning: the command {name} of {entry.value} cannot be used: {error}", file=sys.stderr)
-    return None
+
+    def loaded(entry: EntryPoint) -> Command:
+        found = entry.load()
+        if not isinstance(found, Command):
+            raise TypeError(f"{entry.value} is no Command")
+        return found
+
+    return next(added(GROUP, "the command", _warn, loaded, name=name), None)
+
+
+def _warn(text: str) -> None:
+    print(f"oscine: warning: {text}", file=sys.stderr)

@@ -1,6 +1,11 @@
-"""Parts of Oscine that are named as "module:name" in the table of a seam. Their extension may be missing."""
+"""Parts that the table of a seam names as "module:name", and parts that other packages add by entry points.
 
+The extension of a part may be missing.
+"""
+
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,11 +18,33 @@ def is_there(place: str) -> bool:
         return False
 
 
-def extension_of(place: str) -> str | None:
-    _, _, inner = place.partition("oscine.extensions.")
-    return inner.partition(".")[0] or None
+def extension_of(place: str) -> str:
+    """Of a module, or of a place in it. Empty for the nucleus."""
+    parts = place.partition(":")[0].split(".")
+    return parts[2] if parts[:2] == ["oscine", "extensions"] and len(parts) > 2 else ""
+
+
+def lacking(place: str) -> str:
+    """What is missing, for an error, where the extension of a part is."""
+    return f"needs the extension {extension_of(place)}"
 
 
 def load(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+def added(
+    group: str, what: str, warn: Callable[[str], object], use: Callable[[EntryPoint], Any], **chosen: Any
+) -> Iterator[Any]:
+    """What `use` makes of each entry point of a group, or of the `chosen` ones. A broken one costs one warning.
+
+    `what`: such a part, as the warning calls it.
+    """
+    for entry in entry_points(group=group, **chosen):
+        try:
+            found = use(entry)
+        except Exception as error:  # whatever another package does
+            warn(f"{what} {entry.name} of {entry.value} cannot be used: {error}")
+        else:
+            yield found

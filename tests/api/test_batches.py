@@ -20,7 +20,6 @@ from openai import OpenAI
 
 from oscine.api.apis import make_service
 from oscine.api.app import create_app
-from oscine.api.serving.service import Service
 from oscine.extensions.apis.batches.jobs import BatchJobs
 from oscine.extensions.apis.batches.schemas import FileObject
 from oscine.extensions.apis.batches.store import TEMPORARY, FileStore
@@ -145,7 +144,7 @@ def test_a_file_may_have_an_end(client: OpenAI) -> None:
 
 def test_files_whose_time_is_over_are_deleted_but_for_inputs(tmp_path: Path) -> None:
     async def go() -> None:
-        jobs = BatchJobs(Service(Config(server=ServerOptions(files_dir=str(tmp_path)))))
+        jobs = BatchJobs(make_service(Config(server=ServerOptions(files_dir=str(tmp_path)))))
         await jobs.files.open()
         for name, expires_at in (
             ("file-old", 5),

@@ -11,7 +11,7 @@ import pytest
 from oscine.api.common.errors import APIError
 from oscine.extensions.apis.responses import background as response_background
 from oscine.extensions.apis.responses import store as response_store
-from oscine.extensions.apis.responses.api import ResponsesApi
+from oscine.extensions.apis.responses.api import responses_of
 from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer
@@ -136,9 +136,7 @@ def test_what_was_made_in_the_background_is_kept_until_it_can_be_stored(server: 
         assert response == server.get(path).json()
         refused = server.post("/v1/responses", {"input": "hi", "background": True})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
-    api = server.service.apis["responses"]
-    assert isinstance(api, ResponsesApi)
-    background = api.kept.background
+    background = responses_of(server.service).kept.background
     server.run(until(lambda: background.get(made["id"], "") is None, "a stored response"))
     assert server.get(path).json() == response
     server.engine.script = in_pieces([server.tokenizer.return_], 1)

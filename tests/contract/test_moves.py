@@ -7,7 +7,8 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from tests.test_repository import ALIASES, MODULES, extension_of
+from oscine.system.extensions import extension_of
+from tests.test_repository import ALIASES, MODULES
 
 # Edges from the nucleus to extensions, by where the import is. A text with the path of a module counts as one.
 LEFT = {"at the top": 11, "in a function": 6, "for types": 1, "as text": 0}

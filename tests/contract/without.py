@@ -17,8 +17,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from oscine.system.extensions import extension_of
 from tests.contract.test_moves import NEEDS
-from tests.test_repository import MODULES, ROOT, extension_of
+from tests.test_repository import MODULES, ROOT
 
 # What the nucleus still imports at its top cannot be missing yet: see LEFT in test_moves.py.
 LATER = ("disaggregation", "offload", "parallel", "speculation")

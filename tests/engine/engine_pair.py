@@ -12,9 +12,10 @@ from typing import Literal
 
 from oscine.engine.core.extension import LoopState
 from oscine.engine.core.page_holds import Hold
+from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.messages import FromPeer, Meet, ToClient, decode_to_client, decode_to_engine, encode
-from oscine.extensions.disaggregation.prefill_service import PrefillService
+from oscine.extensions.disaggregation.prefill_service import PrefillService, _Job
 from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
 from oscine.kv_group import KVGroup
 from oscine.types import (
@@ -137,12 +138,18 @@ class Prefiller:
         self.is_dead = self.is_stuck = False
         sizes = zip(setting.num_pages, setting.groups, strict=True)
         memory = RankMemory(b"", "DRAM", 0, [Region(0, count, group.page_bytes) for count, group in sizes])
-        endpoint = None if model is None else KVEndpoint(model, setting.groups, [memory])
         self.is_attentive = False
-        self.service = PrefillService(self.run.loop, endpoint, self._attend, lambda: self.run.now)
+        self.service: Prefills = Prefills()
+        if model is not None:
+            endpoint = KVEndpoint(model, setting.groups, [memory])
+            self.service = PrefillService(self.run.loop, endpoint, self._attend, lambda: self.run.now)
 
     def _attend(self, whether: bool) -> None:
         self.is_attentive = whether
+
+    @property
+    def jobs(self) -> list[_Job]:
+        return [*self.service._jobs.values()] if isinstance(self.service, PrefillService) else []
 
     def step(self, wire: Wire) -> None:
         self.run.now += 1.0
@@ -157,7 +164,7 @@ class Prefiller:
             assert self.service.take(self.run.loop.step()) == []
         wire.to_here += [encode(message) for _, message in self.service.news]
         self.service.news.clear()
-        leases = [job.hold for job in self.service._jobs.values() if job.hold is not None]
+        leases = [job.hold for job in self.jobs if job.hold is not None]
         assert self.is_attentive == bool(leases)
         check_pages(self.run, leases)
 
@@ -206,7 +213,7 @@ class Pair:
     def finish(self, limit: int = 3000) -> None:
         """Until nothing is left on either side, leases that nobody releases included."""
         for _ in range(limit):
-            if not (self.here.loop.has_work or (self.there.service._jobs and not self.there.is_dead)):
+            if not (self.here.loop.has_work or (self.there.jobs and not self.there.is_dead)):
                 break
             self.step()
         assert not self.here.loop.has_work, "no progress"

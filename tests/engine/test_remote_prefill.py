@@ -211,12 +211,12 @@ def test_leases_end_when_the_reader_is_gone(steps: int) -> None:
     pair.add("a", prompt(120), timeout_s=30.0)
     for _ in range(steps):
         pair.step()
-    service, wire = pair.there.service, pair.wire
+    wire = pair.wire
     wire.cut()
-    service.lose(b"decode engine")
+    pair.there.service.lose(b"decode engine")
     for _ in range(40):
         pair.there.step(wire)
-    assert not service._jobs
+    assert not pair.there.jobs
     assert [pool.num_used for pool in pair.there.run.cache.pools] == [0, 0]
     assert not pair.there.run.loop.has_work
 
@@ -226,7 +226,7 @@ def test_a_lease_that_is_no_number_ends_too() -> None:
     pair.wire.to_there.append(encode(Prefill("x", prompt(96), float("nan"), 0)))
     for _ in range(320):
         pair.there.step(pair.wire)
-    assert not pair.there.service._jobs
+    assert not pair.there.jobs
 
 
 def test_a_broken_transfer_fails_its_request_alone() -> None:

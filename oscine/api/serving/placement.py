@@ -4,7 +4,7 @@ from oscine.api.serving.service import Service
 from oscine.engine.process.client import EngineClient
 from oscine.settings.config import Config
 from oscine.settings.option import OptionError
-from oscine.system.extensions import extension_of, is_there, load
+from oscine.system.extensions import is_there, lacking, load
 
 SEVERAL = "oscine.extensions.replicas.data_parallel:add_engines"  # of --data-parallel-size
 
@@ -19,4 +19,4 @@ def place(service: Service, config: Config, num_gpus: int | None = None) -> None
     elif is_there(SEVERAL):
         load(SEVERAL)(service, config, num_gpus)
     else:
-        raise OptionError("data-parallel-size", f"above 1 needs the extension {extension_of(SEVERAL)}")
+        raise OptionError("data-parallel-size", f"above 1 {lacking(SEVERAL)}")

@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from oscine.api.common.errors import invalid, not_found, unavailable
 from oscine.api.common.keys import ApiKeys
@@ -31,16 +31,28 @@ _FOUND_S = 1.0  # from a request's finding its model to its being admitted, at m
 _WORST_FIRST: tuple[ModelState, ...] = ("failed", "stopped", "starting", "restarting", "draining", "ready")
 
 
-class ServiceApi(Protocol):
+class ServiceApi:
     """What the service calls of an API (oscine.api.interface.Api)."""
 
+    async def open(self) -> None:
+        """Before the models start. Raises ValueError for what cannot be used."""
+
+    async def started(self) -> None:
+        """When each model is ready or has failed."""
+
+    async def drain(self) -> None:
+        """Before running requests get their time to finish."""
+
+    async def stop(self) -> None:
+        """Before the models stop."""
+
+    async def close(self) -> None:
+        """After the models have stopped."""
+
     @property
-    def is_quiet(self) -> bool: ...
-    async def open(self) -> None: ...
-    async def started(self) -> None: ...
-    async def drain(self) -> None: ...
-    async def stop(self) -> None: ...
-    async def close(self) -> None: ...
+    def is_quiet(self) -> bool:
+        """Whether no large requests are held."""
+        return True
 
 
 class Service:

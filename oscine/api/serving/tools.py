@@ -5,13 +5,12 @@ Packages outside add tools by entry points of the group `oscine.tools`: classes 
 
 import logging
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from oscine.chat.toolbox import Tool, Toolbox
 from oscine.settings.config import ToolOptions
 from oscine.settings.option import OptionError
-from oscine.system.extensions import extension_of, is_there, load
+from oscine.system.extensions import added, is_there, lacking, load
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +51,8 @@ class ServerTools:
             self._sources.append(load(BUILTIN)(options))
         elif options.tools or options.mcp_servers is not None or options.allow_mcp_urls:
             named = "tools" if options.tools else "mcp-servers" if options.mcp_servers else "allow-mcp-urls"
-            raise OptionError(named, f"needs the extension {extension_of(BUILTIN)}")
-        for entry in entry_points(group=GROUP):
-            try:
-                self._sources.append(entry.load()(options))
-            except Exception as error:  # whatever another package does
-                logger.warning("the tools %s of %s cannot be used: %s", entry.name, entry.value, error)
+            raise OptionError(named, lacking(BUILTIN))
+        self._sources += added(GROUP, "the tools", logger.warning, lambda entry: entry.load()(options))
 
     @property
     def on_offer(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from oscine.cli.serve import dialects
 from oscine.settings.config import OPTIONS
 from oscine.settings.name import Name, Values, merge
 from oscine.settings.option import Option, OptionError
-from oscine.system.extensions import extension_of, is_there, load
+from oscine.system.extensions import is_there, lacking, load
 
 PROFILE_FOLDER = Path(__file__).parents[2] / "profiles"
 PROFILES = ("low_latency", "max_throughput")
@@ -46,7 +46,7 @@ def _reader(option: Option) -> Callable[[Any], Values]:
 
     def read(value: Any) -> Values:
         if not is_there(place):
-            raise OptionError(option.name, f"needs the extension {extension_of(place)}")
+            raise OptionError(option.name, lacking(place))
         found: Values = load(place)(value)
         return found
 

@@ -94,7 +94,10 @@ class LoopState(Protocol):
 MakeExtension = Callable[[LoopState], EngineExtension]
 
 
+def overrides(extension: EngineExtension, hook: str) -> bool:
+    return getattr(type(extension), hook) is not getattr(EngineExtension, hook)
+
+
 def overriding(extensions: Sequence[EngineExtension], hook: str) -> tuple[Any, ...]:
     """The bound hooks of those that override it."""
-    default = getattr(EngineExtension, hook)
-    return tuple(getattr(one, hook) for one in extensions if getattr(type(one), hook) is not default)
+    return tuple(getattr(one, hook) for one in extensions if overrides(one, hook))

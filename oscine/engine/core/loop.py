@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from oscine.engine.core.extension import EngineExtension, MakeExtension, Progress, overriding
+from oscine.engine.core.extension import MakeExtension, Progress, overrides, overriding
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
@@ -65,11 +65,9 @@ class EngineLoop:
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.extensions = tuple(make(self) for make in extensions)
-        self._holders = tuple(
-            one for one in self.extensions if overriding([one], "admit")
-        )  # of requests, in this order
+        self._holders = tuple(one for one in self.extensions if overrides(one, "admit"))
         self._fetches_prompts = any(one.fetches_prompts for one in self.extensions)
-        self._busy = tuple(one for one in self.extensions if type(one).is_busy is not EngineExtension.is_busy)
+        self._busy = tuple(one for one in self.extensions if overrides(one, "is_busy"))
         self._before_step = overriding(self.extensions, "before_step")
         self._idle_step = overriding(self.extensions, "idle_step")
         self._first_token = overriding(self.extensions, "first_token")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.page_holds import Hold
-from oscine.engine.process.prefills import Prefills
+from oscine.engine.process.prefills import GIVES_NONE, Prefills
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, Prefilled, PrefillRefused, Release
 from oscine.extensions.disaggregation.transfers import Transfers
@@ -41,11 +41,11 @@ class PrefillService(Prefills):
     def __init__(
         self,
         loop: EngineLoop,
-        endpoint: KVEndpoint | None,
+        endpoint: KVEndpoint,
         attend: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`endpoint` None: nothing is done for others. `attend(whether)`: pages may be read now."""
+        """`attend(whether)`: pages may be read now."""
         super().__init__()
         self._loop, self._cache, self._endpoint, self._attend, self._clock = loop, loop.cache, endpoint, attend, clock
         self._jobs: dict[tuple[bytes, str], _Job] = {}
@@ -53,8 +53,7 @@ class PrefillService(Prefills):
         self._num_computed = 0
 
     @property
-    def patience_ms(self) -> int | None:  # type: ignore[override]
-        """How long an idle engine may wait before it calls expire()."""
+    def patience_ms(self) -> int | None:
         return _LOOK_MS if self._jobs else None
 
     def handle(self, peer: bytes, message: FromPeer) -> None:
@@ -95,8 +94,8 @@ class PrefillService(Prefills):
 
     def _prefill(self, job: _Job) -> None:
         cache, tokens = self._cache, job.wanted.token_ids
-        if self._endpoint is None or not cache.prefix_caching:
-            return self._refuse(job, "the engine gives no pages to others")
+        if not cache.prefix_caching:
+            return self._refuse(job, GIVES_NONE)
         if not tokens or len(tokens) % cache.page_size or job.key in self._jobs:
             return self._refuse(job, "a prefill needs whole pages and an id of its own")
         self._jobs[job.key] = job

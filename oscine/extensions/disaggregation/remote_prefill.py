@@ -72,6 +72,8 @@ class _Fetch:
 class RemotePrefills(EngineExtension):
     """Not thread-safe; everything is called by the loop, on its thread. Nothing here waits."""
 
+    fetches_prompts = True
+
     def __init__(
         self, loop: LoopState, links: PeerLinks, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -92,8 +94,6 @@ class RemotePrefills(EngineExtension):
     def is_busy(self) -> bool:
         """Whether poll() must be called though there is no request."""
         return self._arrivals.is_draining
-
-    fetches_prompts = True
 
     def admit(self, request: Request) -> bool:
         """Asks for the pages of a request. False: it is better computed here."""

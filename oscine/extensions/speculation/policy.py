@@ -169,7 +169,7 @@ class _Acceptance:
 
 
 class SpeculationController(EngineExtension):
-    """Sets Request.num_drafts of running requests. An EngineExtension."""
+    """Sets Request.num_drafts of running requests."""
 
     def __init__(self, max_drafts: int, times: Mapping[int, DecodeTimes] | None, *, certain: bool) -> None:
         """`times`: by number of sequences, if they were measured. `certain`: a head drafts, so a sequence has as many

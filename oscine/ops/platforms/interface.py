@@ -13,6 +13,10 @@ def nothing_lacks(*_: object) -> None:
     return None
 
 
+def needs_hopper(*_: object) -> str:
+    return "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16"
+
+
 @dataclass(frozen=True, slots=True)
 class Platform:
     """A kind of device: which backends its ops have, and what they can do."""

@@ -4,7 +4,7 @@ import torch
 
 from oscine.kv_dtype import KVDtype
 from oscine.ops.native.library import unavailable
-from oscine.ops.platforms.interface import Platform
+from oscine.ops.platforms.interface import Platform, needs_hopper
 from oscine.ops.target import Target
 
 
@@ -21,6 +21,6 @@ PLATFORM = Platform(
     _matches,
     {"*": "native", "sample": "reference"},
     lacking_for_keys=_lacking_for_keys,
-    lacking_for_fp8_experts=lambda columns: "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16",
+    lacking_for_fp8_experts=needs_hopper,
     has_c_kernels=True,
 )

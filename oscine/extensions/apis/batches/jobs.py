@@ -19,7 +19,7 @@ from oscine.extensions.apis.batches.lines import BatchFileError, BatchLine, File
 from oscine.extensions.apis.batches.retries import is_busy
 from oscine.extensions.apis.batches.schemas import BatchError, BatchObject, BatchRequest, RequestCounts
 from oscine.extensions.apis.batches.store import FileStore
-from oscine.extensions.apis.responses.api import ResponsesApi
+from oscine.extensions.apis.responses.api import responses_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,8 @@ class BatchJobs:
         self._endpoints: dict[str, ASGIApp] = {
             "/v1/chat/completions": ChatCompletions(service),
             "/v1/completions": Completions(service),
+            "/v1/responses": responses_of(service).responses,
         }
-        for api in service.apis.values():
-            if isinstance(api, ResponsesApi):
-                self._endpoints["/v1/responses"] = api.responses
         self._jobs: dict[str, tuple[BatchJob, asyncio.Task[None]]] = {}
         self._stopped = False
         self._room = Room()

@@ -31,7 +31,7 @@ from oscine.extensions.apis.conventions.schemas import (
     TokenizerInfo,
 )
 from oscine.extensions.apis.conventions.vllm import Vllm
-from oscine.extensions.apis.responses.api import ResponsesApi
+from oscine.extensions.apis.responses.api import responses_of
 
 _CHAT = {"messages": QUESTION, "max_completion_tokens": 200}
 _TEXT = {"text_input": "Once upon a time", "parameters": {"max_tokens": 16}}
@@ -41,8 +41,8 @@ class ConventionsApi(Api):
     @property
     def operations(self) -> list[Operation]:
         service, health = self.service, Health(self.service)
-        responses = next((api.responses for api in service.apis.values() if isinstance(api, ResponsesApi)), None)
-        invocations = Invocations(service, ChatCompletions(service), Completions(service), responses)
+        endpoints = ChatCompletions(service), Completions(service), responses_of(service).responses
+        invocations = Invocations(service, *endpoints)
         return [
             *_nim(service, health),
             *_inference_protocol(service, health),

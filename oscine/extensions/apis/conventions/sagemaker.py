@@ -17,17 +17,16 @@ class Invocations:
 
     request_type = Invocation
 
-    def __init__(self, service: Service, chat: ASGIApp, text: ASGIApp, responses: ASGIApp | None) -> None:
+    def __init__(self, service: Service, chat: ASGIApp, text: ASGIApp, responses: ASGIApp) -> None:
         self.service = service
-        endpoints = zip(_INPUTS, (chat, text, responses), strict=True)
-        self._endpoints = {name: endpoint for name, endpoint in endpoints if endpoint is not None}
+        self._endpoints = dict(zip(_INPUTS, (chat, text, responses), strict=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
         body = await decode(data, Invocation, scope)
-        given = [name for name in self._endpoints if getattr(body, name) is not None]
+        given = [name for name in _INPUTS if getattr(body, name) is not None]
         if len(given) != 1:
-            raise APIError(f"Give exactly one of {', '.join(self._endpoints)}: it says what the body is.")
+            raise APIError(f"Give exactly one of {', '.join(_INPUTS)}: it says what the body is.")
         await self._endpoints[given[0]](scope, _again(data, receive), send)
 
 

@@ -74,3 +74,10 @@ class ResponsesApi(Api):
 
     async def stop(self) -> None:
         await self.kept.stop()
+
+
+def responses_of(service: Service) -> ResponsesApi:
+    """For an API that is absent without this one."""
+    found = service.apis["responses"]
+    assert isinstance(found, ResponsesApi)
+    return found

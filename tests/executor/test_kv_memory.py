@@ -169,7 +169,7 @@ def test_alone_on_a_gpu_a_margin_stays_free(gib: int, margin: float) -> None:
 
 def test_in_fp8_a_gpu_holds_twice_the_sequences() -> None:
     """gpt-oss-120b on one H200: a token takes 18 layers x 2 x 8 heads x 65 bytes, where it took 128 for 65."""
-    asked = options(None, max_num_seqs=1024, max_tokens=16384)
+    asked = options(None, max_num_seqs=512, max_tokens=16384)
     held = {}
     for dtype, slots_of_one in (("auto", 32 + 3), ("fp8", 32 + 3)):
         cache = CacheOptions(kv_cache_dtype=dtype, prefix_caching=False)  # type: ignore[arg-type]
@@ -328,6 +328,16 @@ def test_the_embedding_makes_room_for_sequences_that_may_run() -> None:
     assert planned(config, given, gpu).on_host == OnHost(), "it would make no room: the cache has its size"
     short = asked_on_host(None, max_model_len=256, max_num_seqs=512)
     assert planned(config, short, gpu).on_host == OnHost(), "512 sequences of 4 + 3 pages fit"
+
+
+def test_the_embedding_makes_room_for_answers_too() -> None:
+    """gpt-oss-120b on 96 GB: 512 prompts of 16 + 3 pages fit beside the embedding, but not with 16 pages of answers."""
+    asked = asked_on_host(None, max_num_seqs=512)
+    plan = planned(gpt_oss_120b(), asked, card(96 << 30))
+    assert plan.on_host == OnHost(embedding=2 * 201088 * 2880)
+    room = plan.slots[0].count - plan.on_host.embedding // plan.slots[0].slot_bytes
+    assert 512 * 19 < room < 512 * 35
+    assert planned(gpt_oss_120b(), asked, card(141 << 30)).on_host == OnHost(), "with answers they fit"
 
 
 def test_too_many_layers_and_too_little_host_memory_are_refused() -> None:

@@ -273,19 +273,24 @@ def _is_crowded(
     activation_bytes: int,
     gpu: DeviceMemory,
 ) -> bool:
-    """Whether fewer sequences than may run find room beside all weights."""
+    """Whether fewer sequences than may run find room beside all weights, with prompts and answers of TYPICAL_TOKENS."""
     if options.cache.kv_cache_bytes is not None:
         return False
     wanted, slots = min(options.scheduler.most_seqs, options.scheduler.max_num_batched_tokens), shared(groups)
     all_of_them = replace(options, scheduler=replace(options.scheduler, max_num_seqs=wanted))
     workspace = workspace_bytes(config, all_of_them, activation_bytes, gpu)
-    needed = slots_of(groups, slots, wanted, typical_pages(options, groups), drafts=options.speculation.is_on)
+    pages = typical_pages(options, groups, with_answers=True)
+    needed = slots_of(groups, slots, wanted, pages, drafts=options.speculation.is_on)
     return gpu.allowed(options) - weights - workspace < needed * slots.slot_bytes
 
 
-def typical_pages(options: EngineOptions, groups: Sequence[KVGroup]) -> int:
-    """Pages of full attention of a sequence of TYPICAL_TOKENS, or of the longest one there may be."""
-    return ceil(min(options.model.max_model_len or TYPICAL_TOKENS, TYPICAL_TOKENS) / groups[0].page_size)
+def typical_pages(options: EngineOptions, groups: Sequence[KVGroup], *, with_answers: bool = False) -> int:
+    """Pages of full attention of a prompt of TYPICAL_TOKENS, or of the longest one there may be.
+
+    with_answers: and of an answer as long.
+    """
+    tokens = TYPICAL_TOKENS * (2 if with_answers else 1)
+    return ceil(min(options.model.max_model_len or tokens, tokens) / groups[0].page_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from oscine.checkpoint.opened import OpenedModel, open_model
 from oscine.engine.build import build_engine
 from oscine.engine.core.extension import EngineExtension, MakeExtension
 from oscine.engine.core.request import Request
-from oscine.executor.device_state import DeviceState
+from oscine.executor.batch.device_state import DeviceState
 from oscine.executor.kv.memory import DeviceMemory
 from oscine.executor.start.build import BuiltExecutor
 from oscine.executor.start.device_memory import device_memory
@@ -385,8 +385,8 @@ def shared_weights() -> Iterator[None]:
     def beside_weights(device: torch.device, options: EngineOptions, held: int = 0) -> DeviceMemory:
         return device_memory(device, options, held or torch.cuda.memory_allocated(device))
 
-    plans = patch("oscine.executor.start.load.device_memory", beside_weights)
-    with patch.object(OpenedModel, "load", load_once), plans:
+    plans = [patch(f"oscine.executor.start.{name}.device_memory", beside_weights) for name in ("shared", "plan")]
+    with patch.object(OpenedModel, "load", load_once), plans[0], plans[1]:
         yield
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.executor.device_state import DeviceState
+from oscine.executor.batch.device_state import DeviceState
 from oscine.extensions.speculation.eagle.config import HeadConfig
 from oscine.extensions.speculation.eagle.weights import head_specs
 from oscine.model.config import ModelConfig

@@ -23,31 +23,23 @@ a step samples after the replay, while the GPU still computes.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.slots import ColumnArray, Slots
-from oscine.executor.step_batch import StepArrays, pack
-from oscine.executor.transfer import upload_into
-from oscine.ops.interface import Batch, PageGroup
+from oscine.executor.batch.device_state import Computed
+from oscine.executor.batch.slots import ColumnArray, Slots
+from oscine.executor.batch.step_arrays import StepArrays, pack
+from oscine.executor.batch.transfer import upload_into
+from oscine.ops.interface import PageGroup
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.system.collector import paused
 
 MOST_SEQUENCES = 64  # each costs a tile of attention per key head, most of them empty
 # Tokens that a decode may read here. One program of the attention of prompts reads them all, one block after the other.
 MOST_CONTEXT = 32768
-
-
-class Computed(NamedTuple):
-    """A step up to the choice of the next tokens."""
-
-    packed: PackedStep[Tensor]  # on the device
-    batch: Batch
-    x_NH: Tensor  # what the head takes
-    features_TH: Tensor | None = None  # what a draft head reads
 
 
 Forward = Callable[[PackedStep[Tensor]], Computed]  # must be capturable, as the next

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
 from oscine.executor.kv.fake_memory import FakePages
-from oscine.executor.masks import Constraints, GrammarCache
-from oscine.executor.slots import ColumnArray, IntArray, Rows
+from oscine.executor.sampling.masks import Constraints, GrammarCache
 from oscine.model.tokenizer_file import library_errors, read_tokenizer
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 

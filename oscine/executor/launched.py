@@ -5,21 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from oscine.executor.logprobs import records
-from oscine.executor.slots import IntArray, Rows
-from oscine.executor.step_batch import StepArrays
-from oscine.executor.transfer import Mark
+from oscine.executor.batch.slots import IntArray, Rows
+from oscine.executor.batch.step_arrays import StepArrays
+from oscine.executor.batch.transfer import Mark
+from oscine.executor.sampling.logprobs import records
+from oscine.executor.sampling.prompt_logprobs import PromptRows
 from oscine.ops.interface import Sampled
 from oscine.ops.packed import REJECTED
 from oscine.types import NON_FINITE, RankLostError, StepResult, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRows:
-    """Tokens of a prompt with their log-probabilities."""
-
-    tokens: Sampled  # on the host
-    num_top: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.cuda_graphs import Choose, Computed, Forward
+from oscine.executor.batch.device_state import Computed
+from oscine.executor.batch.slots import ColumnArray, IntArray
+from oscine.executor.batch.step_arrays import StepArrays
+from oscine.executor.cuda_graphs import Choose, Forward
 from oscine.executor.kv.memory import LOGITS_AT_ONCE
-from oscine.executor.slots import ColumnArray, IntArray
-from oscine.executor.step_batch import StepArrays
 from oscine.ops.native.recording import Recording
 from oscine.ops.packed import PackedSizes, PackedStep
 

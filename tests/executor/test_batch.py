@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 
+from oscine.executor.batch.slots import Slots
+from oscine.executor.batch.step_arrays import StepArrays, pack
 from oscine.executor.kv.limits import sizes_up_to
-from oscine.executor.slots import Slots
-from oscine.executor.step_batch import StepArrays, pack
 from oscine.ops.packed import PackedStep
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence
 

@@ -19,7 +19,7 @@ from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
 from oscine.executor.cuda_graphs import DecodeGraphs
-from oscine.executor.masks import GrammarCache
+from oscine.executor.sampling.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
 from oscine.types import GenerationOutput, GenerationRequest, NewSequence, StepPlan
 from tests.tiny import TINY
@@ -55,8 +55,8 @@ def gpu_engine(
     if device == "cuda":
         warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     if graphs:
-        runner.run_graphs_eagerly(list(GRAPHS), list(PROMPT_GRAPHS))
-        runner.capture(list(GRAPHS), list(PROMPT_GRAPHS))
+        runner.graphs.run_eagerly(list(GRAPHS), list(PROMPT_GRAPHS))
+        runner.graphs.capture(list(GRAPHS), list(PROMPT_GRAPHS))
     runner.forget_page_zero()
     return loop(runner, asked, runner.memory)
 
@@ -250,11 +250,10 @@ def test_steps_without_drafts_have_graphs_that_no_head_follows(device: str, monk
     if device == "cpu":
         record_graphs(monkeypatch)
     asked = options(max_num_seqs=6)
-    runner = executor(capturable_model(torch.device(device)), asked, 64, 64, max_drafts=2)
-    drafter = Counted(runner.device)
-    runner.draft_with(drafter)
-    runner.run_graphs_eagerly([*GRAPHS, 12, 18], [])
-    runner.capture([*GRAPHS, 12, 18], [])
+    drafter = Counted(torch.device(device))
+    runner = executor(capturable_model(torch.device(device)), asked, 64, 64, drafter=drafter, max_drafts=2)
+    runner.graphs.run_eagerly([*GRAPHS, 12, 18], [])
+    runner.graphs.capture([*GRAPHS, 12, 18], [])
     runner.forget_page_zero()
     drafter.num_followed.zero_()
     plans: list[StepPlan] = []

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from oscine.executor.drafter import HostDrafter
-from oscine.executor.start import warm_up
-from oscine.executor.start.warm_up import time_decodes
+from oscine.extensions.speculation import timing
+from oscine.extensions.speculation.drafter import HostDrafter
+from oscine.extensions.speculation.host_drafts import HostDrafts
 from oscine.extensions.speculation.lookup import PromptLookup
+from oscine.extensions.speculation.start import LookupDrafting
+from oscine.extensions.speculation.timing import time_decodes
+from oscine.settings.config import EngineOptions, SpeculationOptions
 from oscine.types import StepPlan
 
 from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run
@@ -20,29 +23,34 @@ from .tiny import executor, loop, model, naive_greedy, options, prompt, request,
 ROWS = 4096
 
 
+class SimulatedDrafts(HostDrafts):
+    def __init__(self, executor: "Simulated") -> None:
+        self._executor = executor
+
+    @contextmanager
+    def drafting_with(self, drafter: HostDrafter) -> Iterator[None]:
+        self._executor._drafter = drafter
+        yield
+        self._executor._drafter = None
+
+
 class Simulated:
     """An executor whose steps take known times. `host_s`: of each launch, which the device does not wait for."""
 
     def __init__(self, device: str, most_sequences: int, most_drafts: int, scale: float = 1.0) -> None:
         self.device, self.max_num_seqs, self.max_drafts = torch.device(device), most_sequences, most_drafts
-        self.communicator, self.lockstep = SimpleNamespace(num_ranks=1), None
         self.memory = SimpleNamespace(page_size=16, groups=(None, None), max_model_len=64)
         self.config = SimpleNamespace(vocab_size=1000)
         self.now = self._free = 0.0
         self._scale, self._ends = scale, deque[float]()
         self._drafter: HostDrafter | None = None
+        self.drafts = SimulatedDrafts(self)
         self.plans: list[StepPlan] = []
         self.is_zeroed = False
 
     def of(self, sequences: int, drafts: int, works: bool) -> float:
         """The seconds of a step."""
         return self._scale * (1 + 0.1 * sequences * (1 + drafts) + (0.5 if works else 0.0))
-
-    @contextmanager
-    def drafting_with(self, drafter: HostDrafter) -> Iterator[None]:
-        self._drafter = drafter
-        yield
-        self._drafter = None
 
     def launch(self, plan: StepPlan) -> None:
         self.plans.append(plan)
@@ -72,7 +80,7 @@ class Simulated:
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, simulated: Simulated, drafter: HostDrafter | None = None) -> Any:
-    monkeypatch.setattr(warm_up, "time", SimpleNamespace(perf_counter=lambda: simulated.now))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: simulated.now))
     found = time_decodes(simulated, ROWS, drafter)  # type: ignore[arg-type]
     assert simulated.is_zeroed
     assert not simulated._ends
@@ -133,14 +141,16 @@ def test_contexts_too_short_for_drafts_are_not_timed() -> None:
 
 
 def test_ranks_of_a_cpu_time_nothing() -> None:
-    simulated = Simulated("cpu", 8, 3)
-    simulated.communicator.num_ranks = 2
-    assert time_decodes(simulated, ROWS, PromptLookup(8)) is None  # type: ignore[arg-type]
-    assert not simulated.plans
+    simulated, asked = Simulated("cpu", 8, 3), EngineOptions(speculation=SpeculationOptions("ngram"))
+    for alone in (False, True):
+        opened = SimpleNamespace(device=torch.device("cpu"))
+        drafting = LookupDrafting(asked, opened, alone=alone)  # type: ignore[arg-type]
+        assert (drafting.time(simulated, ROWS) is not None) == alone  # type: ignore[arg-type]
+        assert bool(simulated.plans) == alone
 
 
 def test_measuring_does_not_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     drafter = PromptLookup(4)
     runner = executor(model(), options(), 64, 64, drafter=drafter, max_drafts=3)
     assert time_decodes(runner, 64, PromptLookup(4))

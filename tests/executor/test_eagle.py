@@ -14,11 +14,12 @@ from oscine.engine.build import build_engine
 from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
-from oscine.executor.cuda_graphs import Computed
+from oscine.executor.batch.device_state import Computed
+from oscine.executor.batch.slots import ColumnArray
+from oscine.executor.forward import Forward
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.slots import ColumnArray
 from oscine.executor.start.build import build_executor
 from oscine.ops.interface import Batch
 from oscine.ops.native.library import unavailable
@@ -191,7 +192,7 @@ def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.Mo
     phases, asked = Phases(12, 24), replace(options("eagle3", overlap=False), cuda_graphs=recorded)
     loop = build_engine(asked, speculation=lambda *_: lambda loop: phases).loop
     taps: list[bool] = []  # by step: whether the head gets anything from it
-    hidden = TorchExecutor._hidden
+    hidden = Forward._hidden
     if recorded:
         replay = RecordedSteps.replay
 
@@ -203,12 +204,12 @@ def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.Mo
         monkeypatch.setattr(RecordedSteps, "replay", noted)
     else:
 
-        def seen(self: TorchExecutor, batch: Batch, follows: bool) -> tuple[Tensor, Tensor | None]:
+        def seen(self: Forward, batch: Batch, follows: bool) -> tuple[Tensor, Tensor | None]:
             found = hidden(self, batch, follows)
             taps.append(found[1] is not None)
             return found
 
-        monkeypatch.setattr(TorchExecutor, "_hidden", seen)
+        monkeypatch.setattr(Forward, "_hidden", seen)
     (request, *_), expected = workload(1), plain_answers(6)["0"]
     assert answers(loop, [request], lambda number: False)["0"] == expected
     assert len(expected[0]) >= 30

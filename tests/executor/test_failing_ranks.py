@@ -62,7 +62,9 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_error_names_the_option_for_a_model_that_cannot_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.executor.start.build._start", lambda num_ranks: pytest.fail("ranks were started"))
+    monkeypatch.setattr(
+        "oscine.extensions.parallel.processes.RankProcesses", lambda num_ranks: pytest.fail("ranks were started")
+    )
     options = EngineOptions(ModelOptions(device="cpu", tensor_parallel_size=3), quiet=True)
     with pytest.raises(ValueError, match=r"--tensor-parallel-size 3: 3 ranks cannot divide a num_attention_heads of 8"):
         build_engine(options)

@@ -132,7 +132,7 @@ def test_the_reference_ops_of_a_cpu_serve_it(tmp_path: Path, monkeypatch: pytest
     """Where there is no C compiler."""
     monkeypatch.setattr(native, "unavailable", lambda: "no compiler")
     said: list[str] = []
-    executor = load.load_executor(at(tmp_path), said.append, Stopwatch())
+    executor = load.load_executor(at(tmp_path), said.append, Stopwatch()).executor
     assert f"{executor.memory.slots[0].count} slots for pages of {PAGE} tokens: " in said[0]
     assert " full in FP8 or " in said[0]
     assert [pages.dtype for pages in executor.kv] == [torch.uint8, torch.uint8]

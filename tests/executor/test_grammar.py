@@ -18,9 +18,9 @@ import llguidance.numpy
 
 from oscine.chat.tokenizer import SPECIAL_TOKENS
 from oscine.engine.core.loop import EngineLoop
+from oscine.executor.batch.slots import Rows
 from oscine.executor.fake import REPEATS, TEXT, Script
-from oscine.executor.masks import Constraints, GrammarCache
-from oscine.executor.slots import Rows
+from oscine.executor.sampling.masks import Constraints, GrammarCache
 from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.ops.sample.noise import gumbel
 from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError
@@ -288,7 +288,7 @@ def test_the_oracle_knows_the_language() -> None:
 
 def test_more_grammars_at_once_than_are_kept(grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait do not push one another out before they are compiled."""
-    monkeypatch.setattr("oscine.executor.masks._MOST_COMPILED", 4)
+    monkeypatch.setattr("oscine.executor.sampling.masks._MOST_COMPILED", 4)
     engine = constrained_engine(grammars)
     requests = [request(str(i), prompt(3), max_tokens=2, grammar=grammar(1, i + 101)) for i in range(12)]
     assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}

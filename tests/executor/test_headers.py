@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from oscine.engine.core.loop import EngineLoop
-from oscine.executor.headers import Headers
-from oscine.executor.masks import GrammarCache
-from oscine.executor.slots import Rows
+from oscine.executor.batch.slots import Rows
+from oscine.executor.sampling.headers import Headers
+from oscine.executor.sampling.masks import GrammarCache
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationRequest, NewSequence, SamplingParams
 from tests.tiny import TINY
@@ -194,7 +194,7 @@ def test_plain_rows_need_no_logits(grammars: GrammarCache, monkeypatch: pytest.M
     if few:
         monkeypatch.setattr(type(model()), "head", lambda self, x_NH: pytest.fail("all logits were made"))
     else:
-        monkeypatch.setattr("oscine.executor.headers._MOST_CHOSEN", 0)
+        monkeypatch.setattr("oscine.executor.sampling.headers._MOST_CHOSEN", 0)
     plain = [one for one in workload() if not one.sampling.logit_bias]
     found = run(engine(grammars, 64, True, 64), *plain)
     monkeypatch.undo()

@@ -11,9 +11,10 @@ from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.late_cache import filled
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan, OnHost, WeightBytes, leave_on_host
 from oscine.executor.start import load
+from oscine.executor.start import plan as plan_module
 from oscine.executor.start.device_memory import Budget, capped, with_cache
-from oscine.executor.start.load import torch_bytes
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.executor.start.weight_bytes import torch_bytes
 from oscine.kv_group import Slots
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
@@ -469,7 +470,7 @@ def test_a_model_on_a_cpu_must_fit_the_memory() -> None:
 
 
 def test_nothing_is_loaded_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(plan_module, "available_bytes", lambda: 1 << 20)
     monkeypatch.setattr(OpenedModel, "load", lambda self, **given: pytest.fail("the weights are loaded"))
     with pytest.raises(ValueError, match=r"do not fit the memory: 0\.0 GiB are free"):
         load.load_executor(EngineOptions(model=ModelOptions(device="cpu")), lambda text: None, Stopwatch())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.limits import with_sequences, with_step_tokens
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
+from oscine.executor.lockstep import OwnSteps
 from oscine.executor.start.fit import plan_on_cpu
-from oscine.extensions.parallel.start.communicator import least_of
+from oscine.executor.start.shared import Start
 from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 from oscine.settings.config import Config, EngineOptions, SpeculationOptions
 from oscine.settings.devices import engines_of
@@ -188,8 +190,9 @@ class Ranks:
 
 
 def test_ranks_agree_on_the_least() -> None:
-    assert least_of(480, Ranks(512, 448), shares_experts=False) == 448  # type: ignore[arg-type]
-    assert least_of(480, Ranks(), shares_experts=False) == 480  # type: ignore[arg-type]
+    for others, least in ((Ranks(512, 448), 448), (Ranks(), 480)):
+        start = SimpleNamespace(lockstep=OwnSteps(), target=SimpleNamespace(communicator=others))
+        assert Start.least_of_all(start, 480) == least  # type: ignore[arg-type]
 
 
 def test_the_search_takes_the_last_size_that_fits() -> None:

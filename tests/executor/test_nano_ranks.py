@@ -52,7 +52,7 @@ def expected(asked: list[GenerationRequest]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_tensor_parallelism(asked: list[GenerationRequest], expected: dict[str, list[int]], num_ranks: int) -> None:
     def answers(communicator: Communicator) -> dict[str, list[int]]:
-        executor = load_executor(OPTIONS, lambda text: None, Stopwatch(), lambda opened: communicator)
+        executor = load_executor(OPTIONS, lambda text: None, Stopwatch(), lambda opened: communicator).executor
         slots, most = executor.memory.slots, executor.memory.max_model_len
         engine = EngineLoop(executor, OPTIONS, groups=executor.memory.groups, memory=slots, max_model_len=most)
         outputs = run(engine, *asked)

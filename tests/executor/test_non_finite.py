@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oscine.executor.masks import GrammarCache
+from oscine.executor.sampling.masks import GrammarCache
 from oscine.executor.start.threaded import ThreadedExecutor
 from oscine.model.gpt_oss import GptOss
 from oscine.types import NON_FINITE, GenerationRequest

@@ -14,11 +14,11 @@ from torch import Tensor
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.build import build_engine
 from oscine.executor import cuda_graphs
+from oscine.executor.batch.step_arrays import StepArrays
 from oscine.executor.cuda_graphs import MOST_SEQUENCES, PromptGraphs
 from oscine.executor.kv.limits import prompt_sizes_up_to
-from oscine.executor.masks import GrammarCache
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.step_batch import StepArrays
+from oscine.executor.sampling.masks import GrammarCache
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
@@ -43,8 +43,8 @@ def with_graphs(
 ) -> TorchExecutor:
     asked, graphs = options(max_num_seqs=slots), capturable_model(torch.device(device))
     runner = executor(graphs, asked, pages, pages, **others)  # type: ignore[arg-type]
-    runner.run_graphs_eagerly([], list(sizes))
-    runner.capture([], list(sizes))
+    runner.graphs.run_eagerly([], list(sizes))
+    runner.graphs.capture([], list(sizes))
     runner.forget_page_zero()
     return runner
 
@@ -105,7 +105,7 @@ def test_what_does_not_fit_runs_eagerly(
     def size_of(*sequences: tuple[int, int]) -> int | None:
         """Of a step of sequences with a start and a number of tokens."""
         starts, lens = np.array(sequences, np.int64).T
-        return runner.prompt_graphs.size_of(StepArrays.of_columns(starts * 0, starts, lens, lens > 0))
+        return runner.graphs.prompts.size_of(StepArrays.of_columns(starts * 0, starts, lens, lens > 0))
 
     assert size_of((0, 8)) == 8
     assert size_of((0, 9), (49, 1)) == 16
@@ -123,9 +123,9 @@ def test_more_sequences_than_a_graph_has_room_for(make_executor: MakeExecutor) -
     runner = make_executor(sizes=(256,))
     lens = np.ones(MOST_SEQUENCES + 1, np.int64)
     step = StepArrays.of_columns(lens * 0, lens, lens, lens > 0)
-    assert runner.prompt_graphs.size_of(step) is None
+    assert runner.graphs.prompts.size_of(step) is None
     most = StepArrays.of_columns(*(column[1:] for column in (step.slots_S, step.starts_S, step.lens_S, step.samples_S)))
-    assert runner.prompt_graphs.size_of(most) == 256
+    assert runner.graphs.prompts.size_of(most) == 256
 
 
 def test_as_many_sequences_as_a_graph_has_room_for(
@@ -195,12 +195,10 @@ class Told:
 
 
 def test_a_draft_head_is_told_what_it_is_told_of_eager_steps(make_executor: MakeExecutor) -> None:
-    graphs, told = make_executor(sizes=()), Told()
-    graphs.draft_with(told)
-    graphs.run_graphs_eagerly([], list(SIZES))
-    graphs.capture([], list(SIZES))
-    eager, expected = executor(capturable_model(graphs.device), options(max_num_seqs=6), 64, 64), Told()
-    eager.draft_with(expected)
+    told, expected = Told(), Told()
+    graphs = make_executor(drafter=told)
+    told.calls.clear()  # of the capture
+    eager = executor(capturable_model(graphs.device), options(max_num_seqs=6), 64, 64, drafter=expected)
     for runner in (graphs, eager):
         asked = options(max_num_seqs=6, max_num_batched_tokens=30)
         run(loop(runner, asked, runner.memory), *(request(str(n), prompt(n), max_tokens=4) for n in (3, 17, 29, 70)))

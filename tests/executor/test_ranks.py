@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oscine.checkpoint import opened
 from oscine.checkpoint.folder import Checkpoint
-from oscine.executor.start.load import load_executor, torch_bytes
+from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.executor.start.weight_bytes import torch_bytes
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Part, Shard, tensor_specs
@@ -93,7 +94,7 @@ Answers = dict[str, GenerationOutput]
 
 def answers(options: EngineOptions, communicator: Communicator) -> Answers:
     """To the requests of all kinds. Every rank has a scheduler here, so all must find each grammar compiled."""
-    executor = load_executor(options, lambda text: None, Stopwatch(), lambda opened: communicator)
+    executor = load_executor(options, lambda text: None, Stopwatch(), lambda opened: communicator).executor
     kv_heads = max(1, RANKED.num_key_value_heads // communicator.num_ranks)
     assert {pages.shape[3] for pages in executor.kv} == {kv_heads}
     found: Answers = {}

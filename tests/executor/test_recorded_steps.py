@@ -51,7 +51,8 @@ def outputs(
     asked = options(max_num_seqs=6)
     runner = executor(native_model(ops), asked, pages, pages)
     if record:
-        runner.record_steps(most_bytes)
+        runner.graphs.record(most_bytes)
+        runner.forget_page_zero()
     found = run(loop(runner, asked, runner.memory), *requests)
     return {name: replace(output, queue_s=0.0) for name, output in found.items()}
 
@@ -109,7 +110,7 @@ def test_the_memory_of_recorded_steps_is_bounded(most_bytes: int) -> None:
 def test_a_step_with_other_arithmetic_is_not_recorded() -> None:
     ops = replace(native_ops(), attention=reference.attention)
     with pytest.raises(NotRecordable, match=r"aten\.\w+"):
-        executor(native_model(ops), options(), 64, 64).record_steps()
+        executor(native_model(ops), options(), 64, 64).graphs.record()
 
 
 def test_recording_imports_no_compiler() -> None:

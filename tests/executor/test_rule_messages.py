@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
-from oscine.executor.headers import Few
-from oscine.executor.rules import Masks
+from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.rules import Masks
 from oscine.extensions.parallel.messages import (
     decode_forced,
     decode_plan,

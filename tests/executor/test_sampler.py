@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.executor.sampler import Sampler
-from oscine.executor.slots import Rows
+from oscine.executor.batch.slots import Rows
+from oscine.executor.sampling.sampler import Sampler
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample import reference
 from oscine.types import NewSequence, SamplingParams

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.executor import runner, sampler
-from oscine.executor.logprobs import ROWS_AT_ONCE
+from oscine.executor.sampling import choice, sampler
+from oscine.executor.sampling.logprobs import ROWS_AT_ONCE
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.sample.noise import gumbel
 from oscine.types import GenerationOutput, SamplingParams
@@ -206,7 +206,7 @@ def test_logits_of_many_sequences_are_computed_in_parts(case: dict[str, Any], mo
 
     counting("head", GptOss.head)
     counting("choose", GptOss.choose)
-    for module in (runner, sampler):
+    for module in (choice, sampler):
         monkeypatch.setattr(module, "LOGITS_AT_ONCE", 4)
     monkeypatch.setattr(sampler, "SAMPLED_AT_ONCE", 2)
     found = run(engine(sizes), *asked)

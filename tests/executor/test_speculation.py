@@ -7,8 +7,8 @@ import pytest
 
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.request import Request
-from oscine.executor.drafter import HostDrafter
-from oscine.executor.masks import GrammarCache
+from oscine.executor.sampling.masks import GrammarCache
+from oscine.extensions.speculation.drafter import HostDrafter
 from oscine.extensions.speculation.lookup import PromptLookup, Tokens
 from oscine.types import GenerationOutput, GenerationRequest, NewSequence
 from tests.engine.harness import SomeDrafts

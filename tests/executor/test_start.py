@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
-from oscine.executor.start import load
+from oscine.executor.start import load, shared
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops import triton_range
 from oscine.ops.choose import screened
@@ -29,7 +29,7 @@ LOST = "chooser=screened is not used: it does not suit the weights of this head,
 def test_a_head_that_cannot_be_screened_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_doubt: float
 ) -> None:
-    monkeypatch.setattr(load, "choose", lambda platform: choose(platform, {"chooser": "screened"}))
+    monkeypatch.setattr(shared, "choose", lambda platform: choose(platform, {"chooser": "screened"}))
     monkeypatch.setattr(screened, "MOST_DOUBT", most_doubt)
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     options = EngineOptions(
@@ -68,8 +68,8 @@ def start_on(
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     monkeypatch.setattr(triton_range, "installed", lambda: version)
     taken_for = iter([] if platform is None else [named(platform)])
-    real = load.platform_of
-    monkeypatch.setattr(load, "platform_of", lambda *given: next(taken_for, None) or real(*given))
+    real = shared.platform_of
+    monkeypatch.setattr(shared, "platform_of", lambda *given: next(taken_for, None) or real(*given))
     options = EngineOptions(
         model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),
         cache=CacheOptions(page_size=PAGE, kv_cache_bytes=1 << 20),

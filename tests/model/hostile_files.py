@@ -19,7 +19,7 @@ from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.chat.vocabulary import tokenizer_folder
 from oscine.checkpoint.hub import ADAPTER, CONFIG, INDEX, NANO_FOLDER, SINGLE, TOKENIZER
 from oscine.checkpoint.opened import open_model
-from oscine.executor.masks import GrammarCache
+from oscine.executor.sampling.masks import GrammarCache
 from oscine.extensions.formats.convert import convert
 from oscine.settings.config import EngineOptions, ModelOptions
 from tests.byte_tokenizer import write_byte_tokenizer

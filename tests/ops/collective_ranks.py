@@ -117,7 +117,7 @@ def _in_a_graph(ranks: Ranks, own: Communicator) -> list[str]:
 
 def answer(communicator: Communicator) -> list[int]:
     """What the embedded model says on a CPU."""
-    executor = load_executor(OPTIONS, lambda text: None, Stopwatch(), lambda opened: communicator)
+    executor = load_executor(OPTIONS, lambda text: None, Stopwatch(), lambda opened: communicator).executor
     memory, groups = executor.memory.slots, executor.memory.groups
     engine = EngineLoop(executor, OPTIONS, groups=groups, memory=memory, max_model_len=1024)
     engine.add(GenerationRequest("a", PROMPT, SamplingParams(max_tokens=16, temperature=0.0)))

@@ -6,31 +6,32 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from oscine.checkpoint.hub import check_ranks, config_at, find_model, find_tokenizer
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.kv.memory import MemoryPlan
-from oscine.executor.masks import TOKENIZER, GrammarCache
+from oscine.executor.sampling.masks import TOKENIZER, GrammarCache
+from oscine.executor.start.parts import (
+    FAKE_STORE,
+    FAKE_TRANSFERS,
+    LOAD_RANKS,
+    RANK_PROCESSES,
+    STORE,
+    TRANSFERS,
+    part,
+)
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.extensions.disaggregation.transfers import Transfers, identity_of
-from oscine.extensions.offload.page_memory import HostMemory
-from oscine.extensions.offload.page_store import PageStore, open_store
-from oscine.extensions.parallel.lockstep import Clock
 from oscine.kv_group import KVGroup, Slots, apart
-from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions, SchedulerOptions
 from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
-from oscine.types import DecodeTimes, Executor, ModelSize, RankMemory, Region, Seat
+from oscine.types import DecodeTimes, Executor, ModelSize, Seat
 
-if TYPE_CHECKING:  # they need torch and msgspec
-    from oscine.executor.runner import TorchExecutor
+if TYPE_CHECKING:  # they need torch
+    from oscine.executor.start.load import Loaded
     from oscine.executor.start.threaded import ThreadedExecutor
-    from oscine.extensions.parallel.processes import RankProcesses
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
 # The first 1,024 tokens of a prompt, or 35 tokens after 100,000 others: some seconds on one slow core.
@@ -47,13 +48,13 @@ class BuiltExecutor:
     slots: Sequence[Slots]  # the memory of the groups
     scheduler: SchedulerOptions  # with the limits that the executor has room for
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
-    transfers: Transfers | None = None  # where the options want pages to move between engines
-    ranks: "RankProcesses | None" = None  # where the model has several ranks
-    # With other engines, whose experts compute the tokens of this one too: their clock, and what runs a step without
-    # sequences if one is awaited.
-    partners: tuple[Clock, Callable[[], None]] | None = None
+    transfers: Any = None  # of the extension disaggregation, where the options want pages to move between engines
+    ranks: Any = None  # of the extension parallel, where the model has several ranks
+    # With other engines, whose experts compute the tokens of this one too: the extension's lockstep, and what runs a
+    # step without sequences if one is awaited.
+    partners: tuple[Any, Callable[[], None]] | None = None
     size: ModelSize = field(default_factory=ModelSize)
-    store: PageStore | None = None  # of pages that the cache evicts, where the options want them kept
+    store: Any = None  # of the extension offload: of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
     decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
@@ -71,7 +72,7 @@ def _build_torch(options: EngineOptions, seat: Seat | None) -> BuiltExecutor:
     watch = Stopwatch()
     check_ranks(options.model)
     devices = _devices(options)
-    ranks = None if len(devices) == 1 else _start(len(devices))
+    ranks = None if len(devices) == 1 else part(RANK_PROCESSES)(len(devices))
     try:
         return _load_torch(options, devices, ranks, watch, seat)
     except BaseException:
@@ -89,23 +90,16 @@ def _devices(options: EngineOptions) -> list[str]:
     return devices_of(model.device, 1, model.tensor_parallel_size, Environment().num_gpus)[0]
 
 
-def _start(num_ranks: int) -> "RankProcesses":
-    from oscine.extensions.parallel.processes import RankProcesses
-
-    return RankProcesses(num_ranks)
-
-
 def _load_torch(
     options: EngineOptions,
     devices: list[str],
-    ranks: "RankProcesses | None",
+    ranks: Any,
     watch: Stopwatch,
     seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
     from oscine.executor.start.threaded import ThreadedExecutor
     from oscine.executor.start.torch_process import use_threads
-    from oscine.extensions.offload.start import store_of
     from oscine.model.tensors import size_of
 
     def report(text: str) -> None:
@@ -116,12 +110,12 @@ def _load_torch(
     watch.lap("import")
     steps: Executor
     if ranks is None:
-        executor = steps = load_executor(options, report, watch, seat=seat)
+        loaded = load_executor(options, report, watch, seat=seat)
+        steps = loaded.executor
     else:
-        from oscine.extensions.parallel.start.ranks import load_ranks
-
-        executor, steps = load_ranks(options, devices, ranks, report, watch)
+        loaded, steps = part(LOAD_RANKS)(options, devices, ranks, report, watch)
     report(str(watch))
+    executor = loaded.executor
     plan, config = executor.memory, executor.config
     threaded = options.scheduler.overlap and executor.device.type == "cpu"  # a GPU runs beside the host anyway
     runner = ThreadedExecutor(steps) if threaded else None
@@ -134,13 +128,13 @@ def _load_torch(
         slots=plan.slots,
         scheduler=_scheduler(options.scheduler, plan),
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
-        transfers=_transfers(options, executor, ranks) if options.peers.kv_transfer else None,
+        transfers=part(TRANSFERS)(options, executor, ranks) if options.peers.kv_transfer else None,
         ranks=ranks,
-        partners=_partners(executor, runner),
+        partners=_partners(loaded, runner),
         size=size_of(config, on_gpu=executor.device.type == "cuda"),
-        store=store_of(options, executor) if options.cache.kv_offload_bytes else None,
+        store=part(STORE)(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
-        decode_times=executor.decode_times,
+        decode_times=loaded.decode_times,
         gpus=_uuids([str(executor.device)] if ranks is None else devices),
     )
 
@@ -159,23 +153,12 @@ def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus)
 
 
-def _partners(executor: "TorchExecutor", runner: "ThreadedExecutor | None") -> tuple[Clock, Callable[[], None]] | None:
+def _partners(loaded: "Loaded", runner: "ThreadedExecutor | None") -> tuple[Any, Callable[[], None]] | None:
     """`runner`: the thread in which the executor runs, if it has one."""
-    if executor.lockstep is None:
+    if not loaded.lockstep.shares_experts:
         return None
-    take_part = executor.take_part if runner is None else partial(runner.call, executor.take_part)
-    return executor.lockstep.clock, take_part
-
-
-def _transfers(options: EngineOptions, executor: "TorchExecutor", ranks: "RankProcesses | None") -> Transfers:
-    from oscine.extensions.disaggregation.start import transfer_of
-
-    own = transfer_of(options, executor)
-    if ranks is None:
-        return own
-    from oscine.extensions.disaggregation.of_ranks import RankedTransfers
-
-    return RankedTransfers(own, ranks.connections, ranks.check)
+    take_part = loaded.executor.take_part
+    return loaded.lockstep, take_part if runner is None else partial(runner.call, take_part)
 
 
 def _build_fake(options: EngineOptions) -> BuiltExecutor:
@@ -206,8 +189,8 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         groups=groups,
         slots=apart(num_pages),
         scheduler=replace(options.scheduler, by_memory=()),
-        transfers=_fake_transfers(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
-        store=None if pages is None else open_store(options, groups, HostMemory(pages.memory), "fake"),
+        transfers=part(FAKE_TRANSFERS)(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
+        store=None if pages is None else part(FAKE_STORE)(options, groups, pages),
     )
 
 
@@ -218,17 +201,3 @@ def _fake_pages(options: EngineOptions, groups: Sequence[KVGroup], max_model_len
         return options.cache.kv_cache_bytes // sum(group.page_bytes for group in groups)
     per_sequence = ceil(min(max_model_len, _FAKE_TOKENS_PER_SEQUENCE) / page_size)
     return max(options.scheduler.max_num_seqs * per_sequence, most)
-
-
-def _fake_transfers(
-    options: EngineOptions, config: ModelConfig, groups: Sequence[KVGroup], num_pages: int
-) -> Transfers:
-    """Moves small pages without meaning: one layer of each group, with two bytes for a key and for a value."""
-    from oscine.extensions.disaggregation.nixl import KVTransfer
-
-    small = [replace(group, layers=group.layers[:1], num_kv_heads=1, head_dim=2) for group in groups]
-    memory = [np.zeros(num_pages * group.page_bytes, np.uint8) for group in small]
-    sizes = [group.page_bytes for group in small]
-    regions = [Region(pages.ctypes.data, num_pages, size) for pages, size in zip(memory, sizes, strict=True)]
-    identity, ours = identity_of(options.model.model, "", config), RankMemory(b"", "DRAM", 0, regions)
-    return KVTransfer(identity, small, ours, owner=memory, local=options.peers.is_local)

@@ -4,7 +4,7 @@ import torch
 
 from oscine.executor.kv.allocate import groups_of
 from oscine.executor.kv.memory import MemoryPlan, plan_memory
-from oscine.executor.start.load import native_bytes
+from oscine.executor.start.weight_bytes import native_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
 from oscine.ops.platforms import native

@@ -1,24 +1,19 @@
 """Runs steps of all kinds before the first request does.
 
-This compiles kernels, takes memory, and measures steps with drafts. Steps are plans, as those of the engine. Every page
-of the dummy sequences is page 0.
+This compiles kernels and takes memory. Steps are plans, as those of the engine. Every page of the dummy sequences is
+page 0.
 """
 
-import itertools
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
-import numpy as np
 import torch
 
-from oscine.executor.drafter import HostDrafter
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
-from oscine.executor.masks import ANYTHING
 from oscine.executor.runner import TorchExecutor
-from oscine.types import DecodeTimes, NewSequence, SamplingParams, ScheduledSequence, StepPlan
+from oscine.executor.sampling.masks import ANYTHING
+from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 _MOST_LOGPROBS = 20  # of a token, that an API offers
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -37,15 +32,6 @@ SAMPLINGS = (
     MASKED,
     SamplingParams(max_tokens=1, presence_penalty=1.0, logit_bias={0: 1.0}, logprobs=1),
 )
-
-
-_TIMED_ROWS = 1024  # the most rows of a step that is timed
-# Up to how many sequences are few; steps per measurement with few sequences, and with more. The first is not timed.
-_TIMED_STEPS = {"cuda": (32, 3, 2), "cpu": (8, 6, 3)}
-_TIMED_CONTEXT = 8  # tokens
-_CPU_LIMIT_S = 0.5  # for all measurements together
-_CPU_ENOUGH_S = 0.1  # a measurement that takes so long ends after three steps
-_CPU_STEP_S = 0.1  # if a plain step takes longer, nothing is measured
 
 
 def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
@@ -99,113 +85,3 @@ def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams)
         plan.new.append(NewSequence(slot, [0] * length, length, 0, [[] for _ in pages], sampling))
         plan.sequences.append(ScheduledSequence(slot, 0, length, True, pages))
     return plan
-
-
-def time_decodes(
-    executor: TorchExecutor, max_num_batched_tokens: int, drafter: HostDrafter | None
-) -> dict[int, DecodeTimes] | None:
-    """Measures decode steps with 0, 1, ... drafts, by number of sequences: 1, 2, 4, ... and max_num_seqs.
-
-    `drafter`: a new one like the executor's, used for this only; None if a head drafts. Ranks, and engines that share
-    experts, call this together and run the same steps. On a CPU the time limits decide which steps are measured, so
-    ranks and engines that share experts measure nothing there. Returns None if nothing was measured.
-    """
-    is_limited, most_rows = executor.device.type == "cpu", min(_TIMED_ROWS, max_num_batched_tokens)
-    if is_limited and (executor.communicator.num_ranks > 1 or executor.lockstep is not None):
-        return None
-    if executor.memory.max_model_len < 2 * _TIMED_CONTEXT + executor.max_drafts:
-        return None
-    fixed = None if drafter is None else _FixedDrafter(drafter)
-    steps, found = _TimedSteps(executor, fixed), {}
-    with nullcontext() if fixed is None else executor.drafting_with(fixed):
-        for size in sizes_to_time(executor.max_num_seqs):
-            most_drafts = min(executor.max_drafts, most_rows // size - 1)
-            plain = steps.seconds(size, 0, asks=False)
-            if most_drafts < 1 or (is_limited and plain > _CPU_STEP_S):
-                break
-            drafting = [steps.seconds(size, num_drafts, asks=True) for num_drafts in range(2)]
-            for num_drafts in range(2, most_drafts + 1):
-                if is_limited and steps.total_s > _CPU_LIMIT_S:
-                    break
-                drafting.append(steps.seconds(size, num_drafts, asks=True))
-            found[size] = DecodeTimes(plain, tuple(drafting))
-            if is_limited and steps.total_s > _CPU_LIMIT_S:
-                break
-    executor.forget_page_zero()
-    return found or None
-
-
-def sizes_to_time(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
-
-
-class _FixedDrafter:
-    """A HostDrafter that does the work of another, and then drafts `num_drafts` tokens."""
-
-    def __init__(self, drafter: HostDrafter) -> None:
-        self._drafter, self.num_drafts = drafter, 0
-
-    def assign(self, new: NewSequence) -> None:
-        self._drafter.assign(new)
-
-    def keeps(self, slot: int) -> bool:
-        return False
-
-    def append(self, slot: int, token_ids: list[int]) -> None:
-        self._drafter.append(slot, token_ids)
-
-    def propose(self, slot: int, most: int, forced: list[int]) -> list[int]:
-        self._drafter.propose(slot, most, forced)
-        return [0] * self.num_drafts
-
-
-class _TimedSteps:
-    """Decode steps of dummy sequences. On a GPU two are in flight, as in the engine.
-
-    All tokens are given and random, drafts too, so they choose different experts, as those of requests do. Contexts
-    have a few tokens; the engine learns the cost of longer ones.
-    """
-
-    def __init__(self, executor: TorchExecutor, fixed: _FixedDrafter | None) -> None:
-        self._executor, self._fixed, self._numbers = executor, fixed, itertools.count()
-        self._began_s = time.perf_counter()
-
-    @property
-    def total_s(self) -> float:
-        return time.perf_counter() - self._began_s
-
-    def seconds(self, size: int, num_drafts: int, *, asks: bool) -> float:
-        """Seconds of a step of `size` sequences. `asks`: whether the drafter works for them."""
-        executor, ends_s = self._executor, list[float]()
-        ahead = 0 if executor.device.type == "cpu" else 1  # a CPU has done a step when it is launched
-        few, steps_of_few, steps_of_many = _TIMED_STEPS[executor.device.type]
-        steps = steps_of_few if size <= few else steps_of_many
-        length = _TIMED_CONTEXT + steps + num_drafts
-        pages = [[0] * -(-length // executor.memory.page_size) for _ in executor.memory.groups]
-        draw = np.random.default_rng(size)
-        new = [
-            NewSequence(slot, tokens.tolist(), length, _TIMED_CONTEXT, pages, GREEDY)
-            for slot, tokens in enumerate(draw.integers(executor.config.vocab_size, size=(size, length)))
-        ]
-        if self._fixed is not None:
-            self._fixed.num_drafts = num_drafts
-        asked = max(num_drafts, 1) if asks and self._fixed is not None else num_drafts
-        nothing: list[list[int]] = [[] for _ in pages]
-        for i in range(steps):
-            # A step with a new sequence fills the head's layer, without drafts.
-            taken = new if i == 0 else new[:1] if asks and not asked else []
-            sequences = [ScheduledSequence(one.slot, _TIMED_CONTEXT + i, 1, True, nothing, asked) for one in new]
-            executor.launch(StepPlan(next(self._numbers), taken, sequences))
-            if i >= ahead:
-                executor.collect()
-                ends_s.append(time.perf_counter())
-            if not ahead and len(ends_s) > 2 and ends_s[-1] - ends_s[0] > _CPU_ENOUGH_S:
-                break
-        for _ in range(ahead):
-            executor.collect()
-            ends_s.append(time.perf_counter())
-        # On a CPU the first step may be recorded. On a GPU, a result that is read late makes the next step look short.
-        return (
-            min(b - a for a, b in itertools.pairwise(ends_s)) if not ahead else (ends_s[-1] - ends_s[0]) / (steps - 1)
-        )

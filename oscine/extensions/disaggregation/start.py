@@ -1,13 +1,22 @@
 """The transfer of pages between one rank's memory and other engines. Needs NIXL."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
 from oscine.checkpoint.folder import fingerprint
 from oscine.checkpoint.hub import CONFIG, find_model
 from oscine.checkpoint.opened import config_of
 from oscine.executor.runner import TorchExecutor
 from oscine.extensions.disaggregation.nixl import KVTransfer
-from oscine.extensions.disaggregation.transfers import identity_of
+from oscine.extensions.disaggregation.of_ranks import RankedTransfers
+from oscine.extensions.disaggregation.transfers import Transfers, identity_of
 from oscine.extensions.speculation.eagle.config import HeadConfig
 from oscine.extensions.speculation.eagle.find import head_folder
+from oscine.kv_group import KVGroup
+from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions
 from oscine.types import RankMemory, Region
 
@@ -31,3 +40,21 @@ def model_identity(options: EngineOptions) -> str:
         return identity
     head = head_folder(options, path)
     return f"{identity} {fingerprint(head)} {HeadConfig.from_file(head / CONFIG, config_of(model))}"
+
+
+def transfers_of(options: EngineOptions, executor: TorchExecutor, ranks: Any) -> Transfers:
+    """Of all ranks. `executor`: of rank 0. `ranks`: RankProcesses of the others; None if there are none."""
+    own = transfer_of(options, executor)
+    return own if ranks is None else RankedTransfers(own, ranks.connections, ranks.check)
+
+
+def fake_transfers_of(
+    options: EngineOptions, config: ModelConfig, groups: Sequence[KVGroup], num_pages: int
+) -> Transfers:
+    """Moves small pages without meaning: one layer of each group, with two bytes for a key and for a value."""
+    small = [replace(group, layers=group.layers[:1], num_kv_heads=1, head_dim=2) for group in groups]
+    memory = [np.zeros(num_pages * group.page_bytes, np.uint8) for group in small]
+    sizes = [group.page_bytes for group in small]
+    regions = [Region(pages.ctypes.data, num_pages, size) for pages, size in zip(memory, sizes, strict=True)]
+    identity, ours = identity_of(options.model.model, "", config), RankMemory(b"", "DRAM", 0, regions)
+    return KVTransfer(identity, small, ours, owner=memory, local=options.peers.is_local)

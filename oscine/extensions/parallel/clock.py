@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from math import inf
 
-from oscine.extensions.parallel.lockstep import Agreed
+from oscine.executor.lockstep import Agreed
 from oscine.extensions.parallel.meeting import is_lost, wait, words_of
 from oscine.types import Seat
 

@@ -1,16 +1,14 @@
 """Steps that ranks which share experts run together: each waits for the others at the start of a step."""
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-if TYPE_CHECKING:  # it needs torch
-    from oscine.ops.target import Exchange
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-
-class Agreed(NamedTuple):
-    """A step of all ranks."""
-
-    tokens: tuple[int, ...]  # by rank
-    replays: bool  # whether a CUDA graph can run it on every rank
+from oscine.executor.lockstep import Agreed, OwnSteps
+from oscine.ops.target import Exchange
 
 
 class Clock(Protocol):
@@ -41,24 +39,40 @@ class Clock(Protocol):
         ...
 
 
-class Lockstep:
+class Lockstep(OwnSteps):
     """What the runner uses in each step: the clock, and the exchange of tokens."""
 
-    def __init__(self, clock: Clock, exchange: "Exchange") -> None:
+    shares_experts = True
+    exchange: Exchange
+
+    def __init__(self, clock: Clock, exchange: Exchange) -> None:
         self.clock, self.exchange = clock, exchange
 
     @property
+    def failed(self) -> Tensor | None:
+        return self.exchange.failed
+
+    @property
     def is_awaited(self) -> bool:
-        """Whether other ranks have begun a step that this one has not."""
         return self.clock.is_awaited
 
     def begin(self, num_tokens: int, replays: bool) -> Agreed:
-        """Agrees on a step that has `num_tokens` here, and that a CUDA graph can run here or not; see `pad`."""
         agreed = self.clock.agree(num_tokens, replays)
         if not agreed.replays:
             self.exchange.tokens = agreed.tokens
         return agreed
 
     def pad(self, num_tokens: int) -> None:
-        """The step has as many tokens on every rank: what a CUDA graph holds."""
         self.exchange.tokens = (num_tokens,) * self.clock.num_ranks
+
+    def least_of_all(self, number: int) -> int:
+        found = torch.tensor([number])
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)  # the engines are the ranks of the process group
+        return int(found)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return self.exchange.rehearsal()
+
+    def serve(self) -> None:
+        self.clock.serve()
+        self.exchange.serve()

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from msgspec import msgpack
 
-from oscine.executor.headers import Few
-from oscine.executor.rules import Masks
-from oscine.executor.transfer import staging
+from oscine.executor.batch.transfer import staging
+from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.rules import Masks
 from oscine.types import StepPlan
 
 encode_plan = msgpack.Encoder().encode

@@ -37,5 +37,5 @@ class Partners(EngineExtension):
 
 def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
     assert built.partners is not None
-    clock, take_part = built.partners
-    return lambda loop: Partners(clock, take_part)
+    lockstep, take_part = built.partners
+    return lambda loop: Partners(lockstep.clock, take_part)

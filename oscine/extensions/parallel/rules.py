@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from oscine.executor.headers import Few
-from oscine.executor.rules import Masks, Rules
-from oscine.executor.slots import IntArray, Rows
+from oscine.executor.batch.slots import IntArray, Rows
+from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.rules import Masks, Rules
 from oscine.extensions.parallel.messages import decode_forced, decode_rules, encode_forced, encode_rules
 from oscine.extensions.parallel.ring import RingReader, RingWriter
 from oscine.types import NewSequence, SamplingParams

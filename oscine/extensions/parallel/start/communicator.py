@@ -1,13 +1,13 @@
 """The communicator of one rank, by the device that its model is on."""
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from oscine.checkpoint.opened import OpenedModel
+from oscine.executor.start.shared import MakeCommunicator
 from oscine.ops.comm.collectives import LIMIT, MEETING, CollectiveCommunicator
 from oscine.ops.comm.host import HostCommunicator
 from oscine.ops.target import Communicator
@@ -16,9 +16,6 @@ from oscine.system.environment import Environment
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.comm.symmetric import SymmetricCommunicator
-
-
-MakeCommunicator = Callable[[OpenedModel], Communicator]
 
 
 def between_ranks(host: HostCommunicator, store: int, options: EngineOptions) -> MakeCommunicator:
@@ -32,14 +29,6 @@ def between_ranks(host: HostCommunicator, store: int, options: EngineOptions) ->
         return between_gpus(host.rank, host.num_ranks, file, opened, options)
 
     return make
-
-
-def least_of(number: int, communicator: Communicator, *, shares_experts: bool) -> int:
-    """The least number of all ranks of a model on GPUs, and of all engines that share its experts."""
-    found = communicator.all_gather(torch.tensor([number])).min()
-    if shares_experts:  # the engines are the ranks of the process group
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-    return int(found)
 
 
 def between_gpus(

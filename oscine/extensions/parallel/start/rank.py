@@ -49,7 +49,7 @@ class _Rank:
             Stopwatch(),
             between_ranks(self._host, launch.store, launch.options),
             lambda tokenizer, vocab_size: lambda num_slots, device: ReceivedRules(ring, device),
-        )
+        ).executor
         if launch.options.peers.kv_transfer:
             _follow_transfers(launch, executor)
         self._awaited = {"rank 0": launch.parent}

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from oscine.executor.kv.limits import with_step_tokens
-from oscine.executor.rules import NewRules, grammar_rules
-from oscine.executor.runner import TorchExecutor
+from oscine.executor.sampling.rules import NewRules, grammar_rules
 from oscine.executor.start.device_memory import smallest_gpu
-from oscine.executor.start.load import Report, load_executor
+from oscine.executor.start.load import Loaded, load_executor
+from oscine.executor.start.shared import Report
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.extensions.parallel.processes import RankProcesses
 from oscine.extensions.parallel.ranked import RankedExecutor
@@ -24,7 +24,7 @@ from oscine.settings.config import CPU_CACHE_BYTES, EngineOptions
 
 def load_ranks(
     options: EngineOptions, devices: list[str], ranks: RankProcesses, report: Report, watch: Stopwatch
-) -> tuple[TorchExecutor, RankedExecutor]:
+) -> tuple[Loaded, RankedExecutor]:
     """Rank 0's own executor, and the executor over all ranks. Raises as load_executor does, for any rank."""
     os.ftruncate(ranks.memory, bytes_of_all(ranks.num_ranks))
     shared, num_threads = SharedMemory(ranks.memory, ranks.num_ranks), None
@@ -45,6 +45,6 @@ def load_ranks(
         new_rules = grammar_rules(tokenizer_file, vocab_size)
         return lambda num_slots, device: SentRules(new_rules(num_slots, device), ring)
 
-    executor = load_executor(own, report, watch, between_ranks(host, ranks.store, own), sent)
+    loaded = load_executor(own, report, watch, between_ranks(host, ranks.store, own), sent)
     ranks.serve()
-    return executor, RankedExecutor(executor, ranks, ring)
+    return loaded, RankedExecutor(loaded.executor, ranks, ring)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.device_state import DeviceState
-from oscine.executor.slots import ColumnArray, IntArray
-from oscine.executor.transfer import upload, upload_into
+from oscine.executor.batch.device_state import DeviceState
+from oscine.executor.batch.slots import ColumnArray, IntArray
+from oscine.executor.batch.transfer import upload, upload_into
 from oscine.extensions.speculation.eagle.head import EagleHead
 from oscine.extensions.speculation.ops.interface import DraftState
 from oscine.ops.interface import Batch

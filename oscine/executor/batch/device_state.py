@@ -6,17 +6,27 @@ is queued on the device in the order of the calls.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.slots import PageEntries
-from oscine.executor.transfer import upload
+from oscine.executor.batch.slots import PageEntries
+from oscine.executor.batch.transfer import upload
 from oscine.ops.interface import Batch, Ops
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 
 _ALIGNED = 16  # columns: kernels are compiled anew for strides that 16 does not divide
+
+
+class Computed(NamedTuple):
+    """A step up to the choice of the next tokens."""
+
+    packed: PackedStep[Tensor]  # on the device
+    batch: Batch
+    x_NH: Tensor  # what the head takes
+    features_TH: Tensor | None = None  # what a draft head reads
 
 
 class DeviceState:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.executor.slots import ColumnArray, IntArray, Rows
+from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
 from oscine.model.tokenizer_file import library_errors, read_tokenizer
 from oscine.ops.packed import REJECTED
 from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError, UndecidedError

@@ -1,4 +1,4 @@
-"""What guesses the next tokens of a sequence, so that a step can verify several at once: the seam of the runner."""
+"""What guesses the next tokens of a sequence: on the host, or on the device."""
 
 from collections.abc import Collection
 from typing import Protocol

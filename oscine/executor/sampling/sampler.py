@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.executor.headers import Few
+from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
+from oscine.executor.batch.transfer import upload
 from oscine.executor.kv.memory import LOGITS_AT_ONCE, SAMPLED_AT_ONCE
-from oscine.executor.logprobs import joined
-from oscine.executor.slots import ColumnArray, IntArray, Rows
-from oscine.executor.transfer import upload
+from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.logprobs import joined
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel_of
 from oscine.types import NewSequence, SamplingParams

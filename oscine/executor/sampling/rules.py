@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscine.executor.headers import Few, Headers
-from oscine.executor.masks import Constraints, GrammarCache, mask_of
-from oscine.executor.slots import ColumnArray, IntArray, Rows
-from oscine.executor.transfer import staging
+from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
+from oscine.executor.batch.transfer import staging
+from oscine.executor.sampling.headers import Few, Headers
+from oscine.executor.sampling.masks import Constraints, GrammarCache, mask_of
 from oscine.types import NewSequence, SamplingParams
 
 

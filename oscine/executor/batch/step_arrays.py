@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from oscine.executor.slots import ColumnArray, IntArray, Slots
+from oscine.executor.batch.slots import ColumnArray, IntArray, Slots
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.types import ScheduledSequence
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oscine.executor.masks import GrammarCache, Markers
-from oscine.executor.slots import IntArray, Rows
+from oscine.executor.batch.slots import IntArray, Rows
+from oscine.executor.sampling.masks import GrammarCache, Markers
 from oscine.ops.packed import REJECTED
 from oscine.types import NewSequence
 

@@ -1,0 +1,166 @@
+"""What the steps of a start share: the model, its device, the ops that suit it, and what extensions make."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from oscine.checkpoint.opened import OpenedModel, open_model
+from oscine.executor.kv.allocate import dtype_name
+from oscine.executor.kv.late_cache import LateCache
+from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_step_tokens
+from oscine.executor.kv.memory import second_form_bytes
+from oscine.executor.lockstep import OwnSteps
+from oscine.executor.sampling.rules import NewRules
+from oscine.executor.start.device_memory import Budget, device_memory, smallest_gpu
+from oscine.executor.start.drafting import Drafting, MakeDrafting
+from oscine.executor.start.parts import DRAFTING, LOCKSTEP, part
+from oscine.executor.start.stopwatch import Stopwatch
+from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
+from oscine.model.config import ModelConfig
+from oscine.model.tensors import Part, Shard
+from oscine.ops.comm.collectives import CollectiveCommunicator
+from oscine.ops.interface import Ops
+from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
+from oscine.ops.native.library import unavailable
+from oscine.ops.platforms.table import choose, platform_of, resolve
+from oscine.ops.target import Communicator, Target
+from oscine.ops.triton_range import check_triton
+from oscine.settings.config import EngineOptions
+from oscine.types import Seat
+
+Report = Callable[[str], None]
+MakeCommunicator = Callable[[OpenedModel], Communicator]
+RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
+_MOST_VERIFYING = 1024  # rows of the graphs that only drafts need
+
+
+class Start:
+    """What the steps of a start share. Every rank has its own."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        report: Report,
+        watch: Stopwatch,
+        communicator: MakeCommunicator | None,
+        rules_of: RulesOf,
+        seat: Seat | None,
+    ) -> None:
+        """Raises ValueError for what is wrong with the model."""
+        self.report, self.watch, self.rules_of = report, watch, rules_of
+        self.opened = open_model(options.model)
+        if self.opened.device.type == "cuda":
+            options = with_step_tokens(options, smallest_gpu([self.opened.device], options))
+        self.options = options
+        if platform_of(Target.of(self.opened.device), self.opened.dtype).uses_triton:
+            check_triton(report)
+        self.lockstep = OwnSteps() if seat is None else part(LOCKSTEP)(seat, self.opened, options)
+        target = Target.of(self.opened.device, communicator and communicator(self.opened), self.lockstep.exchange)
+        if isinstance(target.communicator, CollectiveCommunicator):
+            report(_without_peer_access(self.opened.config))
+        made = options.model.cpu_weights, options.model.activation_dtype
+        self.target = replace(target, cpu_weights=made[0], activation_dtype=made[1])
+        self.platform = platform_of(self.target, self.opened.dtype)
+        hidden = self.opened.config.hidden_size
+        keys = options.cache.kv_dtype(dtype_name(self.opened.dtype))
+        if lacking := self.platform.lacking_for_keys(self.target, keys):
+            raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
+        if options.model.activation_dtype != "auto" and (lacking := self.platform.lacking_for_fp8_experts(hidden)):
+            raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
+        self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
+        if seat is not None:
+            self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
+        self.config = self.shard.config(self.opened.config)
+        self.drafting = Drafting()
+        if options.speculation.is_on:
+            make: MakeDrafting = part(DRAFTING)
+            self.drafting = make(options, self.opened, self.target, self.platform, self.is_alone)
+        self.choice = choose(self.platform.name)  # op -> backend
+        self.ops = resolve(self.target, self.choice)
+        self.projection_bytes = self._projection_bytes()
+        self.ops = self._with_projections(self.ops)
+        self.on_host: HostLayers | None = None
+        self.budget: Budget | None = None  # of a GPU
+        self.cache: LateCache | None = None  # that gets its memory when all else has its own
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.opened.device.type == "cuda"
+
+    @property
+    def is_alone(self) -> bool:
+        """The model is on one device, and shares no experts."""
+        return self.target.communicator.num_ranks == 1 and not self.lockstep.shares_experts
+
+    def least_of_all(self, number: int) -> int:
+        """The least number of all ranks of a model on GPUs, and of all engines that share its experts."""
+        return self.lockstep.least_of_all(int(self.target.communicator.all_gather(torch.tensor([number])).min()))
+
+    @property
+    def tensor_bytes(self) -> dict[str, int]:
+        """Bytes of this rank's weights on the device, by tensor name."""
+        dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)
+        if self.platform.has_c_kernels:
+            return native_bytes(specs, self.target.cpu_weights)
+        return torch_bytes(specs, dtype)
+
+    @property
+    def prepared_head_bytes(self) -> int:
+        """The most bytes that the chooser needs in addition to this rank's head."""
+        return self.ops.chooser.prepared_bytes(*self.shard.specs(self.opened.config)["lm_head.weight"].shape)
+
+    def _projection_bytes(self) -> int:
+        """Bytes of the projections' second form (12 bits); 0 where there is none."""
+        if not self.platform.screens_projections:
+            return 0
+        gpu, specs = device_memory(self.opened.device, self.options), self.shard.specs(self.opened.config)
+        weights = sum(self.tensor_bytes.values()) + self.prepared_head_bytes
+        return second_form_bytes(gpu, self.options, weights, {name: spec.shape for name, spec in specs.items()})
+
+    @property
+    def decode_sizes(self) -> list[int]:
+        """Rows of CUDA graphs: sequences, and with drafts more. Reference attention and experts have none, as they wait
+        for values on the host."""
+        capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
+        scheduler = self.options.scheduler
+        with_drafts = scheduler.max_num_seqs * (1 + self.drafting.most)
+        most = max(scheduler.max_num_seqs, min(with_drafts, _MOST_VERIFYING, scheduler.max_num_batched_tokens))
+        if self.on_host is not None:
+            most = min(most, MOST_TOKENS)
+        return sizes_up_to(most) if capturable else []
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Tokens of CUDA graphs of steps with prompts.
+
+        There are none where engines share experts, as their steps would have to fit one graph, and where experts stay
+        on the host, from where larger steps copy them.
+        """
+        shares = self.lockstep.shares_experts
+        if not (self.decode_sizes and self.options.cuda_graphs and not shares and self.on_host is None):
+            return []
+        gpu = device_memory(self.opened.device, self.options)
+        return prompt_sizes_up_to(min(gpu.graph_tokens, self.options.scheduler.max_num_batched_tokens))
+
+    def keep_experts(self, num_layers: int) -> None:
+        """Offloads the experts of the last layers to host memory. Raises ValueError without the native kernels."""
+        if (why := unavailable()) is not None:
+            raise ValueError(f"--experts-on-host needs the native kernels for CPUs: {why}")
+        config, threads = self.config, self.options.num_threads
+        layers = range(config.num_hidden_layers - num_layers, config.num_hidden_layers)
+        self.on_host = HostLayers(self.target, layers, config.hidden_size, config.num_experts_per_tok, threads)
+        ops = self._with_projections(resolve(self.target, self.choice, leave_choice=False))
+        self.ops = replace(ops, moe=self.on_host.beside(ops.moe))
+
+    def _with_projections(self, ops: Ops) -> Ops:
+        """Without a second form of the projections, where there is no room for it."""
+        return ops if self.projection_bytes else replace(ops, prepare_projection=ops.prepare_dense)
+
+
+def _without_peer_access(config: ModelConfig) -> str:
+    return (
+        f"these GPUs cannot reach each other's memory: the {2 * config.num_hidden_layers + 1} messages of a step go "
+        "through NCCL, and take 7 us or more each instead of 2; engines of one GPU (--data-parallel-size) need none"
+    )

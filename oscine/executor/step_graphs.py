@@ -1,0 +1,46 @@
+"""How a step runs without calling its ops from Python: as a CUDA graph, or on a CPU as one recorded call."""
+
+import torch
+
+from oscine.executor.batch.device_state import DeviceState
+from oscine.executor.cuda_graphs import Choose, DecodeGraphs, PromptGraphs
+from oscine.executor.forward import Forward
+from oscine.executor.recorded_steps import MOST_BYTES, RecordedSteps
+
+
+class StepGraphs:
+    """Where a head drafts, steps without drafts have graphs of their own, which do no work for it."""
+
+    def __init__(self, forward: Forward, choose: Choose, state: DeviceState, *, has_head: bool) -> None:
+        self._forward, self._choose, self._state, self._has_head = forward, choose, state, has_head
+        plain = DecodeGraphs(forward.decode, choose, state.device)
+        self.prompts = PromptGraphs(forward.prompts, state.padding_slot, state.device)
+        followed = DecodeGraphs(forward.decode_followed, choose, state.device) if has_head else plain
+        self.plain_graphs, self.followed_graphs = plain, followed
+        self.plain: DecodeGraphs | RecordedSteps = plain
+        self.followed: DecodeGraphs | RecordedSteps = followed
+
+    @torch.inference_mode()
+    def run_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
+        """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
+        self.prompts.run_eagerly(prompt_sizes)
+        self.followed_graphs.run_eagerly(decode_sizes)
+
+    def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
+        """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
+        most = self._state.padding_slot
+        pool = torch.cuda.graph_pool_handle()
+        self.prompts.capture(prompt_sizes, pool)
+        self.followed_graphs.capture(decode_sizes, pool)
+        if self._has_head:
+            plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
+            self.plain_graphs.capture(plain, pool)
+
+    def record(self, most_bytes: int = MOST_BYTES) -> None:
+        """From now on decode steps are recorded C calls: on a CPU, with native ops. Writes page 0. Raises
+        NotRecordable."""
+        plain = followed = RecordedSteps(self._forward.decode, self._choose, most_bytes)
+        if self._has_head:
+            followed = RecordedSteps(self._forward.decode_followed, self._choose, most_bytes)
+        followed.try_one(self._state.padding_slot)
+        self.plain, self.followed = plain, followed

@@ -171,6 +171,9 @@ class RankMemory:
     regions: list[Region]  # per page group
 
 
+TransferState = Literal["running", "done", "failed"]  # of pages on their way
+
+
 class PageMoves(NamedTuple):
     """Pages of one group: the i-th of the source becomes the i-th of the target."""
 

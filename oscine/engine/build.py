@@ -8,6 +8,7 @@ from typing import Any
 from oscine.engine.core.extension import MakeExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.build import BuiltExecutor, build_executor
+from oscine.executor.start.parts import Place, part
 from oscine.settings.config import EngineOptions, SchedulerOptions
 from oscine.system.extensions import load
 from oscine.types import ModelSize, Seat
@@ -17,7 +18,7 @@ OFFLOAD = "oscine.extensions.offload.manager:of_engine"
 REMOTE_PREFILLS = "oscine.extensions.disaggregation.remote_prefill:of_engine"
 SPECULATION = "oscine.extensions.speculation.policy:of_engine"
 PARTNERS = "oscine.extensions.parallel.partners:of_engine"
-SEED_OF_FOLDER = "oscine.extensions.offload.page_files:seed_of"  # of --kv-offload-dir
+SEED_OF_FOLDER = Place("--kv-offload-dir", "oscine.extensions.offload.page_files:seed_of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +88,4 @@ def with_prefix_seed(options: EngineOptions) -> EngineOptions:
     folder, peers = options.cache.kv_offload_dir, options.peers
     if folder is None or peers.prefix_seed:
         return options
-    return replace(options, peers=replace(peers, prefix_seed=load(SEED_OF_FOLDER)(Path(folder))))
+    return replace(options, peers=replace(peers, prefix_seed=part(SEED_OF_FOLDER)(Path(folder))))

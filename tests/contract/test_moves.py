@@ -30,12 +30,8 @@ TABLES = (
 NEEDS = {
     "bench": ("parallel",),
     "cluster": ("replicas",),
-    "disaggregation": ("speculation",),
     "doctor": ("apis", "bench", "formats"),
     "eval": ("apis", "bench"),
-    "offload": ("disaggregation",),
-    "parallel": ("disaggregation",),
-    "replicas": ("offload", "parallel"),
 }
 
 

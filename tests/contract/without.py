@@ -21,12 +21,22 @@ from oscine.system.extensions import extension_of
 from tests.contract.test_moves import NEEDS
 from tests.test_repository import MODULES, ROOT
 
-# What the nucleus still imports at its top cannot be missing yet: see LEFT in test_moves.py.
-LATER = ("disaggregation", "offload", "parallel", "speculation")
 # A command without its extension, and what it says
 MISSING = {
     "apis": ("serve oscine-nano --port 0 --files-dir DIR", "--files-dir needs the extension apis"),
     "eval": ("eval URL", "oscine eval needs the extension eval"),
+    "offload": (
+        "serve oscine-nano --port 0 --kv-offload-bytes 1GiB",
+        "--kv-offload-bytes needs the extension offload",
+    ),
+    "parallel": (
+        "serve oscine-nano --port 0 --tensor-parallel-size 2",
+        "--tensor-parallel-size needs the extension parallel",
+    ),
+    "speculation": (
+        'serve oscine-nano --port 0 --speculative-config {"method":"ngram"}',
+        "argument --speculative-config: it needs the extension speculation (see oscine serve --help)",
+    ),
     "formats": ("pull gpt-oss-20b", "oscine pull needs the extension formats"),
     "replicas": (
         "serve oscine-nano --port 0 --data-parallel-size 2",
@@ -43,7 +53,7 @@ OTHERS = (
 
 
 def extensions() -> list[str]:
-    return sorted({extension for module in MODULES if (extension := extension_of(module))} - {*LATER})
+    return sorted({extension for module in MODULES if (extension := extension_of(module))})
 
 
 def cases() -> list[list[str]]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oscine.executor.start.identity import identity_of
 from oscine.extensions.disaggregation.copies import copies
-from oscine.extensions.disaggregation.transfers import identity_of
 from oscine.kv_dtype import KVDtype
 from oscine.kv_group import KVGroup
 from tests.tiny import TINY

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.extensions.disaggregation.start import model_identity
+from oscine.executor.start.identity import model_identity
 from oscine.extensions.speculation.eagle.find import OF_NANO
 from oscine.settings.config import EngineOptions, ModelOptions, SpeculationOptions
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.serve.options import NAMES, PROFILE_FOLDER, SHARING
+from oscine.executor.start.parts import check_parts
 from oscine.settings.config import NANO, OPTIONS, Config
 from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import FileKeyError, OptionError, did_you_mean
@@ -85,6 +86,7 @@ def make_config(
         values |= layout
     values = _dummy(values) if "load-format" in values else values
     config = Config.of(_attention_dp(values) if values.get("enable-attention-dp") else values)
+    check_parts(config.engine)
     if config.server.enable_expert_parallel and config.server.data_parallel_size == 1:
         note("--enable-expert-parallel has no effect with one engine: each of its ranks has a part of every expert")
     return config

@@ -20,6 +20,7 @@ from oscine.executor.start.parts import (
     RANK_PROCESSES,
     STORE,
     TRANSFERS,
+    check_parts,
     part,
 )
 from oscine.executor.start.stopwatch import Stopwatch
@@ -65,6 +66,7 @@ def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExe
 
     Raises ValueError for what the user can mend: an unknown model, a broken file, memory that does not suffice.
     """
+    check_parts(options)
     return _build_fake(options) if options.executor == "fake" else _build_torch(options, seat)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from oscine.settings.config import EngineOptions
 from oscine.system.extensions import is_there, lacking, load
 
 
@@ -11,17 +12,36 @@ class Place(NamedTuple):
 
 
 DRAFTING = Place("--speculative-config", "oscine.extensions.speculation.start:drafting_of")
+HEAD_IDENTITY = Place("--speculative-config", "oscine.extensions.speculation.eagle.find:identity_of_head")
 LOCKSTEP = Place("--enable-expert-parallel", "oscine.extensions.parallel.start.share:open_lockstep")
+GROUP = Place("--enable-expert-parallel", "oscine.extensions.parallel.together:EngineGroup")
 RANK_PROCESSES = Place("--tensor-parallel-size", "oscine.extensions.parallel.processes:RankProcesses")
 LOAD_RANKS = Place("--tensor-parallel-size", "oscine.extensions.parallel.start.ranks:load_ranks")
 STORE = Place("--kv-offload-bytes", "oscine.extensions.offload.start:store_of")
 FAKE_STORE = Place("--kv-offload-bytes", "oscine.extensions.offload.start:fake_store_of")
 TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:transfers_of")
+FOLLOWER = Place("moving pages between engines", "oscine.extensions.disaggregation.start:follower_of")
 FAKE_TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:fake_transfers_of")
+
+
+def check_parts(options: EngineOptions) -> None:
+    """Raises ValueError if an option wants a part whose extension is missing."""
+    wanted = {
+        DRAFTING: options.speculation.is_on,
+        LOAD_RANKS: options.model.tensor_parallel_size > 1,
+        STORE: options.cache.kv_offload_bytes,
+        TRANSFERS: options.peers.kv_transfer,
+    }
+    for place in filter(wanted.get, wanted):
+        _check(place)
 
 
 def part(place: Place) -> Any:
     """Raises ValueError if its extension is missing."""
+    _check(place)
+    return load(place.name)
+
+
+def _check(place: Place) -> None:
     if not is_there(place.name):
         raise ValueError(f"{place.asked} {lacking(place.name)}")
-    return load(place.name)

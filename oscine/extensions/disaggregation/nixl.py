@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscine.extensions.disaggregation.copies import Copy, copies
-from oscine.extensions.disaggregation.transfers import TransferState
 from oscine.kv_group import KVGroup
-from oscine.types import PageMoves, RankMemory
+from oscine.types import PageMoves, RankMemory, TransferState
 
 # Bytes that are posted at once. A cancelled transfer still moves them: 10 ms on the host, 1 ms between GPUs.
 _BATCH_BYTES = {"DRAM": 32 << 20, "VRAM": 256 << 20}

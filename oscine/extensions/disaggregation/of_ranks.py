@@ -13,9 +13,8 @@ from multiprocessing.connection import Connection
 from msgspec import Struct, msgpack
 
 from oscine.extensions.disaggregation.nixl import KVTransfer, NixlTransfer, Peer
-from oscine.extensions.disaggregation.transfers import TransferState
 from oscine.kv_group import KVGroup
-from oscine.types import PageMoves, RankMemory
+from oscine.types import PageMoves, RankMemory, TransferState
 
 _LOOK_S = 0.0005  # between looks of a rank while something moves
 _START_LOOK_S = 0.1  # between looks for ranks that fail instead of telling their memory

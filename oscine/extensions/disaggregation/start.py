@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from oscine.checkpoint.folder import fingerprint
-from oscine.checkpoint.hub import CONFIG, find_model
-from oscine.checkpoint.opened import config_of
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.start.identity import identity_of, model_identity
 from oscine.extensions.disaggregation.nixl import KVTransfer
-from oscine.extensions.disaggregation.of_ranks import RankedTransfers
-from oscine.extensions.disaggregation.transfers import Transfers, identity_of
-from oscine.extensions.speculation.eagle.config import HeadConfig
-from oscine.extensions.speculation.eagle.find import head_folder
+from oscine.extensions.disaggregation.of_ranks import RankedTransfers, TransferFollower
+from oscine.extensions.disaggregation.transfers import Transfers
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions
@@ -30,16 +27,9 @@ def transfer_of(options: EngineOptions, executor: TorchExecutor) -> KVTransfer:
     return KVTransfer(model_identity(options), executor.memory.groups, memory, rank, local=options.peers.is_local)
 
 
-def model_identity(options: EngineOptions) -> str:
-    """Identifies all that decides the keys and values of given tokens, including those of a draft head."""
-    model = options.model
-    path = None if model.random_weights else find_model(model)
-    weights = "" if path is None else fingerprint(path)
-    identity = identity_of(model.random_weights or model.model, weights, config_of(model))
-    if options.speculation.method != "eagle3":
-        return identity
-    head = head_folder(options, path)
-    return f"{identity} {fingerprint(head)} {HeadConfig.from_file(head / CONFIG, config_of(model))}"
+def follower_of(options: EngineOptions, executor: TorchExecutor, connection: Connection) -> TransferFollower:
+    """Of a rank other than 0. `connection`: to rank 0."""
+    return TransferFollower(transfer_of(options, executor), connection)
 
 
 def transfers_of(options: EngineOptions, executor: TorchExecutor, ranks: Any) -> Transfers:

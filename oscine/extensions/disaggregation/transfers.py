@@ -1,14 +1,9 @@
 """How pages move between engines, as an engine sees it: NIXL of one rank does it, or that of several ranks."""
 
-import hashlib
-import json
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from oscine.kv_group import KVGroup
-from oscine.model.config import ModelConfig
-from oscine.types import PageMoves, RankMemory
-
-TransferState = Literal["running", "done", "failed"]
+from oscine.types import PageMoves, RankMemory, TransferState
 
 
 class Transfer(Protocol):
@@ -54,12 +49,3 @@ class Transfers(Protocol):
     def attend(self, attentive: bool) -> None:
         """Whether others may be reading from here now, which over some networks needs this side to take part."""
         ...
-
-
-def identity_of(model: str, weights: str, config: ModelConfig) -> str:
-    """What makes equal tokens have equal keys and values: name, weights and sizes.
-
-    Of a path only the end counts, as machines may keep a model in different places. `weights` tells revisions apart.
-    """
-    sizes = hashlib.blake2b(json.dumps(config.to_dict(), sort_keys=True).encode(), digest_size=8).hexdigest()
-    return " ".join((model.rstrip("/").rpartition("/")[2], *filter(None, (weights, sizes))))

@@ -19,13 +19,12 @@ from oscine.engine.core.extension import EngineExtension, LoopState, MakeExtensi
 from oscine.engine.core.prefix_index import Medium, usable_pages
 from oscine.engine.core.request import Request
 from oscine.executor.start.build import BuiltExecutor
-from oscine.extensions.disaggregation.transfers import TransferState
 from oscine.extensions.offload.page_files import MOST_PAGES, Key, file_bytes
 from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy
 from oscine.extensions.offload.rates import Rates
 from oscine.extensions.offload.tiers import DiskTier, HostTier
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineStats, StepPlan
+from oscine.types import EngineStats, StepPlan, TransferState
 
 _AHEAD_STEPS = 4  # of the largest size, whose pages are saved before they are evicted
 _FILE_BYTES = 16 << 20  # of a file, at most

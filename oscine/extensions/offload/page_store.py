@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oscine.extensions.disaggregation.transfers import TransferState
 from oscine.extensions.offload.page_files import Key, PageFiles
 from oscine.extensions.offload.page_memory import Bytes, PageBytes, PageMemory
 from oscine.kv_group import KVGroup
 from oscine.settings.config import EngineOptions
+from oscine.types import TransferState
 
 LOADING_THREADS, SAVING_THREADS = 2, 1
 _CHUNK_BYTES = 32 << 20  # that one thread copies before another may take its turn

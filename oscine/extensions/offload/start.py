@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.runner import TorchExecutor
-from oscine.extensions.disaggregation.start import model_identity
+from oscine.executor.start.identity import model_identity
 from oscine.extensions.offload.page_memory import CudaMemory, HostMemory, PageMemory, bytes_of
 from oscine.extensions.offload.page_store import PageStore, open_store
 from oscine.kv_group import KVGroup

@@ -9,12 +9,11 @@ import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from oscine.api.serving.service import Service
+from oscine.engine.build import with_prefix_seed
 from oscine.engine.process.client import EngineClient, EngineState
-from oscine.extensions.offload.page_files import seed_of
-from oscine.extensions.parallel.together import EngineGroup
+from oscine.executor.start.parts import GROUP, part
 from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationLimits
 from oscine.extensions.replicas.client.followed_models import as_one
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
@@ -40,9 +39,9 @@ class DataParallelEngine(ClusterEngine):
         """`max_waiting`: requests that may wait while all engines have enough to do. `share_experts`: each engine has a
         part of the experts, computes it for the tokens of all, and so they live and end together.
         """
-        members = EngineGroup(len(options)).members if share_experts else [None] * len(options)
-        folder, key = options[0].cache.kv_offload_dir, secrets.token_hex(32)
-        seed = secrets.token_hex(16) if folder is None else seed_of(Path(folder))
+        members = part(GROUP)(len(options)).members if share_experts else [None] * len(options)
+        key = secrets.token_hex(32)
+        seed = with_prefix_seed(options[0]).peers.prefix_seed or secrets.token_hex(16)
         peers = PeerOptions(host="127.0.0.1", key=key, kv_events=True, prefix_seed=seed)
         self.engines = {
             str(i): EngineClient(replace(one, peers=peers), member)

@@ -17,6 +17,7 @@ import torch
 
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.load import load_executor
+from oscine.executor.start.parts import FOLLOWER, part
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.extensions.parallel.liveness import Vigil, is_stopped
 from oscine.extensions.parallel.processes import Failed, Launch
@@ -66,10 +67,7 @@ class _Rank:
 
 def _follow_transfers(launch: Launch, executor: TorchExecutor) -> None:
     """In a thread of their own."""
-    from oscine.extensions.disaggregation.of_ranks import TransferFollower
-    from oscine.extensions.disaggregation.start import transfer_of
-
-    follower = TransferFollower(transfer_of(launch.options, executor), Connection(launch.connection))
+    follower = part(FOLLOWER)(launch.options, executor, Connection(launch.connection))
 
     def run() -> None:
         try:

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oscine.checkpoint.hub import NANO_FOLDER, find_head
-from oscine.checkpoint.opened import OpenedModel
+from oscine.checkpoint.folder import fingerprint
+from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, find_head
+from oscine.checkpoint.opened import OpenedModel, config_of
 from oscine.extensions.speculation.eagle.checkpoint import OpenedHead, open_head
+from oscine.extensions.speculation.eagle.config import HeadConfig
 from oscine.extensions.speculation.eagle.head import EagleHead
 from oscine.extensions.speculation.eagle.weights import MOST_DRAFTED, head_specs
 from oscine.extensions.speculation.ops.interface import DraftOps
@@ -83,6 +85,12 @@ def find_draft_head(options: EngineOptions, opened: OpenedModel, *, alone: bool)
         raise ValueError("--speculative-config: an EAGLE-3 head needs a model on one GPU; ngram does not")
     folder = head_folder(options, opened.path)
     return DraftHead(open_head(folder, opened.config), opened.config.num_hidden_layers)
+
+
+def identity_of_head(options: EngineOptions, path: Path | None) -> str:
+    """What decides the keys and values of its layer. `path`: of the model."""
+    folder = head_folder(options, path)
+    return f"{fingerprint(folder)} {HeadConfig.from_file(folder / CONFIG, config_of(options.model))}"
 
 
 def head_folder(options: EngineOptions, path: Path | None) -> Path:

@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FILES = (
-    "tests/api/test_batches.py",
-    "tests/api/test_conventions.py",
+    "tests/extensions/apis/test_batches.py",
+    "tests/extensions/apis/test_conventions.py",
     "tests/api/test_lifecycle.py",
-    "tests/api/test_response_storage_fails.py",
+    "tests/extensions/apis/test_response_storage_fails.py",
     "tests/api/test_wire.py",
     "tests/cli/test_interrupts.py",
-    "tests/cli/test_models.py",
+    "tests/extensions/formats/test_models.py",
     "tests/extensions/cluster/test_router_address.py",
     "tests/extensions/cluster/test_router_client.py",
     "tests/extensions/cluster/test_traces.py",
-    "tests/engine_process/test_offload.py",
-    "tests/engine_process/test_peers.py",
-    "tests/engine_process/test_watch.py",
+    "tests/extensions/offload/test_engine.py",
+    "tests/extensions/parallel/test_peers.py",
+    "tests/extensions/parallel/test_watch.py",
     "tests/executor/test_grammar_judges.py",
-    "tests/executor/test_liveness.py",
+    "tests/extensions/parallel/test_liveness.py",
     "tests/extensions/tools/test_mcp.py",
 )
 PYTEST = ("-m", "pytest", "-p", "xdist", "-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin", "-n", "4")

@@ -14,9 +14,9 @@ from ollama import ChatResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
-from tests.api.response_stream import check_response, check_stream, parse
 from tests.api.scripted_server import ScriptedServer, events_of
 from tests.conformance.odd_streams import FUNCTIONS
+from tests.extensions.apis.response_stream import check_response, check_stream, parse
 
 _CHUNK: TypeAdapter[Any] = TypeAdapter(ChatCompletionChunk)
 _COMPLETION: TypeAdapter[Any] = TypeAdapter(ChatCompletion)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 
 import oscine.model
 from oscine.chat.tokenizer import Tokenizer
-from tests.api.response_stream import check_stream
+from tests.extensions.apis.response_stream import check_stream
 from tests.server import ServerProcess
 
 MODEL = "oscine-nano"

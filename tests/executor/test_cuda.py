@@ -5,23 +5,18 @@ Without a GPU, graphs are recorded operators; steps are not queued then.
 
 import gc
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
-from oscine.engine.core.request import Request
 from oscine.executor.cuda_graphs import DecodeGraphs
 from oscine.executor.sampling.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
-from oscine.types import GenerationOutput, GenerationRequest, NewSequence, StepPlan
+from oscine.types import GenerationOutput, GenerationRequest
 from tests.tiny import TINY
 
 from .grammars import allowed, grammar, text_of, tokenizer_file
@@ -205,66 +200,3 @@ def test_a_launch_does_not_wait_and_garbage_does_not_matter() -> None:
         outputs += gpu.step()
     tokens = [token for output in outputs for token in output.token_ids]
     assert tokens == naive_greedy(tuple(one.prompt_token_ids), 50)
-
-
-class Counted:
-    """A DeviceDrafter that counts the steps that it follows, in replays of graphs too. Its drafts are all 0."""
-
-    taps = (1,)
-
-    def __init__(self, device: torch.device) -> None:
-        self.num_followed = torch.zeros(1, dtype=torch.int64, device=device)
-        self.num_drafted = 0
-
-    def assign(self, new: NewSequence) -> None: ...
-
-    def features(self, streams: dict[int, Tensor]) -> Tensor:
-        return 2 * streams[1]
-
-    def follow(self, packed: object, batch: object, features_TH: Tensor, ids_M: Tensor) -> None:
-        self.num_followed.add_(1)
-
-    def follow_any(self, *arguments: object) -> None:
-        self.num_followed.add_(1)
-
-    def draft(self, slots_D: object, counts_D: NDArray[np.int64], last_places_D: object) -> None:
-        self.num_drafted += int(counts_D.sum())
-
-    def capture(self, sizes: list[int], most_drafts: int) -> None: ...
-
-
-class Alternating(EngineExtension):
-    """Two drafts for each request in some steps, and none in others."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-
-    def before_step(self, running: Collection[Request]) -> None:
-        self.num_steps += 1
-        for one in running:
-            one.num_drafts = 2 * (self.num_steps // 3 % 2)
-
-
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"], ids=["cuda", "recorded"])
-def test_steps_without_drafts_have_graphs_that_no_head_follows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device == "cpu":
-        record_graphs(monkeypatch)
-    asked = options(max_num_seqs=6)
-    drafter = Counted(torch.device(device))
-    runner = executor(capturable_model(torch.device(device)), asked, 64, 64, drafter=drafter, max_drafts=2)
-    runner.graphs.run_eagerly([*GRAPHS, 12, 18], [])
-    runner.graphs.capture([*GRAPHS, 12, 18], [])
-    runner.forget_page_zero()
-    drafter.num_followed.zero_()
-    plans: list[StepPlan] = []
-    launch = runner.launch
-    monkeypatch.setattr(runner, "launch", lambda plan: (plans.append(plan), launch(plan)))
-    running = loop(runner, asked, runner.memory, Alternating())
-    requests = [request(str(n), prompt(n), max_tokens=30) for n in (3, 17, 29, 40)]
-    found = run(running, *requests)
-    for one in requests:
-        assert found[one.request_id].token_ids == naive_greedy(tuple(one.prompt_token_ids), 30)
-    for_head = [plan.new or any(s.num_drafts or s.num_tokens > 1 for s in plan.sequences) for plan in plans]
-    assert int(drafter.num_followed) == sum(map(bool, for_head))
-    assert drafter.num_drafted > 20
-    assert for_head.count(False) > 8

@@ -6,7 +6,7 @@ Answers, prefixes, offloaded pages, and refusals.
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -20,14 +20,11 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.start import load
 from oscine.executor.start.fit import plan_on_cpu
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.extensions.offload.page_memory import HostMemory
-from oscine.extensions.offload.page_store import FileCopy, Job, PageStore, SlotCopy, open_store
 from oscine.kv_dtype import KVDtype
 from oscine.ops.platforms import cuda, hopper, native, reference
 from oscine.ops.target import Target
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from tests.tiny import TINY
-from tests.waiting import wait_until
 
 from .tiny import CPU, PAGE, loop, memory, model, naive_greedy, options, prompt, request, run
 
@@ -70,42 +67,6 @@ def test_a_cached_prefix_gives_the_answer_of_a_cold_run(max_num_batched_tokens: 
     found = run(warm, request("a", ids))["a"]
     assert found.token_ids == cold.token_ids
     assert found.num_cached_tokens >= 64
-
-
-def done(job: Job) -> Job:
-    wait_until(lambda: job.state != "running", "the end of the job")
-    return job
-
-
-def store(kv: Any, cache: CacheOptions) -> PageStore:
-    memory = HostMemory([pages.view(len(pages), -1).view(torch.uint8).numpy() for pages in kv])
-    return open_store(EngineOptions(cache=cache), plan(cache).groups, memory, "m")
-
-
-def test_offloaded_pages_come_back_and_no_exact_cache_takes_them(tmp_path: Path) -> None:
-    cache = replace(IN_FP8, kv_offload_dir=str(tmp_path))
-    kv = allocate_kv(plan(), CPU)
-    for pages in kv:
-        pages.view(torch.uint8).random_(0, 256)
-    before = [pages[3].view(torch.uint8).clone() for pages in kv]
-    one = store(kv, cache)
-    done(one.save([SlotCopy(0, 3, 0), SlotCopy(1, 3, 1)]))
-    number, job = one.write([((0, bytes(16)), 0), ((1, bytes(16)), 1)])
-    done(job)
-    for pages in kv:
-        pages.zero_()
-    done(one.load_slots([SlotCopy(0, 5, 0), SlotCopy(1, 5, 1)]))
-    done(one.load_files([FileCopy(0, 6, number, 0), FileCopy(1, 6, number, 1)]))
-    for page in (5, 6):
-        assert all(torch.equal(pages[page].view(torch.uint8), was) for pages, was in zip(kv, before, strict=True))
-    one.close()
-    exact = replace(cache, kv_cache_dtype="auto")
-    other = store(allocate_kv(plan(exact), CPU), exact)
-    assert not other.found
-    other.close()
-    again = store(kv, cache)
-    assert [file.number for file in again.found] == [number]
-    again.close()
 
 
 def at(folder: Path) -> EngineOptions:

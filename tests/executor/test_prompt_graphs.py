@@ -1,73 +1,26 @@
 """Steps with prompts as CUDA graphs give the tokens of eager steps, on a GPU and, recorded, without one."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.build import build_engine
 from oscine.executor import cuda_graphs
 from oscine.executor.batch.step_arrays import StepArrays
-from oscine.executor.cuda_graphs import MOST_SEQUENCES, PromptGraphs
+from oscine.executor.cuda_graphs import MOST_SEQUENCES
 from oscine.executor.kv.limits import prompt_sizes_up_to
-from oscine.executor.runner import TorchExecutor
-from oscine.executor.sampling.masks import GrammarCache
-from oscine.ops.interface import Batch
-from oscine.ops.packed import PackedStep
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
-from tests.engine.harness import SomeDrafts
-from tests.tiny import TINY
 
-from .grammars import tokenizer_file
-from .recorded import record_graphs
-from .test_headers import SPECIALS
-from .test_speculation import MOST, Remembered, facts, workload
-from .tiny import PAGE, capturable_model, executor, loop, model, naive_greedy, options, prompt, request, run
+from .conftest import SIZES, MakeExecutor
+from .tiny import PAGE, loop, naive_greedy, options, prompt, request, run
 
-SIZES = (8, 16, 32, 64)  # tokens
 EDGES = [size + more for size in SIZES for more in (-1, 0, 1) if size + more <= SIZES[-1]]
 GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
-MakeExecutor = Callable[..., TorchExecutor]
-
-
-def with_graphs(
-    device: str, slots: int = 6, sizes: Sequence[int] = SIZES, pages: int = 64, **others: object
-) -> TorchExecutor:
-    asked, graphs = options(max_num_seqs=slots), capturable_model(torch.device(device))
-    runner = executor(graphs, asked, pages, pages, **others)  # type: ignore[arg-type]
-    runner.graphs.run_eagerly([], list(sizes))
-    runner.graphs.capture([], list(sizes))
-    runner.forget_page_zero()
-    return runner
-
-
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"], ids=["cuda", "recorded"])
-def make_executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeExecutor:
-    if request.param == "cpu":
-        record_graphs(monkeypatch)
-    return lambda **others: with_graphs(request.param, **others)
-
-
-@pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(tokens, size) of each replay."""
-    found: list[tuple[int, int]] = []
-    replay = PromptGraphs.replay
-
-    def noted(self: PromptGraphs, step: StepArrays, slots: object, size: int) -> object:
-        found.append((step.num_tokens, size))
-        return replay(self, step, slots, size)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(PromptGraphs, "replay", noted)
-    return found
 
 
 @pytest.mark.long
@@ -157,79 +110,6 @@ def test_padding_writes_its_own_page_and_no_state(make_executor: MakeExecutor) -
         assert (pages[used[1], :, :, :, 21 - PAGE :] == 7.0).all(), "behind the last token"
     step = StepPlan(1, [], [ScheduledSequence(2, 21, 1, True, [[], []])])
     assert runner.execute(step).token_ids == [[naive_greedy(tuple(ids), 2)[1]]]
-
-
-@dataclass
-class Told:
-    """A DeviceDrafter that notes what it is told."""
-
-    taps: tuple[int, ...] = (1,)
-    calls: list[list[Tensor]] = field(default_factory=list)
-
-    def assign(self, new: NewSequence) -> None: ...
-
-    def features(self, streams: dict[int, Tensor]) -> Tensor:
-        return 2 * streams[1]
-
-    def follow(self, packed: PackedStep[Tensor], batch: Batch, features_TH: Tensor, ids_M: Tensor) -> None:
-        raise AssertionError("no graphs of decodes")
-
-    def follow_any(
-        self,
-        packed: PackedStep[Tensor],
-        batch: Batch,
-        features_TH: Tensor,
-        ids_M: Tensor | None,
-        known_S: NDArray[np.int32],
-    ) -> None:
-        assert batch.logits_rows_N is not None
-        told = [*packed, batch.token_ids_T, batch.positions_T, batch.query_starts_S1, batch.context_lens_S]
-        told += [batch.logits_rows_N, features_TH, torch.from_numpy(known_S)]
-        told += [tensor for group in batch.groups for tensor in (group.page_table_SB, group.slots_T)]
-        self.calls.append([tensor.cpu().clone() for tensor in (*told, *([] if ids_M is None else [ids_M]))])
-
-    def draft(self, *arguments: object) -> None:
-        raise AssertionError("no drafts")
-
-    def capture(self, sizes: list[int], most_drafts: int) -> None: ...
-
-
-def test_a_draft_head_is_told_what_it_is_told_of_eager_steps(make_executor: MakeExecutor) -> None:
-    told, expected = Told(), Told()
-    graphs = make_executor(drafter=told)
-    told.calls.clear()  # of the capture
-    eager = executor(capturable_model(graphs.device), options(max_num_seqs=6), 64, 64, drafter=expected)
-    for runner in (graphs, eager):
-        asked = options(max_num_seqs=6, max_num_batched_tokens=30)
-        run(loop(runner, asked, runner.memory), *(request(str(n), prompt(n), max_tokens=4) for n in (3, 17, 29, 70)))
-    for one, other in zip(told.calls, expected.calls, strict=True):
-        for tensor, same in zip(one, other, strict=True):
-            torch.testing.assert_close(tensor, same, rtol=1e-4, atol=1e-5)
-    assert len(told.calls) > 3
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("pages", [64, 10])
-def test_drafts_beside_prompts(
-    make_executor: MakeExecutor,
-    replayed: list[tuple[int, int]],
-    tmp_path_factory: pytest.TempPathFactory,
-    pages: int,
-) -> None:
-    """Also with grammars, penalties and log-probabilities."""
-    grammars = GrammarCache(tokenizer_file(tmp_path_factory.mktemp("tokenizer"), SPECIALS), TINY.vocab_size)
-    asked, requests = options(max_num_batched_tokens=48), workload()
-    plain = executor(model(), asked, 64, 64, grammars)
-    expected = run(loop(plain, asked, plain.memory), *requests)
-    drafter = Remembered({tuple(one.prompt_token_ids): expected[one.request_id].token_ids for one in requests})
-    runner = make_executor(slots=4, pages=pages, grammars=grammars, drafter=drafter, max_drafts=MOST)
-    running = loop(runner, asked, runner.memory, SomeDrafts(MOST))
-    found = run(running, *requests)
-    for name, output in expected.items():
-        assert facts(found[name]) == facts(output), name
-    assert (running.stats().preemptions > 0) == (pages < 64)
-    assert len(replayed) > 20
-    assert drafter.num_drafts > 200
 
 
 @pytest.mark.long

@@ -9,16 +9,13 @@ from torch import Tensor
 from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.core.offline import generate
-from oscine.executor.drafts import NoDrafts, StepParts, no_drafts
+from oscine.executor.drafts import MakeDrafts, no_drafts
 from oscine.executor.kv.allocate import allocate_group, allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import GrammarCache
 from oscine.executor.sampling.rules import GrammarRules
 from oscine.executor.start.threaded import ThreadedExecutor
-from oscine.extensions.speculation.drafter import DeviceDrafter, HostDrafter
-from oscine.extensions.speculation.head_drafts import HeadDrafts
-from oscine.extensions.speculation.host_drafts import HostDrafts
 from oscine.kv_group import apart
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
@@ -127,21 +124,14 @@ def executor(
     num_full_pages: int,
     num_sliding_pages: int,
     grammars: GrammarCache | None = None,
-    drafter: HostDrafter | DeviceDrafter | None = None,
+    make_drafts: MakeDrafts = no_drafts,
     max_drafts: int = 0,
 ) -> TorchExecutor:
     plan = memory(num_full_pages, num_sliding_pages, model.config)
     kv = allocate_kv(plan, model.weights.embed_VH.device, padding=True)
     new_rules = None if grammars is None else partial(GrammarRules, grammars)
     slots = options.scheduler.max_num_seqs
-    make = no_drafts if drafter is None else partial(_drafts, drafter, max_drafts)
-    return TorchExecutor(model, plan, kv, slots, new_rules, make_drafts=make, max_drafts=max_drafts)
-
-
-def _drafts(drafter: HostDrafter | DeviceDrafter, most: int, parts: StepParts) -> NoDrafts:
-    if hasattr(drafter, "propose"):
-        return HostDrafts(drafter, parts)
-    return HeadDrafts(drafter, most, parts)
+    return TorchExecutor(model, plan, kv, slots, new_rules, make_drafts=make_drafts, max_drafts=max_drafts)
 
 
 def engine(options: EngineOptions, num_full_pages: int = 64, num_sliding_pages: int = 64) -> EngineLoop:

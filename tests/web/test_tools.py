@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.api.scripted_server import ScriptedServer
-from tests.api.test_response_tools import Tools, answer, call, plays
+from tests.extensions.apis.test_response_tools import Tools, answer, call, plays
 from tests.web.playground import Playground
 
 if TYPE_CHECKING:

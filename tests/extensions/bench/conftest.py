@@ -2,6 +2,10 @@
 
 import pytest
 
+from tests.web.conftest import browser, context_options
+
+__all__ = ["browser", "context_options"]
+
 
 @pytest.fixture
 def waiting_policy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from oscine.types import GenerationOutput
 from tests.api.test_metrics import samples, total
 from tests.children import children
 from tests.engine_process.harness import options, read, request, run, tokens
-from tests.engine_process.test_lost_ranks import is_alive
+from tests.extensions.parallel.test_lost_ranks import is_alive
 from tests.server import ServerProcess
 from tests.waiting import until, wait_until
 

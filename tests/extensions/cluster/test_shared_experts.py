@@ -12,8 +12,8 @@ from oscine.engine.process.client import EngineDied, EngineError
 from oscine.extensions.replicas.data_parallel import DataParallelEngine
 from oscine.settings.config import EngineOptions, ModelOptions
 from tests.engine_process.harness import read, request, run, serving, tokens
-from tests.engine_process.watch_clock import TIMEOUT_S, WatchClock
 from tests.extensions.cluster.test_data_parallel import first, kill, parallel, where
+from tests.extensions.parallel.watch_clock import TIMEOUT_S, WatchClock
 from tests.waiting import until
 
 ONE = EngineOptions(quiet=True, num_threads=1)

@@ -21,7 +21,7 @@ from oscine.engine.core.loop import EngineLoop
 from oscine.executor.batch.slots import Rows
 from oscine.executor.fake import REPEATS, TEXT, Script
 from oscine.executor.sampling.masks import Constraints, GrammarCache
-from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.executor.threaded import ThreadedExecutor
 from oscine.ops.sample.noise import gumbel
 from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError
 from oscine.system.grammar_sandbox.trial import Problem, Trial

@@ -16,7 +16,7 @@ from oscine.engine.core.loop import EngineLoop
 from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
-from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.executor.threaded import ThreadedExecutor
 from oscine.kv_group import apart
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss

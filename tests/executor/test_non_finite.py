@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oscine.executor.sampling.masks import GrammarCache
-from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.executor.threaded import ThreadedExecutor
 from oscine.model.gpt_oss import GptOss
 from oscine.types import NON_FINITE, GenerationRequest
 from tests.tiny import TINY

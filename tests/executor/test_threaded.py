@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from oscine.executor.start import threaded
-from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.executor import threaded
+from oscine.executor.threaded import ThreadedExecutor
 from oscine.types import StepPlan, StepResult
 from tests.immediate import Immediate
 

@@ -15,7 +15,7 @@ from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import GrammarCache
 from oscine.executor.sampling.rules import GrammarRules
-from oscine.executor.start.threaded import ThreadedExecutor
+from oscine.executor.threaded import ThreadedExecutor
 from oscine.kv_group import apart
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss

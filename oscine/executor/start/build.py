@@ -32,7 +32,7 @@ from oscine.types import DecodeTimes, Executor, ModelSize, Seat
 
 if TYPE_CHECKING:  # they need torch
     from oscine.executor.start.load import Loaded
-    from oscine.executor.start.threaded import ThreadedExecutor
+    from oscine.executor.threaded import ThreadedExecutor
 
 _FAKE_TOKENS_PER_SEQUENCE = 4096
 # The first 1,024 tokens of a prompt, or 35 tokens after 100,000 others: some seconds on one slow core.
@@ -100,8 +100,8 @@ def _load_torch(
     seat: Seat | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
-    from oscine.executor.start.threaded import ThreadedExecutor
     from oscine.executor.start.torch_process import use_threads
+    from oscine.executor.threaded import ThreadedExecutor
     from oscine.model.tensors import size_of
 
     def report(text: str) -> None:

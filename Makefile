@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public without stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -104,6 +104,9 @@ quick: $(TEST)  ## the tests that start no process and are not marked long, in a
 
 without: $(TEST)  ## imports, help and an answer without the extension NAME (make without NAME=tools), or without each
 	$(BIN)/python -m tests.contract.without $(NAME)
+
+nucleus: $(TEST)  ## the nucleus's own tests in a copy without any extension; with ARGUMENTS="-p tests.quick" the quick ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.contract.bare $(ARGUMENTS)
 
 public: $(TEST)  ## write anew what users rely on: options, keys, routes, metrics and names, in tests/contract/public.txt
 	$(BIN)/python -m tests.contract.test_public

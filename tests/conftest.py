@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from oscine.system.extensions import is_there
+
 if TYPE_CHECKING:
     from tests.server import ServerProcess
 
@@ -79,6 +81,11 @@ gc.disable()  # until all tests are imported: most of what a worker imports live
 STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be interrupted
 
 
+# Modules that import benchmarks or training, and the extensions that these need
+NEEDING = {"ops/test_moe_fp8.py": "bench", "ops/test_moe_hopper.py": "bench", "training": "tools"}
+collect_ignore = [name for name, extension in NEEDING.items() if not is_there(f"oscine.extensions.{extension}")]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _mind_interrupts()
     _be_patient()
@@ -114,6 +121,13 @@ def _begin_elsewhere(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (place.get(item.location[0], len(place)), item.location[0]))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if not is_there(f"oscine.extensions.{name}"):
+                pytest.skip(f"needs the extension {name}")
 
 
 def pytest_collection_finish() -> None:

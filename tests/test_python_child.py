@@ -34,7 +34,7 @@ def was_run(folder: Path) -> list[str]:
         "oscine.engine.process.server",
         "oscine.system.grammar_sandbox.process",
         "oscine.ops.compile_worker",
-        "oscine.extensions.cluster.ray.local",
+        pytest.param("oscine.extensions.cluster.ray.local", marks=pytest.mark.needs("cluster")),
     ],
 )
 def test_a_child_loads_nothing_from_the_current_folder(hostile_folder: Path, module: str) -> None:
@@ -72,6 +72,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.needs("parallel")
 def test_ranks_end_with_their_parent_while_they_import(tmp_path: Path) -> None:
     tmp_path.joinpath("imports_for_ever.py").write_text(IMPORTS_FOR_EVER)
     pipe, path = subprocess.PIPE, os.pathsep.join([str(tmp_path), str(ROOT)])

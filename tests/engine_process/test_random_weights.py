@@ -21,7 +21,7 @@ def config_file(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.needs("parallel"))])
 def test_an_engine_on_a_cpu_makes_the_same_random_weights_as_this_process(config_file: Path, num_ranks: int) -> None:
     model = ModelOptions(random_weights=str(config_file), tokenizer=str(config_file.parent), device="cpu")
     here = replace(options(config_file, executor="torch"), model=model)

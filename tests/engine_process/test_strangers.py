@@ -215,6 +215,7 @@ def test_every_field_of_sampling_is_checked() -> None:
 
 
 @pytest.mark.parametrize("ids", [[320] * 64, [-1] * 64, [1 << 62] * 64, [1] * 10**6], ids=["past", "-1", "big", "many"])
+@pytest.mark.needs("disaggregation")
 def test_a_prompt_of_another_engine_that_cannot_be_is_refused(folder: Path, ids: list[int]) -> None:
     async def test() -> None:
         async with serving(peer(folder, kv_transfer=True)) as owner:

@@ -30,7 +30,7 @@ from .tiny import CPU, PAGE, loop, memory, model, naive_greedy, options, prompt,
 
 FP8 = KVDtype.FP8
 SHOWN = ("addition, up to 3 digits", "tool call", "JSON valid for the schema", "recall at 500 tokens")
-IN_FP8 = CacheOptions(page_size=PAGE, kv_cache_dtype="fp8", kv_offload_bytes=1 << 20)
+IN_FP8 = CacheOptions(page_size=PAGE, kv_cache_dtype="fp8")
 
 
 def plan(cache: CacheOptions = IN_FP8) -> MemoryPlan:
@@ -121,6 +121,7 @@ def test_fp8_activations_are_refused_where_experts_lack_them(tmp_path: Path, mon
 @pytest.mark.long
 @pytest.mark.parametrize("activation_dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)])
+@pytest.mark.needs("tools")
 def test_the_embedded_model_answers_right(
     device: str, activation_dtype: Literal["auto", "fp8"], monkeypatch: pytest.MonkeyPatch
 ) -> None:

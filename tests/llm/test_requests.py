@@ -42,6 +42,7 @@ def chat(server: ScriptedServer, tools: list[Any], **parameters: Any) -> tuple[C
     return server.run(run), events
 
 
+@pytest.mark.needs("tools")
 def test_code_runs_and_the_model_goes_on(scripted: ScriptedServer) -> None:
     scripted.service.tools = ServerTools(ToolOptions(tools=("python",), python_isolation="none"))
     t = scripted.tokenizer

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from oscine.cli import main
-from oscine.extensions.apis.conventions.nim_variables import read_variables
-from oscine.settings.option import OptionError
 from oscine.system.environment import Environment, VariableError
 from oscine.system.home import give_home
 
@@ -43,6 +41,7 @@ def test_only_what_uses_a_malformed_secret_is_refused(
 
 
 @pytest.mark.long
+@pytest.mark.needs("formats")  # its command
 def test_a_command_names_the_variable_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,14 +52,6 @@ def test_a_command_names_the_variable_in_one_line(
     assert main(["serve", "--executor", "fake"]) == 2
     said = capsys.readouterr().err
     assert said == "oscine: error: OSCINE_API_KEY has a line break or another control character inside\n"
-
-
-def test_variables_of_nim_are_stripped_and_checked_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIM_SERVED_MODEL_NAME", "a,b\n")
-    assert Environment().nim["NIM_SERVED_MODEL_NAME"] == "a,b"
-    monkeypatch.setenv("NIM_MODEL_NAME", "a\nb")
-    with pytest.raises(OptionError, match="NIM_MODEL_NAME has a line break"):
-        read_variables(Environment().nim, lambda option, value: {option: value})
 
 
 def no_user(number: int) -> pwd.struct_passwd:

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.engine_process.conftest import folder  # noqa: F401 - a fixture of these tests too
+
 _DEADLINE_S = 240  # for a command, on a machine that has much else to do
 
 

@@ -26,7 +26,7 @@ def store(kv: Any, cache: CacheOptions) -> PageStore:
 
 
 def test_offloaded_pages_come_back_and_no_exact_cache_takes_them(tmp_path: Path) -> None:
-    cache = replace(IN_FP8, kv_offload_dir=str(tmp_path))
+    cache = replace(IN_FP8, kv_offload_bytes=1 << 20, kv_offload_dir=str(tmp_path))
     kv = allocate_kv(plan(), CPU)
     for pages in kv:
         pages.view(torch.uint8).random_(0, 256)

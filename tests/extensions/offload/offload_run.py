@@ -129,19 +129,19 @@ class OffloadRun(Run):
         super().finish()
         cache, offload = self.cache, self.offload
         assert cache.holds.num_holds == 0
-        assert not offload._arrivals._coming
-        assert not offload.host._pins
-        assert not offload.disk._pins
-        assert len(offload.host) + len(offload.host._free) == self.slots
+        assert not offload.loader._arrivals._coming
+        assert not offload.kept.host._pins
+        assert not offload.kept.disk._pins
+        assert len(offload.kept.host) + len(offload.kept.host._free) == self.slots
         known = self.events.known
         assert known["GPU"] == set(cache.index._pages[0])
-        assert known["CPU"] == {digest for group, digest in offload.host._slots if group == 0}
-        assert known["DISK"] == {digest for group, digest in offload.disk._places if group == 0}
+        assert known["CPU"] == {digest for group, digest in offload.kept.host._slots if group == 0}
+        assert known["DISK"] == {digest for group, digest in offload.kept.disk._places if group == 0}
 
     def check_pages(self) -> None:
         offload = self.offload
-        holds = [one.arrival.hold for one in offload._returns if one.arrival.hold is not None]
-        holds += [hold for hold, _ in offload._arrivals._draining] + list(self.cache.holds._waiting.values())
+        holds = [one.arrival.hold for one in offload.loader._returns if one.arrival.hold is not None]
+        holds += [hold for hold, _ in offload.loader._arrivals._draining] + list(self.cache.holds._waiting.values())
         check_pages(self, holds)
 
     def evict(self) -> None:

@@ -88,7 +88,7 @@ def test_a_page_that_is_given_away_while_it_is_copied_is_thrown_away() -> None:
     run.add("a", prompt(100))
     while not run.is_done("a"):
         run.step()
-    while run.offload._saving is None:
+    while run.offload.saver._saving is None:
         run.loop.step()
     run.evict()  # before the copy, which then reads what others write
     for memory in run.executor.memory:
@@ -145,8 +145,8 @@ def test_pages_do_not_come_back_where_computing_is_quicker() -> None:
     run = OffloadRun(SMALL)
     run.ask("a", prompt(100))
     run.evict()
-    run.offload.rates.token.note(1e-9, 1e6)
-    run.offload.rates.host.note(1e3, 1)
+    run.offload.kept.rates.token.note(1e-9, 1e6)
+    run.offload.kept.rates.host.note(1e3, 1)
     assert run.ask("b", prompt(100)) == 0
     assert run.loop.stats().offload_declined == 1
     assert run.loop.stats().offload_host_hits == 0
@@ -159,7 +159,7 @@ def test_pages_that_do_not_come_in_time_are_computed(is_copying: bool) -> None:
     run.evict()
     run.add("b", prompt(100))
     if is_copying:
-        while run.offload._returns[0].loading is None:
+        while run.offload.loader._returns[0].loading is None:
             run.loop.step()
     run.now += 1e6 / STEP_S
     run.loop.step()
@@ -172,12 +172,12 @@ def test_pages_that_do_not_come_in_time_are_computed(is_copying: bool) -> None:
 def test_a_tier_that_is_refused_is_tried_again_in_the_end() -> None:
     run = OffloadRun(replace(SMALL, prefix_caching=True))
     run.ask("a", prompt(100))
-    run.offload.rates.host.note(1e-3, 1.0)
+    run.offload.kept.rates.host.note(1e-3, 1.0)
     for i in range(2000):
         run.evict()
-        if run.offload.rates.host.per_unit < 1e-6 or run.ask(f"b{i}", prompt(100)):
+        if run.offload.kept.rates.host.per_unit < 1e-6 or run.ask(f"b{i}", prompt(100)):
             break
-        run.offload.rates.token._seconds, run.offload.rates.token._units = 1.0, 1e5
+        run.offload.kept.rates.token._seconds, run.offload.kept.rates.token._units = 1.0, 1e5
     else:
         pytest.fail("never tried again")
 

@@ -57,9 +57,9 @@ class Load:
     """Makes requests, all from one `seed`."""
 
     def __init__(self, engine: BuiltEngine, seed: int) -> None:
-        self._random, self._vocab, self._engine = random.Random(seed), engine.vocab_size, engine
-        self._longest, self._batch = engine.max_model_len, engine.scheduler.max_num_seqs
-        self._step = engine.scheduler.max_num_batched_tokens
+        self._random, self._vocab, self._engine = random.Random(seed), engine.info.vocab_size, engine
+        self._longest, self._batch = engine.info.max_model_len, engine.info.max_num_seqs
+        self._step = engine.info.max_num_batched_tokens
         self._count = 0
 
     def phase(self, kind: str) -> Iterator[GenerationRequest]:
@@ -199,9 +199,9 @@ def once(args: argparse.Namespace) -> dict[str, Any]:
     stats = engine.loop.stats()
     return {
         "ready_s": round(ready_s, 1),
-        "max_model_len": engine.max_model_len,
-        "max_num_seqs": engine.scheduler.max_num_seqs,
-        "max_num_batched_tokens": engine.scheduler.max_num_batched_tokens,
+        "max_model_len": engine.info.max_model_len,
+        "max_num_seqs": engine.info.max_num_seqs,
+        "max_num_batched_tokens": engine.info.max_num_batched_tokens,
         "kv_slots": stats.kv_slots_total,
         "most_slots_used": outcome.slots[0],
         "used_gib_when_ready": round((total - free) / GIB, 2),

@@ -259,18 +259,18 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The facts about a ready engine that the API needs."""
+    """The facts about an engine, from its executor to the API."""
 
     model: str  # as loaded
     max_model_len: int  # tokens, prompt and generated together
     vocab_size: int  # ids at or above are refused
-    ready_s: float  # seconds from process start to ready
     page_size: int  # tokens
-    max_num_seqs: int  # sequences that run at once
+    max_num_seqs: int  # sequences that run at once, for which there is room
     max_num_batched_tokens: int = 0  # tokens of a step; 0: not said
-    endpoints: Endpoints | None = None  # of an engine that others may reach
     size: ModelSize = ModelSize()
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute it
+    ready_s: float = 0.0  # seconds from the start of its process to ready; 0: it has none of its own
+    endpoints: Endpoints | None = None  # of an engine that others may reach
 
 
 @dataclass(slots=True)

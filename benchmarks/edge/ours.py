@@ -29,7 +29,7 @@ def main(model: str, context: int, num_seqs: int, threads: int) -> None:
     gc.freeze()
 
     def run(concurrency: int, isl: int, osl: int) -> list[float]:
-        prompts = random_prompts(Point(concurrency, isl, osl), engine.vocab_size)
+        prompts = random_prompts(Point(concurrency, isl, osl), engine.info.vocab_size)
         sampling, num_tokens = SamplingParams(max_tokens=osl, temperature=0.0), dict.fromkeys(range(concurrency), 0)
         times = [time.perf_counter()]
         for number, prompt in enumerate(prompts):

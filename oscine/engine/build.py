@@ -1,7 +1,7 @@
 """From options to an engine that runs in this process: evaluation and benchmarks use it directly, no socket needed."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ from oscine.engine.core.extension import MakeExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.build import BuiltExecutor, build_executor
 from oscine.executor.start.parts import Place, part
-from oscine.settings.config import EngineOptions, SchedulerOptions
+from oscine.settings.config import EngineOptions
 from oscine.system.extensions import load
-from oscine.types import ModelSize, Seat
+from oscine.types import EngineInfo, Seat
 
 # Extensions of the loop, in the order in which they admit requests: a function of the built executor and the options.
 OFFLOAD = "oscine.extensions.offload.manager:of_engine"
@@ -24,14 +24,9 @@ SEED_OF_FOLDER = Place("--kv-offload-dir", "oscine.extensions.offload.page_files
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
     loop: EngineLoop
-    model: str  # as loaded
-    max_model_len: int  # tokens
-    vocab_size: int
-    size: ModelSize = field(default_factory=ModelSize)
+    info: EngineInfo
     transfers: Any = None  # of the extension disaggregation, where the options want pages to move between engines
     ranks: Any = None  # of the extension parallel, where the model has several ranks
-    gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
-    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)  # with the limits that there is room for
 
     def announce(self) -> None:
         """The readers of KV events listen from now on."""
@@ -56,18 +51,19 @@ def build_engine(
     """
     options = with_prefix_seed(options)
     built = build_executor(options, seat)
-    options = replace(options, scheduler=built.scheduler)
+    seqs, tokens = built.info.max_num_seqs, built.info.max_num_batched_tokens
+    scheduler = replace(options.scheduler, by_memory=(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    options = replace(options, scheduler=scheduler)
     loop = EngineLoop(
         built.executor,
         options,
         groups=built.groups,
         memory=built.slots,
-        max_model_len=built.max_model_len,
+        max_model_len=built.info.max_model_len,
         max_attended=built.max_attended,
         extensions=[*_extensions(built, options, speculation)],
     )
-    facts = built.model, built.max_model_len, built.vocab_size, built.size
-    return BuiltEngine(loop, *facts, built.transfers, built.ranks, built.gpus, built.scheduler)
+    return BuiltEngine(loop, built.info, built.transfers, built.ranks)
 
 
 def _extensions(

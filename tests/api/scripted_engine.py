@@ -29,7 +29,7 @@ class ScriptedEngine:
         self.streams: dict[str, RequestStream] = {}
 
     async def start(self) -> None:
-        self.info = EngineInfo("scripted", MAX_MODEL_LEN, VOCAB_SIZE, 0.1, page_size=64, max_num_seqs=64)
+        self.info = EngineInfo("scripted", MAX_MODEL_LEN, VOCAB_SIZE, page_size=64, max_num_seqs=64)
         self.state = "ready"
 
     async def stop(self) -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -205,18 +206,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
         traceback.print_exc()
         return _fail(clients, parent, f"{type(error).__name__}: {error}")
     ready_s = time.monotonic() - started_s
-    info = EngineInfo(
-        engine.model,
-        engine.max_model_len,
-        engine.vocab_size,
-        ready_s,
-        page_size=launch.options.cache.page_size,
-        max_num_seqs=engine.scheduler.max_num_seqs,
-        max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
-        endpoints=endpoints,
-        size=engine.size,
-        gpus=engine.gpus,
-    )
+    info = replace(engine.info, ready_s=ready_s, endpoints=endpoints)
     if events is not None:
         engine.loop.cache.index.events = events
         engine.announce()

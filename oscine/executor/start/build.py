@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from oscine.checkpoint.hub import check_ranks, config_at, find_model, find_tokenizer
 from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.fake_memory import FakePages
-from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.sampling.masks import TOKENIZER, GrammarCache
 from oscine.executor.start.parts import (
     FAKE_STORE,
@@ -25,10 +24,10 @@ from oscine.executor.start.parts import (
 )
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup, Slots, apart
-from oscine.settings.config import EngineOptions, SchedulerOptions
+from oscine.settings.config import EngineOptions
 from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
-from oscine.types import DecodeTimes, Executor, ModelSize, Seat
+from oscine.types import DecodeTimes, EngineInfo, Executor, Seat
 
 if TYPE_CHECKING:  # they need torch
     from oscine.executor.start.load import Loaded
@@ -42,23 +41,18 @@ _CPU_ATTENDED = 1 << 23
 @dataclass(frozen=True, slots=True)
 class BuiltExecutor:
     executor: Executor
-    model: str  # as loaded
-    vocab_size: int
-    max_model_len: int  # tokens
+    info: EngineInfo
     groups: Sequence[KVGroup]
     slots: Sequence[Slots]  # the memory of the groups
-    scheduler: SchedulerOptions  # with the limits that the executor has room for
     max_attended: int | None = None  # query-key pairs that the prompts of one step may have; None: no limit
     transfers: Any = None  # of the extension disaggregation, where the options want pages to move between engines
     ranks: Any = None  # of the extension parallel, where the model has several ranks
     # With other engines, whose experts compute the tokens of this one too: the extension's lockstep, and what runs a
     # step without sequences if one is awaited.
     partners: tuple[Any, Callable[[], None]] | None = None
-    size: ModelSize = field(default_factory=ModelSize)
     store: Any = None  # of the extension offload: of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
     decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
-    gpus: tuple[str, ...] = ()  # UUIDs of those that compute the model
 
 
 def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
@@ -123,28 +117,26 @@ def _load_torch(
     runner = ThreadedExecutor(steps) if threaded else None
     return BuiltExecutor(
         executor=runner or steps,
-        model=options.model.random_weights or options.model.model,
-        vocab_size=config.vocab_size,
-        max_model_len=plan.max_model_len,
+        info=EngineInfo(
+            model=options.model.random_weights or options.model.model,
+            max_model_len=plan.max_model_len,
+            vocab_size=config.vocab_size,
+            page_size=plan.page_size,
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            size=size_of(config, on_gpu=executor.device.type == "cuda"),
+            gpus=_uuids([str(executor.device)] if ranks is None else devices),
+        ),
         groups=plan.groups,
         slots=plan.slots,
-        scheduler=_scheduler(options.scheduler, plan),
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfers=part(TRANSFERS)(options, executor, ranks) if options.peers.kv_transfer else None,
         ranks=ranks,
         partners=_partners(loaded, runner),
-        size=size_of(config, on_gpu=executor.device.type == "cuda"),
         store=part(STORE)(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
         decode_times=loaded.decode_times,
-        gpus=_uuids([str(executor.device)] if ranks is None else devices),
     )
-
-
-def _scheduler(asked: SchedulerOptions, plan: MemoryPlan) -> SchedulerOptions:
-    """With the limits of the memory plan, which has chosen those that were left to it."""
-    seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens
-    return replace(asked, by_memory=(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
@@ -185,12 +177,16 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     script = Script.from_folder(tokenizer)
     return BuiltExecutor(
         executor=FakeExecutor(script, options.fake_step_s, grammars, options.fake_token_s, pages),
-        model=options.model.model,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
+        info=EngineInfo(
+            model=options.model.model,
+            max_model_len=max_model_len,
+            vocab_size=config.vocab_size,
+            page_size=options.cache.page_size,
+            max_num_seqs=options.scheduler.max_num_seqs,
+            max_num_batched_tokens=options.scheduler.max_num_batched_tokens,
+        ),
         groups=groups,
         slots=apart(num_pages),
-        scheduler=replace(options.scheduler, by_memory=()),
         transfers=part(FAKE_TRANSFERS)(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
         store=None if pages is None else part(FAKE_STORE)(options, groups, pages),
     )

@@ -1,19 +1,37 @@
-"""The last steps of a start: kernels are compiled, steps become CUDA graphs, and the cache gets what is left."""
+"""Where the cache is, and the last steps of a start: kernels, CUDA graphs, and memory for the cache."""
 
 from typing import TYPE_CHECKING
 
 import torch
 
-from oscine.executor.kv.late_cache import filled
+from oscine.executor.kv.allocate import allocate_kv
+from oscine.executor.kv.late_cache import LateCache, filled
+from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.shared import Start
 from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
+from oscine.ops.interface import KVCache
 from oscine.ops.native.recording import NotRecordable
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
 
 _GIB = 1 << 30
+
+
+def allocate_cache(start: Start, memory: MemoryPlan) -> KVCache:
+    """The KV cache. A GPU's cache gets its memory at the end of the start (late_cache.py), or at once in four cases.
+
+    Its size is given in bytes; other engines read it, and cannot read memory that is mapped later; engines share
+    experts; the GPU is integrated.
+    """
+    options, device = start.options, start.opened.device
+    late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
+    shares = start.lockstep.shares_experts
+    if not late or shares or torch.cuda.get_device_properties(device).is_integrated:
+        return allocate_kv(memory, device, padding=shares or bool(start.prompt_sizes))
+    start.cache = LateCache(memory, device)
+    return start.cache.kv
 
 
 def record(start: Start, executor: TorchExecutor) -> None:

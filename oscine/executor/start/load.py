@@ -13,27 +13,18 @@ from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
-from oscine.executor.kv.allocate import allocate_kv
-from oscine.executor.kv.late_cache import LateCache
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.lockstep import OwnSteps
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import TOKENIZER
 from oscine.executor.sampling.rules import grammar_rules
-from oscine.executor.start.capture import capture, compile_kernels, fill_cache, record
+from oscine.executor.start.capture import allocate_cache, capture, compile_kernels, fill_cache, record
 from oscine.executor.start.plan import plan, plan_again
 from oscine.executor.start.shared import MakeCommunicator, Report, RulesOf, Start
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.gpt_oss import GptOss
-from oscine.model.packed import PackedFiles
-from oscine.ops.interface import KVCache
 from oscine.settings.config import EngineOptions
-from oscine.system.environment import Environment
 from oscine.types import DecodeTimes, Seat
-
-_LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 
 
 class Loaded(NamedTuple):
@@ -95,7 +86,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         shard=start.shard,
         on_host=start.on_host,
         embedding_on_host=memory.on_host.embedding > 0,
-        files=_packed_files(start),
+        files=start.packed_files,
         progress=not options.quiet,
     )
     if (error := opened.quantization_error) is not None:
@@ -110,7 +101,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         memory = plan_again(start, memory)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    kv = _cache(start, memory)
+    kv = allocate_cache(start, memory)
     if start.cache is not None:  # page tables for any length that there may be room for
         memory = replace(memory, max_model_len=options.model.max_model_len or config.max_position_embeddings)
     model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
@@ -119,30 +110,3 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         start.watch.lap("draft head")
     others = start.target.communicator, start.lockstep, make_drafts, start.drafting.most
     return TorchExecutor(model, memory, kv, most, new_rules, *others)
-
-
-def _cache(start: Start, memory: MemoryPlan) -> KVCache:
-    """The KV cache. A GPU's cache gets its memory at the end of the start (late_cache.py), or at once in four cases.
-
-    Its size is given in bytes; other engines read it, and cannot read memory that is mapped later; engines share
-    experts; the GPU is integrated.
-    """
-    options, device = start.options, start.opened.device
-    late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
-    shares = start.lockstep.shares_experts
-    if not late or shares or torch.cuda.get_device_properties(device).is_integrated:
-        return allocate_kv(memory, device, padding=shares or bool(start.prompt_sizes))
-    start.cache = LateCache(memory, device)
-    return start.cache.kv
-
-
-def _packed_files(start: Start) -> PackedFiles | None:
-    """The files of packed weights: for large models from a checkpoint, on a CPU with native kernels. Else None.
-
-    With them the checkpoint's own files need not stay in memory.
-    """
-    num_bytes = sum(start.tensor_bytes.values())
-    if not start.platform.has_c_kernels or num_bytes < _LARGE_BYTES:
-        return None
-    name = start.opened.packed_name(start.target.cpu_weights, start.shard)
-    return None if name is None else PackedFiles(Environment().packed_folder / name, num_bytes, start.report)

@@ -19,6 +19,7 @@ from oscine.executor.start.parts import DRAFTING, LOCKSTEP, part
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
 from oscine.model.config import ModelConfig
+from oscine.model.packed import PackedFiles
 from oscine.model.tensors import Part, Shard
 from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.interface import Ops
@@ -28,11 +29,13 @@ from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Communicator, Target
 from oscine.ops.triton_range import check_triton
 from oscine.settings.config import EngineOptions
+from oscine.system.environment import Environment
 from oscine.types import Seat
 
 Report = Callable[[str], None]
 MakeCommunicator = Callable[[OpenedModel], Communicator]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
+_LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 _MOST_VERIFYING = 1024  # rows of the graphs that only drafts need
 
 
@@ -105,6 +108,18 @@ class Start:
         if self.platform.has_c_kernels:
             return native_bytes(specs, self.target.cpu_weights)
         return torch_bytes(specs, dtype)
+
+    @property
+    def packed_files(self) -> PackedFiles | None:
+        """The files of packed weights: for large models from a checkpoint, on a CPU with native kernels. Else None.
+
+        With them the checkpoint's own files need not stay in memory.
+        """
+        num_bytes = sum(self.tensor_bytes.values())
+        if not self.platform.has_c_kernels or num_bytes < _LARGE_BYTES:
+            return None
+        name = self.opened.packed_name(self.target.cpu_weights, self.shard)
+        return None if name is None else PackedFiles(Environment().packed_folder / name, num_bytes, self.report)
 
     @property
     def prepared_head_bytes(self) -> int:

@@ -60,10 +60,10 @@ class OwnEngine:
     def __init__(
         self, engine: BuiltEngine, clock: Clock = time.perf_counter, *, share: int = 0, num_shares: int = 1
     ) -> None:
-        self.loop, self.model = engine.loop, engine.model
-        self.gpus: Sequence[str] = engine.gpus
-        self.limits = Limits(engine.scheduler.max_num_seqs, engine.scheduler.max_num_batched_tokens)
-        self._vocab_size, self._clock, self._share = engine.vocab_size, clock, slice(share, None, num_shares)
+        self.loop, self.model = engine.loop, engine.info.model
+        self.gpus: Sequence[str] = engine.info.gpus
+        self.limits = Limits(engine.info.max_num_seqs, engine.info.max_num_batched_tokens)
+        self._vocab_size, self._clock, self._share = engine.info.vocab_size, clock, slice(share, None, num_shares)
         self._prompts: dict[Point, list[list[int]]] = {}  # by the point, but for its generated tokens
 
     def prepare(self, point: Point) -> None:

@@ -22,7 +22,7 @@ from oscine.kv_group import apart
 from oscine.model.config import gpt_oss_120b
 from oscine.settings.config import Config
 from oscine.system.nvml import Energy
-from oscine.types import StepPlan, StepResult
+from oscine.types import EngineInfo, StepPlan, StepResult
 from tests.immediate import Immediate
 from tests.nvml_library import JOULES, compile_nvml, needs_compiler
 
@@ -179,7 +179,8 @@ def timed_bench(num_full_pages: int = 1000, energy: Energy | None = None) -> tup
     config = gpt_oss_120b()
     groups = config.kv_groups(options.cache.page_size, "bfloat16")
     loop = EngineLoop(executor, options, groups=groups, memory=apart([num_full_pages, 1000]), max_model_len=200)
-    engine = BuiltEngine(loop, "120b", 200, config.vocab_size, scheduler=options.scheduler)
+    seqs, tokens = options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens
+    engine = BuiltEngine(loop, EngineInfo("120b", 200, config.vocab_size, options.cache.page_size, seqs, tokens))
     own = OwnEngine(engine, executor.clock)
     return executor, EngineBench(own, config, options.cache, 12.34, energy=energy)
 

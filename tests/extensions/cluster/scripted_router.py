@@ -16,9 +16,9 @@ INFO = EngineInfo(
     "model",
     4096,
     320,
-    0.5,
     page_size=64,
     max_num_seqs=64,
+    ready_s=0.5,
     endpoints=Endpoints("tcp://127.0.0.1:1", None, "tcp://127.0.0.1:3"),
 )
 SNAPSHOT = ClusterSnapshot(

@@ -128,7 +128,7 @@ def test_whoever_comes_later_learns_all_that_is_cached() -> None:
 
 
 def test_a_model_is_described_by_a_replica_that_there_is_and_by_the_last_one_where_there_is_none() -> None:
-    fleet, old, new = Fleet(), EngineInfo("m", 512, 300, 1.0, 64, 64), EngineInfo("m", 1024, 300, 1.0, 64, 64)
+    fleet, old, new = Fleet(), EngineInfo("m", 512, 300, 64, 64), EngineInfo("m", 1024, 300, 64, 64)
     fleet.join("a", ReplicaReport("m", info=old))
     assert fleet.info == old
     fleet.join("b", ReplicaReport())

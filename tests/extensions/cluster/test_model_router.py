@@ -38,7 +38,7 @@ class Cluster:
         return ModelRouter(route, self.decode, self.prefill if route.role("prefill") else None, self.clock)
 
     def report(self, name: str, **changes: object) -> ReplicaReport:
-        info = EngineInfo("m", 4096, 300, 1.0, page_size=PAGE, max_num_seqs=4)
+        info = EngineInfo("m", 4096, 300, page_size=PAGE, max_num_seqs=4)
         endpoints = Endpoints(f"tcp://{name}:{self.lives.get(name, 0)}")
         return replace(ReplicaReport("m", endpoints=endpoints, info=info), **changes)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def report(name: str, **changes: object) -> ReplicaReport:
-    info = EngineInfo("m", 4096, 300, 1.0, page_size=64, max_num_seqs=64)
+    info = EngineInfo("m", 4096, 300, page_size=64, max_num_seqs=64)
     return ReplicaReport("m", endpoints=Endpoints(f"tcp://{name}:1"), info=info, **changes)  # type: ignore[arg-type]
 
 

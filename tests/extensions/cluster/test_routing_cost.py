@@ -44,7 +44,7 @@ def test_each_term_drives_requests_away(loaded: ReplicaLoad) -> None:
 
 def test_windows_fill_the_memory_of_a_replica_too() -> None:
     """300 slots of 500 are held, and in 100 there are only cached pages, half of them of windows."""
-    view = ReplicaView("a", 0.0, ReplicaReport(info=EngineInfo("m", 4096, 300, 1.0, page_size=16, max_num_seqs=4)))
+    view = ReplicaView("a", 0.0, ReplicaReport(info=EngineInfo("m", 4096, 300, page_size=16, max_num_seqs=4)))
     slots = {"kv_slots_used": 300, "kv_slots_cached": 100, "kv_slots_total": 500}
     view.hear(EngineStats(full_pages_used=150, full_pages_total=500, **slots), 1.0)
     load = view.load(1.0)

@@ -40,6 +40,6 @@ def test_the_gpus_of_several_engines_are_those_of_each() -> None:
     engine = DataParallelEngine([EngineOptions()] * 2, "m")
     assert engine.gpus == ()
     for name, one in engine.engines.items():
-        one.info = EngineInfo("m", 4096, 300, 1.0, page_size=64, max_num_seqs=4, gpus=(f"GPU-{name}", f"GPU-{name}b"))
+        one.info = EngineInfo("m", 4096, 300, page_size=64, max_num_seqs=4, gpus=(f"GPU-{name}", f"GPU-{name}b"))
     assert engine.gpus == ("GPU-0", "GPU-0b", "GPU-1", "GPU-1b")
     assert ClusterEngine(engine.router, "m").gpus == ()

@@ -76,7 +76,7 @@ from oscine.types import StepPlan
 SEQUENCES = (1, 8, 32)
 CONTEXT, PAGE = 1024, 64  # tokens
 REPLAYS = 200
-MOST_DRAFTS = 3
+MAX_DRAFTS = 3
 ERROR = 0.01  # of sums in bfloat16, relative to the norm of all results
 CONCURRENCY = "1,8,32,64,256"
 PARTS = "ops", "drafts", "engine"
@@ -171,7 +171,7 @@ def check_state(ops: DraftOps, hidden: int, device: torch.device, dtype: torch.d
             temperatures=torch.arange(4, device=device) / 4,
             seeds=torch.arange(4, device=device) << 33,
         )
-        drafts = torch.zeros(4, MOST_DRAFTS, dtype=torch.int32, device=device)
+        drafts = torch.zeros(4, MAX_DRAFTS, dtype=torch.int32, device=device)
         next_ids = backend.hold(packed, batch, ids, features, state)
         noise = backend.sampling(slots, positions[:2], state)
         backend.put(drafts, 1, slots, positions[:2])
@@ -186,7 +186,7 @@ def check_forced(device: torch.device) -> bool:
     """The kernel that forces acceptance against the formula, on sequences of 0 to 3 drafts behind each other."""
     from benchmarks.kernels.forced import forced as kernel
 
-    counts = torch.arange(64) % (MOST_DRAFTS + 1)
+    counts = torch.arange(64) % (MAX_DRAFTS + 1)
     places = torch.cat([torch.arange(count + 1) for count in counts.tolist()])
     rows = len(places)
     sizes = PackedSizes(rows, len(counts), rows, rows)
@@ -227,8 +227,8 @@ def random_drafter(opened: OpenedModel, folder: Path, most_sequences: int) -> Ea
     model = GptOss(layers, load_weights(layers, opened.source, device, dtype, ops=ops), ops)
     found = DraftHead(open_head(folder, opened.config), opened.config.num_hidden_layers)
     head = found.load(opened, model, resolve_draft(target, platform))
-    length = CONTEXT + MOST_DRAFTS
-    state = DeviceState(most_sequences, length, PAGE, len(groups), device, ops, MOST_DRAFTS)
+    length = CONTEXT + MAX_DRAFTS
+    state = DeviceState(most_sequences, length, PAGE, len(groups), device, ops, MAX_DRAFTS)
     columns = -(-length // PAGE)
     slots, numbers = np.repeat(np.arange(most_sequences), columns), np.arange(1, most_sequences * columns + 1)
     state.update_pages([slots.tolist(), ((numbers - 1) % columns).tolist(), *[numbers.tolist()] * len(groups)])
@@ -248,15 +248,15 @@ def time_drafts(model: str, device: str) -> None:
         write_head(Path(folder), opened.config)
         drafter = random_drafter(opened, Path(folder), max(SEQUENCES))
         if opened.device.type == "cuda":
-            drafter.capture([*SEQUENCES], MOST_DRAFTS)
+            drafter.capture([*SEQUENCES], MAX_DRAFTS)
         for sequences in SEQUENCES:
-            times = [f"K={k} {_draft_ms(drafter, sequences, k):.3f} ms" for k in range(1, MOST_DRAFTS + 1)]
+            times = [f"K={k} {_draft_ms(drafter, sequences, k):.3f} ms" for k in range(1, MAX_DRAFTS + 1)]
             print(f"{sequences:3} sequences   {'   '.join(times)}", flush=True)
 
 
 def _draft_ms(drafter: EagleDrafter, sequences: int, num_drafts: int) -> float:
     """Median; of the graph alone, where there is one."""
-    asked = np.arange(sequences), np.full(sequences, num_drafts), np.full(sequences, CONTEXT + MOST_DRAFTS - 1)
+    asked = np.arange(sequences), np.full(sequences, num_drafts), np.full(sequences, CONTEXT + MAX_DRAFTS - 1)
     drafter.draft(*asked)
     graph = drafter._graphs.get((sequences, num_drafts))
     if graph is not None:
@@ -364,7 +364,7 @@ def switch_of(engine: OwnEngine) -> Switched:
 
 def kv_cache_bytes(job: Job, options: EngineOptions) -> int:
     """Bytes for all sequences of the largest point, and the head's layer; a tenth is spare."""
-    config, length = open_model(options.model).config, job.isl + job.osl + MOST_DRAFTS
+    config, length = open_model(options.model).config, job.isl + job.osl + MAX_DRAFTS
     full, sliding = config.kv_groups(PAGE, "bfloat16" if job.device != "cpu" else "float32")
     sequences, chunk = max(job.concurrency), -(-options.scheduler.max_num_batched_tokens // PAGE)
     held = sequences * (sliding.window_pages + 1) + 2 * chunk
@@ -394,7 +394,7 @@ def measure(job: Job) -> list[Compared]:
     # Recorded steps of a CPU have calls of the C library alone.
     graphs = not job.forced or job.device != "cpu"
     most = max(job.concurrency)
-    model = replace(model_options(job.model, job.device), max_model_len=job.isl + job.osl + MOST_DRAFTS)
+    model = replace(model_options(job.model, job.device), max_model_len=job.isl + job.osl + MAX_DRAFTS)
     step = max(most, job.step_tokens)
     scheduler = SchedulerOptions(max_num_seqs=most, max_num_batched_tokens=step, max_waiting=most)
     options = EngineOptions(model, scheduler=scheduler, cuda_graphs=graphs, quiet=True)
@@ -403,8 +403,8 @@ def measure(job: Job) -> list[Compared]:
     with shared_weights():
         no_head = replace(options, speculation=SpeculationOptions(method="none"))
         plain = None if job.one_engine else OwnEngine(build_engine(no_head))
-        acceptance = ForcedAcceptance(job.device, MOST_DRAFTS) if job.forced else None
-        speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MOST_DRAFTS)
+        acceptance = ForcedAcceptance(job.device, MAX_DRAFTS) if job.forced else None
+        speculation = SpeculationOptions(method="eagle3", model=job.head, max_drafts=MAX_DRAFTS)
         drafting = OwnEngine(build_engine(replace(options, speculation=speculation), speculation=switched))
     gc.collect()
     gc.freeze()  # as the engine process does
@@ -484,7 +484,7 @@ def _acceptance(rates: Rates | None) -> str:
 
 
 def _k(one: Compared) -> int | str:
-    return f"0-{MOST_DRAFTS}" if one.k is None else one.k
+    return f"0-{MAX_DRAFTS}" if one.k is None else one.k
 
 
 def row(job: Job, where: Machine, one: Compared) -> dict[str, Any]:
@@ -544,9 +544,9 @@ def main() -> int:
     parser.add_argument(
         "--k",
         type=drafts,
-        default=(1, MOST_DRAFTS, None),
+        default=(1, MAX_DRAFTS, None),
         metavar="K,...",
-        help=f"drafts per step, c for the controller's (default: 1,{MOST_DRAFTS},c)",
+        help=f"drafts per step, c for the controller's (default: 1,{MAX_DRAFTS},c)",
     )
     parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY, help="of engines (default: %(default)s)")
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
@@ -586,8 +586,8 @@ def rates(text: str) -> Rates:
     """Falling, one for each draft."""
     found = tuple(float(part) / 100 for part in text.split(","))
     falling = [1.0, *found]
-    if len(found) != MOST_DRAFTS or falling != sorted(falling, reverse=True) or found[-1] <= 0:
-        raise argparse.ArgumentTypeError(f"{MOST_DRAFTS} percentages, each above 0 and at most the one before")
+    if len(found) != MAX_DRAFTS or falling != sorted(falling, reverse=True) or found[-1] <= 0:
+        raise argparse.ArgumentTypeError(f"{MAX_DRAFTS} percentages, each above 0 and at most the one before")
     return found
 
 

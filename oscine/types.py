@@ -391,7 +391,7 @@ STATISTICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankHandle:
     """One rank's place in a group of ranks or engines, as descriptors of its process."""
 
     rank: int

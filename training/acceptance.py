@@ -22,7 +22,7 @@ from training.packing import Encoder
 from training.split import Draw
 
 HEAD = NANO / "eagle3"
-_MOST_TOKENS = 1200  # of a prompt
+_MAX_TOKENS = 1200  # of a prompt
 
 
 @torch.inference_mode()
@@ -64,7 +64,7 @@ def main() -> None:
     means, everything = [], []
     for skill in (skill for skill in SKILLS if options.only in skill.name):
         made = [skill.make(Draw(SEED + i, held_out=True)) for i in range(options.cases)]
-        samples = [sample for sample in made if len(encoder.prompt(sample)) <= _MOST_TOKENS]
+        samples = [sample for sample in made if len(encoder.prompt(sample)) <= _MAX_TOKENS]
         if not samples:
             continue
         prompts = [encoder.prompt(sample) for sample in samples]

@@ -33,7 +33,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(options.seed)
     target = load(NANO, device)
-    size = HeadSize(taps=tuple(options.taps), intermediate=options.intermediate, heads=options.heads)
+    size = HeadSize(aux_layers=tuple(options.aux_layers), intermediate=options.intermediate, heads=options.heads)
     head = (load_head(options.resume) if options.resume else Head(size, options.seed)).to(device)
     rows = batches(options, device)
     if not options.resume:
@@ -55,7 +55,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--muon-lr", type=float, default=0.02, help="learning rate of Muon (default: %(default)s)")
     parser.add_argument("--adam-lr", type=float, default=0.002, help="learning rate of Adam (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=13, help="processes that generate data (default: %(default)s)")
-    parser.add_argument("--taps", type=int, nargs="+", default=HeadSize().taps, help="streams (default: %(default)s)")
+    parser.add_argument(
+        "--aux-layers", type=int, nargs="+", default=HeadSize().aux_layers, help="streams (default: %(default)s)"
+    )
     parser.add_argument("--intermediate", type=int, default=512, help="width of the MLP (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="query heads (default: %(default)s)")
     return parser.parse_args()

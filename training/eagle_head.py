@@ -30,7 +30,11 @@ class HeadSize:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    taps: tuple[int, ...] = (1, 4, 6)  # streams before these layers of the target; its number of layers is the last
+    aux_layers: tuple[int, ...] = (
+        1,
+        4,
+        6,
+    )  # streams before these layers of the target; its number of layers is the last
 
 
 class Attend(Protocol):
@@ -100,8 +104,8 @@ class Head(nn.Module):
     def __init__(self, size: HeadSize, seed: int = 0) -> None:
         super().__init__()
         self.size = size
-        self.input_norm = RMSNorm(len(size.taps) * size.hidden)
-        self.fc = nn.Linear(len(size.taps) * size.hidden, size.hidden, bias=False)
+        self.input_norm = RMSNorm(len(size.aux_layers) * size.hidden)
+        self.fc = nn.Linear(len(size.aux_layers) * size.hidden, size.hidden, bias=False)
         self.midlayer = _Layer(size)
         self.norm = RMSNorm(size.hidden)
         self.lm_head = nn.Linear(size.hidden, size.vocab_size, bias=False)
@@ -117,12 +121,12 @@ class Head(nn.Module):
         """Starts from the target's output matrix with small logits, and scales the tapped streams alike."""
         self.lm_head.weight.copy_(lm_head)
         self.norm.weight.fill_(0.3)
-        tapped = torch.stack([streams[tap].float().square().mean().sqrt() for tap in self.size.taps])
+        tapped = torch.stack([streams[tap].float().square().mean().sqrt() for tap in self.size.aux_layers])
         scales = tapped.square().mean().sqrt() / tapped
         self.input_norm.weight.copy_(scales.repeat_interleave(self.size.hidden))
 
     def features(self, streams: list[Tensor]) -> Tensor:
-        features: Tensor = self.fc(self.input_norm(torch.cat([streams[tap] for tap in self.size.taps], -1)))
+        features: Tensor = self.fc(self.input_norm(torch.cat([streams[tap] for tap in self.size.aux_layers], -1)))
         return features
 
     def draft(
@@ -162,7 +166,7 @@ def load_head(folder: Path) -> Head:
         heads=config["num_attention_heads"],
         kv_heads=config["num_key_value_heads"],
         head_dim=config["head_dim"],
-        taps=tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
+        aux_layers=tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
     )
     head = Head(size)
     head.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
@@ -175,7 +179,7 @@ def published_config(size: HeadSize) -> dict[str, Any]:
         "attention_bias": False,
         "draft_vocab_size": size.vocab_size,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(size.taps),
+            "eagle_aux_hidden_state_layer_ids": list(size.aux_layers),
             "use_aux_hidden_state": True,
             "use_input_layernorm_in_first_layer": True,
             "use_last_layernorm": True,
@@ -200,7 +204,7 @@ def published_config(size: HeadSize) -> dict[str, Any]:
             "truncate": False,
         },
         "rope_theta": ROPE_THETA,
-        "target_layer_count": size.taps[-1],
+        "target_layer_count": size.aux_layers[-1],
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "vocab_size": size.vocab_size,

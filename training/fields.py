@@ -85,7 +85,7 @@ EVENT = (
     Field(("weekday",), _enum(words.WEEKDAYS), lambda d: d.choice(words.WEEKDAYS), ("is on a {v}",)),
     Field(("host", "organizer"), STRING, words.full_name, ("is hosted by {v}", "is led by {v}")),
 )
-_EVENTS = ("Festival", "Concert", "Meeting", "Fair", "Workshop", "Party")
+_EVENTS = ("Festival", "Concert", "Rendezvous", "Fair", "Workshop", "Party")
 
 
 def opening(draw: Draw, kind: str) -> tuple[str, str]:

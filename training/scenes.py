@@ -61,7 +61,7 @@ def _meeting(draw: Draw) -> Scene:
     )
     forms = (
         "{p} meet on {d} to talk about {t}.",
-        "Meeting with {p} on {d} about {t}.",
+        "Rendezvous with {p} on {d} about {t}.",
         "On {d} {p} will discuss {t}.",
         "{p} have a call on {d}. The topic is {t}.",
         "Please plan a meeting about {t} with {p} for {d}.",
@@ -73,7 +73,7 @@ def _meeting(draw: Draw) -> Scene:
         Fact(_key(draw, "topic subject title about agenda"), STRING, topic),
         Fact(_key(draw, "date day when"), STRING, day),
     ]
-    return Scene("Meeting MeetingInfo Appointment CalendarEvent Call Event", "meeting", text, facts)
+    return Scene("Rendezvous MeetingInfo Appointment CalendarEvent Call Event", "meeting", text, facts)
 
 
 def _work(draw: Draw) -> Scene:

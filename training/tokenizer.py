@@ -27,7 +27,7 @@ SPECIAL_TOKENS = (
     "<|call|>",
 )
 # looked at once: without a bound, each space of a long run searches for a line break after all of them
-_MOST_SPACES = 16
+_MAX_SPACES = 16
 _PIECES = "|".join(
     (
         r"\p{N}",
@@ -36,8 +36,8 @@ _PIECES = "|".join(
         r"\p{Lu}\p{Ll}*",
         r"\p{Ll}+",
         r"[\p{L}\p{M}]+",
-        rf"\s{{0,{_MOST_SPACES}}}[\r\n]+",
-        rf" {{1,{_MOST_SPACES}}}",
+        rf"\s{{0,{_MAX_SPACES}}}[\r\n]+",
+        rf" {{1,{_MAX_SPACES}}}",
         r"[^\s\p{L}\p{N}]+",
         r"\s+",
     )

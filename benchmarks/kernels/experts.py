@@ -25,8 +25,8 @@ from oscine.ops.target import Target
 HIDDEN = 2880
 PER_TOKEN = 4
 CALLS = 16
-MOST_ERROR = 0.006  # sums in bfloat16, which the caller adds up
-MOST_FP8_ERROR = 0.02  # sums before SwiGLU of a few bits less, which now and then round to another h
+MAX_ERROR = 0.006  # sums in bfloat16, which the caller adds up
+MAX_FP8_ERROR = 0.02  # sums before SwiGLU of a few bits less, which now and then round to another h
 DEVICE = torch.device("cuda")
 
 
@@ -102,7 +102,7 @@ def report(case: Case, prepared: hopper.HopperExperts, expected: Tensor) -> None
         print(
             f"{tokens:6} {name_of(tiling):>42} {time.seconds * 1e6:9.1f} us {gigabytes / time.seconds / 1e3:6.2f} TB/s "
             f"{teraflops:6.0f} TFLOP/s{'  chosen' if tiling is case.tried[0] else ''}"
-            f"  error {error:.2%}{'' if error < (MOST_FP8_ERROR if prepared.fp8 else MOST_ERROR) else '  WRONG'}",
+            f"  error {error:.2%}{'' if error < (MAX_FP8_ERROR if prepared.fp8 else MAX_ERROR) else '  WRONG'}",
             flush=True,
         )
 

@@ -22,7 +22,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.kernels.experts import DEVICE, HIDDEN, MOST_ERROR, MOST_FP8_ERROR, PER_TOKEN, Case, name_of
+from benchmarks.kernels.experts import DEVICE, HIDDEN, MAX_ERROR, MAX_FP8_ERROR, PER_TOKEN, Case, name_of
 from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
 from oscine.extensions.bench.timer import capture, seconds_on_gpu
@@ -141,7 +141,7 @@ def check(case: Case, prepared: hopper.HopperExperts, expected: torch.Tensor) ->
         first = case.run(prepared, tiling)
         same = all(torch.equal(case.run(prepared, tiling), first) for _ in range(AGAIN))
         error = float((first.float().sum(1) - expected).norm() / expected.norm())
-        right = error < (MOST_FP8_ERROR if prepared.fp8 else MOST_ERROR)
+        right = error < (MAX_FP8_ERROR if prepared.fp8 else MAX_ERROR)
         good &= right and same
         print(f"{error:.3%}{'' if right else '  WRONG'}{'' if same else '  NOT THE SAME AGAIN'}", flush=True)
     return good

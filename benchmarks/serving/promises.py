@@ -40,8 +40,8 @@ class Holdings:
     threads: int
     tasks: int
     connections: int
-    processes: int  # but judges
-    judges: int
+    processes: int  # but sandbox
+    sandbox: int
     shared: frozenset[str]  # mapped segments of shared memory, and files in the server's own temporary folder
 
     @classmethod
@@ -49,10 +49,10 @@ class Holdings:
         process = psutil.Process(server.pid)
         children = process.children(recursive=True)
         mapped: set[str] = set()
-        judges = 0
+        sandbox = 0
         for each in children:
             with suppress(psutil.NoSuchProcess):  # it has just ended
-                judges += "oscine.system.grammar_sandbox.process" in each.cmdline()
+                sandbox += "oscine.system.grammar_sandbox.process" in each.cmdline()
         for each in (process, *children):
             with suppress(psutil.NoSuchProcess):
                 mapped |= {part.path for part in each.memory_maps() if part.path.startswith("/dev/shm")}
@@ -62,13 +62,13 @@ class Holdings:
             threads=process.num_threads(),
             tasks=int(server.metric("oscine:asyncio_tasks")),
             connections=int(server.metric("oscine:http_connections")),
-            processes=len(children) - judges,
-            judges=judges,
+            processes=len(children) - sandbox,
+            sandbox=sandbox,
             shared=frozenset(mapped),
         )
 
     def beyond(self, before: "Holdings") -> dict[str, Any]:
-        slack = {"threads": POOL_THREADS, "files": 0, "tasks": 0, "connections": 0, "processes": 0, "judges": JUDGES}
+        slack = {"threads": POOL_THREADS, "files": 0, "tasks": 0, "connections": 0, "processes": 0, "sandbox": JUDGES}
         more = {
             name: f"{getattr(before, name)} -> {getattr(self, name)}"
             for name, allowed in slack.items()

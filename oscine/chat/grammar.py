@@ -18,9 +18,9 @@ import msgspec
 from llguidance import regex_to_lark
 
 from oscine.chat.messages import FunctionTool
-from oscine.chat.schemas.reduction import MOST_BYTES, TOO_LARGE, reduced
+from oscine.chat.schemas.reduction import MAX_BYTES, TOO_LARGE, reduced
 from oscine.chat.tools import NAMESPACE
-from oscine.system.grammar_sandbox.trial import Trial
+from oscine.system.grammar_sandbox.check import GrammarCheck
 
 _WHITESPACE = (
     r"[\x20\x0A\x0D\x09]{1,20}"  # at each place where JSON allows space: a weak model cannot fill its budget with it
@@ -43,7 +43,7 @@ _SENTENCES = (
     ("recursion limit exceeded", "it is nested too deeply"),
 )
 
-_MOST_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
+_MAX_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -58,7 +58,7 @@ class JsonFormat:
 
     def part(self) -> dict[str, Any]:
         """Raises ValueError for what cannot be enforced."""
-        if len(msgspec.json.encode(self.schema)) > MOST_BYTES:
+        if len(msgspec.json.encode(self.schema)) > MAX_BYTES:
             raise ValueError(TOO_LARGE)
         schema = reduced(self.schema, lenient=self.lenient, any_format=self.any_format)
         options = {"whitespace_pattern": _WHITESPACE, "lenient": self.lenient}
@@ -130,7 +130,7 @@ def header_grammar(tools: Iterable[FunctionTool] = (), other_recipients: Iterabl
     return _header_grammar((*(f"{NAMESPACE}.{tool.name}" for tool in tools), *other_recipients))
 
 
-@lru_cache(_MOST_HEADERS)
+@lru_cache(_MAX_HEADERS)
 def _header_grammar(recipients: tuple[str, ...]) -> str:
     to = " | ".join(json.dumps(f" to={recipient}") for recipient in recipients)
     called = '("analysis" | "commentary")'
@@ -156,21 +156,21 @@ def _joined(rules: str, parts: Sequence[dict[str, Any]]) -> str:
     `<|end|>` as the token of this name. So forcing is off if a text may contain an angle bracket.
     Raises ValueError for parts that are too large to be compiled.
     """
-    if len(msgspec.json.encode(parts)) > MOST_BYTES:
+    if len(msgspec.json.encode(parts)) > MAX_BYTES:
         raise ValueError(TOO_LARGE)
     if _ANGLE_BRACKET.search(json.dumps(parts)):
         rules = f'%llguidance {{"no_forcing": true}}\n{rules}'
     return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
 
-def trial_of(text: TextFormat) -> Trial:
-    """A trial that shows whether one part can be compiled, and followed through its first bytes.
+def check_of(text: TextFormat) -> GrammarCheck:
+    """A check that shows whether one part can be compiled, and followed through its first bytes.
 
     Raises ValueError for a user's grammar that names special tokens: these belong to the envelope.
     """
     if isinstance(text, LarkFormat) and "<" in _LARK_LITERAL.sub("", text.grammar):
         raise ValueError("special tokens cannot be named in it")
-    return Trial(_joined("start: @text", [{"name": "text", **text.part()}]), walk=True)
+    return GrammarCheck(_joined("start: @text", [{"name": "text", **text.part()}]), walk=True)
 
 
 def said(error: str) -> str:

@@ -14,7 +14,7 @@ CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be inclu
 FUNCTION_CHANNEL = f"Calls to these tools must go to the commentary channel: '{NAMESPACE}'."
 
 _Piece = str | int  # text to encode, or a special id
-_MOST_KEPT = 256  # fixed texts whose ids are kept
+_MAX_KEPT = 256  # fixed texts whose ids are kept
 
 
 class _Fixed(str):
@@ -39,7 +39,7 @@ class HarmonyRenderer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._encode_fixed = lru_cache(_MOST_KEPT)(tokenizer.encode)
+        self._encode_fixed = lru_cache(_MAX_KEPT)(tokenizer.encode)
 
     def render(self, conversation: Conversation, most: int | None = None) -> list[int]:
         """The prompt, up to and with `<|start|>assistant`.

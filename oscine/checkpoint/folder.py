@@ -20,7 +20,7 @@ from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
 from oscine.model.config import ModelConfig
 from oscine.system.model_files import is_file_name, open_file, read_json, shown
 
-_MOST_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
+_MAX_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 
@@ -137,7 +137,7 @@ def open_tensors(path: Path) -> Any:
     """A safetensors file; its header is read and checked. Raises ValueError."""
     with open_file(path) as file:
         header = int.from_bytes(file.read(8), "little")
-    if header > _MOST_HEADER:
+    if header > _MAX_HEADER:
         raise ValueError(f"{path}: truncated or malformed: a header of {header} bytes")
     try:
         return safe_open(path, framework="pt")

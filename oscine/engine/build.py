@@ -11,13 +11,13 @@ from oscine.executor.start.build import BuiltExecutor, build_executor
 from oscine.executor.start.parts import Place, part
 from oscine.settings.config import EngineOptions
 from oscine.system.extensions import load
-from oscine.types import EngineInfo, Seat
+from oscine.types import EngineInfo, RankHandle
 
 # Extensions of the loop, in the order in which they admit requests: a function of the built executor and the options.
 OFFLOAD = "oscine.extensions.offload.manager:of_engine"
 REMOTE_PREFILLS = "oscine.extensions.disaggregation.remote_prefill:of_engine"
 SPECULATION = "oscine.extensions.speculation.policy:of_engine"
-PARTNERS = "oscine.extensions.parallel.partners:of_engine"
+EXPERT_PARALLEL_PEERS = "oscine.extensions.parallel.expert_peers:of_engine"
 SEED_OF_FOLDER = Place("--kv-offload-dir", "oscine.extensions.offload.page_files:seed_of")
 
 
@@ -43,14 +43,14 @@ MakeFromBuilt = Callable[[BuiltExecutor, EngineOptions], MakeExtension]
 
 
 def build_engine(
-    options: EngineOptions, seat: Seat | None = None, *, speculation: MakeFromBuilt | None = None
+    options: EngineOptions, handle: RankHandle | None = None, *, speculation: MakeFromBuilt | None = None
 ) -> BuiltEngine:
     """Loads the model and puts a loop over it. `speculation`: another policy of drafts, where the options want drafts.
 
     Raises ValueError as build_executor does.
     """
     options = with_prefix_seed(options)
-    built = build_executor(options, seat)
+    built = build_executor(options, handle)
     seqs, tokens = built.info.max_num_seqs, built.info.max_num_batched_tokens
     scheduler = replace(options.scheduler, by_memory=(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
     options = replace(options, scheduler=scheduler)
@@ -75,8 +75,8 @@ def _extensions(
         yield load(REMOTE_PREFILLS)(built, options)
     if built.max_drafts:
         yield (speculation or load(SPECULATION))(built, options)
-    if built.partners is not None:
-        yield load(PARTNERS)(built, options)
+    if built.expert_peers is not None:
+        yield load(EXPERT_PARALLEL_PEERS)(built, options)
 
 
 def with_prefix_seed(options: EngineOptions) -> EngineOptions:

@@ -43,7 +43,7 @@ STATS_TOPIC = b"oscine-stats"
 END = (-1).to_bytes(8, "big", signed=True)  # number after the last message of a replay
 
 _RANK = 0
-_MOST_UNSENT = 10_000  # messages to one subscriber; it asks again for those that it missed
+_MAX_UNSENT = 10_000  # messages to one subscriber; it asks again for those that it missed
 KEPT_BYTES = 64 << 20  # of the messages kept for replays, which carry the tokens of long prompts
 
 _encode = msgpack.Encoder().encode
@@ -64,7 +64,7 @@ class KVEvents:
         self._with_stats = options.host is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
-        self._socket.set(zmq.SNDHWM, _MOST_UNSENT)
+        self._socket.set(zmq.SNDHWM, _MAX_UNSENT)
         self._socket.set(zmq.LINGER, 0)
         self._replay = _Replay(self._context, options.kv_events_kept)
         try:

@@ -29,17 +29,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscine.executor.batch.copies import upload_into
 from oscine.executor.batch.device_state import Computed
 from oscine.executor.batch.slots import ColumnArray, Slots
 from oscine.executor.batch.step_arrays import StepArrays, pack
-from oscine.executor.batch.transfer import upload_into
 from oscine.ops.interface import PageGroup
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.system.collector import paused
 
-MOST_SEQUENCES = 64  # each costs a tile of attention per key head, most of them empty
+MAX_SEQUENCES = 64  # each costs a tile of attention per key head, most of them empty
 # Tokens that a decode may read here. One program of the attention of prompts reads them all, one block after the other.
-MOST_CONTEXT = 32768
+MAX_CONTEXT = 32768
 
 
 Forward = Callable[[PackedStep[Tensor]], Computed]  # must be capturable, as the next
@@ -166,9 +166,9 @@ class PromptGraphs:
     def size_of(self, step: StepArrays) -> int | None:
         """The tokens of the smallest graph that has room for the step; None: it must run eagerly."""
         place = bisect_left(self._sizes, step.num_tokens)
-        if place == len(self._sizes) or len(step.slots_S) > MOST_SEQUENCES:
+        if place == len(self._sizes) or len(step.slots_S) > MAX_SEQUENCES:
             return None
-        is_long_S = (step.lens_S == 1) & (step.ends_S > MOST_CONTEXT)
+        is_long_S = (step.lens_S == 1) & (step.ends_S > MAX_CONTEXT)
         return None if is_long_S.any() else self._sizes[place]
 
     def replay(self, step: StepArrays, slots: Slots, size: int) -> Computed:
@@ -180,7 +180,7 @@ class PromptGraphs:
         return _first(computed, step)
 
     def _pack(self, step: StepArrays, slots: Slots, size: int) -> tuple[ColumnArray, PackedSizes]:
-        rows_N = np.zeros(min(size, MOST_SEQUENCES), np.int64)
+        rows_N = np.zeros(min(size, MAX_SEQUENCES), np.int64)
         slots_M = np.full(len(rows_N), self._padding_slot)
         count = np.count_nonzero(step.samples_S)
         rows_N[:count], slots_M[:count] = step.sampled_rows, step.slots_S[step.samples_S]

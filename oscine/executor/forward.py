@@ -34,7 +34,7 @@ class Forward:
 
     def _hidden(self, batch: Batch, follows: bool) -> tuple[Tensor, Tensor | None]:
         """The input of the head [N, H], and what a draft head reads [T, H]."""
-        if not (follows and self._drafts.taps):
+        if not (follows and self._drafts.aux_layers):
             return self._model.hidden(batch, self._kv), None
-        x_NH, streams = self._model.hidden_and_streams(batch, self._kv, self._drafts.taps)
+        x_NH, streams = self._model.hidden_and_aux(batch, self._kv, self._drafts.aux_layers)
         return x_NH, self._drafts.features(streams)

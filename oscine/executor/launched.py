@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from oscine.executor.batch.copies import Mark
 from oscine.executor.batch.slots import IntArray, Rows
 from oscine.executor.batch.step_arrays import StepArrays
-from oscine.executor.batch.transfer import Mark
 from oscine.executor.sampling.logprobs import records
 from oscine.executor.sampling.prompt_logprobs import PromptRows
 from oscine.ops.interface import Sampled

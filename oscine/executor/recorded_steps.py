@@ -18,7 +18,7 @@ from oscine.executor.kv.memory import LOGITS_AT_ONCE
 from oscine.ops.native.recording import Recording
 from oscine.ops.packed import PackedSizes, PackedStep
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
+from oscine.executor.batch.copies import Mark, download
 from oscine.executor.batch.device_state import DeviceState
 from oscine.executor.batch.slots import IntArray, PageEntries, Rows, Slots
 from oscine.executor.batch.step_arrays import StepArrays
-from oscine.executor.batch.transfer import Mark, download
 from oscine.executor.drafts import Drafts, MakeDrafts, StepParts, no_drafts
 from oscine.executor.forward import Forward
 from oscine.executor.known import KnownTokens

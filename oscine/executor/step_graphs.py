@@ -5,7 +5,7 @@ import torch
 from oscine.executor.batch.device_state import DeviceState
 from oscine.executor.cuda_graphs import Choose, DecodeGraphs, PromptGraphs
 from oscine.executor.forward import Forward
-from oscine.executor.recorded_steps import MOST_BYTES, RecordedSteps
+from oscine.executor.recorded_steps import MAX_BYTES, RecordedSteps
 
 
 class StepGraphs:
@@ -36,7 +36,7 @@ class StepGraphs:
             plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
             self.plain_graphs.capture(plain, pool)
 
-    def record(self, most_bytes: int = MOST_BYTES) -> None:
+    def record(self, most_bytes: int = MAX_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Writes page 0. Raises
         NotRecordable."""
         plain = followed = RecordedSteps(self._forward.decode, self._choose, most_bytes)

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from oscine.executor.batch.copies import upload
 from oscine.executor.batch.device_state import Computed, DeviceState
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows, Slots
 from oscine.executor.batch.step_arrays import StepArrays, pack
-from oscine.executor.batch.transfer import upload
 from oscine.executor.cuda_graphs import DecodeGraphs
 from oscine.executor.drafts import NoDrafts
 from oscine.executor.forward import Forward
@@ -41,7 +41,7 @@ class Steps:
     ) -> None:
         self._forward, self._choice, self._prompts, self._drafts = forward, choice, prompts, drafts
         self._state, self._slots, self._lockstep = state, slots, lockstep
-        self.graphs = StepGraphs(forward, self._choose_greedily, state, has_head=bool(drafts.taps))
+        self.graphs = StepGraphs(forward, self._choose_greedily, state, has_head=bool(drafts.aux_layers))
 
     def run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
         """`prompt_rows`: of PromptLogprobs. `follows`: a draft head does."""

@@ -14,7 +14,7 @@ from oscine.system.model_files import read_json, shown
 MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # in config.json; in the latter, layers differ from each other
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
 _OTHER_DEFAULTS = {"num_hidden_layers": 36}  # of transformers, where ours are those of 20b
-MOST_LAYERS = 4096  # each takes memory before the first tensor is looked for
+MAX_LAYERS = 4096  # each takes memory before the first tensor is looked for
 LayerType = Literal["sliding_attention", "full_attention"]
 Made = TypeVar("Made")
 
@@ -307,7 +307,7 @@ def _token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 def _layer_types(values: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
     """The type of each layer. Without a list, as in the first published config, every second one is full attention."""
-    require(num_layers <= MOST_LAYERS, "num_hidden_layers", f"at most {MOST_LAYERS}", num_layers)
+    require(num_layers <= MAX_LAYERS, "num_hidden_layers", f"at most {MAX_LAYERS}", num_layers)
     kinds = values.get("layer_types")
     if kinds is None:
         return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))

@@ -40,23 +40,27 @@ class GptOss:
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
         """Runs one step and writes its keys and values into kv. Returns the input of the head, [N, H]."""
-        return self.hidden_and_streams(batch, kv, ())[0]
+        return self.hidden_and_aux(batch, kv, ())[0]
 
     @torch.inference_mode()
-    def hidden_and_streams(self, batch: Batch, kv: KVCache, taps: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """As hidden; also the residual streams [T, H] before the layers `taps`, by layer. The number of layers stands
-        for the stream after the last one, before the final norm."""
+    def hidden_and_aux(
+        self, batch: Batch, kv: KVCache, aux_layers: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """As hidden; also the residual streams [T, H] before the layers `aux_layers`, by layer.
+
+        The number of layers stands for the stream after the last one, before the final norm.
+        """
         ops, eps = self.ops, self.config.rms_norm_eps
         streams: dict[int, Tensor] = {}
         x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
         for index, (layer, cache) in enumerate(zip(self.weights.layers, self._layer_caches(batch, kv), strict=True)):
             x, residual_TH = self._attend(x, residual_TH, layer, cache, batch)
-            if index in taps:
+            if index in aux_layers:
                 streams[index] = residual_TH
             x, residual_TH = self._mix_experts(x, residual_TH, layer)
         rows_N, last = batch.logits_rows_N, len(self.weights.layers)
-        if last in taps:
+        if last in aux_layers:
             normed_TH, streams[last] = ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)
             return normed_TH if rows_N is None else normed_TH[rows_N], streams
         if rows_N is not None:

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import tokenizers
 
-from oscine.system.model_files import MOST_TOKENIZER_BYTES, read_file, shown
+from oscine.system.model_files import MAX_TOKENIZER_BYTES, read_file, shown
 
 # Each added token is one. gpt-oss has 1,090, and grammars take a time that grows with the square.
-_MOST_OBJECTS = 1 << 14
-_MOST_ITEMS = 1 << 21  # tokens, and parts of merges; gpt-oss has 1.1 million
+_MAX_OBJECTS = 1 << 14
+_MAX_ITEMS = 1 << 21  # tokens, and parts of merges; gpt-oss has 1.1 million
 
 
 def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
     """The tokenizer, and its JSON for other readers. Raises ValueError naming the file."""
-    data = read_file(path, MOST_TOKENIZER_BYTES)
-    if data.count(b"{") > _MOST_OBJECTS:
-        raise ValueError(f"{path}: has more than {_MOST_OBJECTS} objects, too many for the added tokens of a model")
-    if data.count(b",") > _MOST_ITEMS:
-        raise ValueError(f"{path}: has more than {_MOST_ITEMS} items, too many for the tokens and merges of a model")
+    data = read_file(path, MAX_TOKENIZER_BYTES)
+    if data.count(b"{") > _MAX_OBJECTS:
+        raise ValueError(f"{path}: has more than {_MAX_OBJECTS} objects, too many for the added tokens of a model")
+    if data.count(b",") > _MAX_ITEMS:
+        raise ValueError(f"{path}: has more than {_MAX_ITEMS} items, too many for the tokens and merges of a model")
     with library_errors(f"{path} is not a tokenizer file"):
         tokenizer, text = tokenizers.Tokenizer.from_buffer(data), data.decode()
         dropout = getattr(tokenizer.model, "dropout", None)  # of BPE

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from oscine.ops.compile_worker import Job, send
 from oscine.system.python_child import bound_command, child_environment
 
-MOST_WORKERS = 12
+MAX_WORKERS = 12
 
 
 class Compilers:
@@ -32,7 +32,7 @@ class Compilers:
 
     def __init__(self, count: int | None = None) -> None:
         if count is None:
-            count = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) - 2))
+            count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 2))
         command, pipe = bound_command("oscine.ops.compile_worker"), subprocess.PIPE
         self._all = [
             subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())

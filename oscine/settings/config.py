@@ -10,14 +10,14 @@ from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
-from oscine.settings.texts import is_date, is_hex, is_origin, load_of, origins
+from oscine.settings.validators import is_date, is_hex, is_origin, load_of, origins
 from oscine.system.addresses import is_loopback
 from oscine.system.environment import check_cluster_key
 
 NANO = "oscine-nano"  # the embedded model
 STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies experts to the GPU
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
-MOST_SEQS, MOST_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
+MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
@@ -181,7 +181,7 @@ class SchedulerOptions(Options, group="scheduler"):
         SEQS,
         "most sequences that run at once",
         "N",
-        shown=f"on a GPU as many as its memory holds, up to {MOST_SEQS}; else {SEQS}",
+        shown=f"on a GPU as many as its memory holds, up to {MAX_SEQS}; else {SEQS}",
         aliases=("max-batch-size", "max-running-requests"),
         at_least=1,
     )
@@ -189,7 +189,7 @@ class SchedulerOptions(Options, group="scheduler"):
         STEP_TOKENS,
         "most tokens that are computed in one step",
         TOKENS,
-        shown=f"{STEP_TOKENS} to {MOST_STEP_TOKENS} by the GPU's memory; {STREAMED_TOKENS} with --experts-on-host; "
+        shown=f"{STEP_TOKENS} to {MAX_STEP_TOKENS} by the GPU's memory; {STREAMED_TOKENS} with --experts-on-host; "
         f"else {STEP_TOKENS}",
         aliases=("max-num-tokens", "chunked-prefill-size"),
     )
@@ -221,7 +221,7 @@ class SchedulerOptions(Options, group="scheduler"):
     @property
     def most_seqs(self) -> int:
         """An upper bound of max_num_seqs, for those that cannot know what a GPU's memory plan chooses."""
-        return MOST_SEQS if "max_num_seqs" in self.by_memory else self.max_num_seqs
+        return MAX_SEQS if "max_num_seqs" in self.by_memory else self.max_num_seqs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from oscine.settings.config import (
     CPU_CACHE_BYTES,
-    MOST_STEP_TOKENS,
+    MAX_STEP_TOKENS,
     Config,
     EngineOptions,
     PeerOptions,
@@ -71,7 +71,7 @@ def _part_of_step(scheduler: SchedulerOptions, count: int, *, on_cpu: bool) -> S
     Engines on GPUs need the number before they meet, so it cannot follow from their memory.
     """
     left = "max_num_batched_tokens" in scheduler.by_memory and not on_cpu
-    tokens = MOST_STEP_TOKENS if left else scheduler.max_num_batched_tokens
+    tokens = MAX_STEP_TOKENS if left else scheduler.max_num_batched_tokens
     share = max(tokens // count, scheduler.max_num_seqs)
     by_memory = tuple(field for field in scheduler.by_memory if field != "max_num_batched_tokens")
     return replace(scheduler, max_num_batched_tokens=share, by_memory=by_memory)

@@ -15,7 +15,7 @@ from oscine.timing.machine import Chip, Link
 
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML's names of clocks, and of what a GPU can do with another
 _READ, _WRITE, _NVLINK = 0, 1, 2
-_MOST_LINKS = 18
+_MAX_LINKS = 18
 _NAME_BYTES = 96
 # By compute capability: CUDA cores of a multiprocessor, and its dense bfloat16 products per clock.
 _CORES = {(8, 0): 64}
@@ -147,5 +147,5 @@ class _Driver:
 
     def _nvlinks(self, device: ctypes.c_void_p) -> int:
         """The number of active NVLinks; the maximum if the driver does not report them, as in some virtual machines."""
-        states = (self._read("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(i)) for i in range(_MOST_LINKS))
-        return sum(state == 1 for state in states) or _MOST_LINKS
+        states = (self._read("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(i)) for i in range(_MAX_LINKS))
+        return sum(state == 1 for state in states) or _MAX_LINKS

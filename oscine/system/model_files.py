@@ -13,11 +13,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 4 << 20  # of a file of JSON or text; gpt-oss's largest, the index of 120b, has 54 KB
-MOST_TOKENIZER_BYTES = 64 << 20  # of tokenizer.json; gpt-oss's has 27 MB
-_MOST_DEPTH = 64  # of objects and lists within each other
-_MOST_SHOWN = 200  # characters of a name or value
-_MOST_NAME = 255  # bytes
+MAX_BYTES = 4 << 20  # of a file of JSON or text; gpt-oss's largest, the index of 120b, has 54 KB
+MAX_TOKENIZER_BYTES = 64 << 20  # of tokenizer.json; gpt-oss's has 27 MB
+_MAX_DEPTH = 64  # of objects and lists within each other
+_MAX_SHOWN = 200  # characters of a name or value
+_MAX_NAME = 255  # bytes
 _LARGEST = sys.float_info.max
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -36,14 +36,14 @@ _OTHER_ENCODINGS = {
 def shown(found: object) -> str:
     """A name, a value or an error that a file has brought, for a message: printable, 200 characters at most."""
     text = str(found)
-    cut = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    cut = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 def is_file_name(name: object) -> bool:
     """Whether a file of a folder may have a name that a file has brought, and a message may show it."""
     whole = isinstance(name, str) and name == Path(name).name not in ("", "..")
-    return whole and str(name).isprintable() and len(str(name).encode()) <= _MOST_NAME
+    return whole and str(name).isprintable() and len(str(name).encode()) <= _MAX_NAME
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -59,7 +59,7 @@ def open_file(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a file, without UTF-8's byte order mark. Raises ValueError for a file of more than `most` bytes.
 
     Its size is compared before anything is read.
@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(data.decode())
         way = _way_to_infinity(values)
     except RecursionError:
-        raise ValueError(f"{path}: nested more than {_MOST_DEPTH} deep") from None
+        raise ValueError(f"{path}: nested more than {_MAX_DEPTH} deep") from None
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
     if way is not None:
@@ -101,7 +101,7 @@ def _way_to_infinity(value: Any, depth: int = 0) -> list[str] | None:
     """
     if isinstance(value, int | float):
         return None if abs(value) <= _LARGEST else []
-    if isinstance(value, dict | list) and depth == _MOST_DEPTH:
+    if isinstance(value, dict | list) and depth == _MAX_DEPTH:
         raise RecursionError
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:

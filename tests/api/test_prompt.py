@@ -133,7 +133,7 @@ def test_characters_of_many_tokens_count_as_many(tokenizer: Tokenizer) -> None:
 
 def test_one_text_has_a_bound(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of a million emoji would be four million objects, made in one go."""
-    monkeypatch.setattr(prompt, "_MOST_TOKENS", 1000)
+    monkeypatch.setattr(prompt, "_MAX_TOKENS", 1000)
     refused = scripted.post("/tokenize", {"prompt": "\U0001f600" * 400})
     assert (refused.status_code, "more than the 1000 tokens" in refused.text) == (400, True)
     assert scripted.post("/tokenize", {"prompt": "\U0001f600" * 200}).json()["count"] == 800

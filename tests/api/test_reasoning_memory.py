@@ -41,7 +41,7 @@ def test_a_conversation_that_lacks_nothing_stays_as_it_is() -> None:
 
 
 def test_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasoning_memory, "MOST_CALLS", 3)
+    monkeypatch.setattr(reasoning_memory, "MAX_CALLS", 3)
     memory = ReasoningMemory()
     for call_id in "abcd":
         memory.keep(ME, [call_id], "why")
@@ -54,7 +54,7 @@ def test_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasoning_memory, "MOST_BYTES", 1000)
+    monkeypatch.setattr(reasoning_memory, "MAX_BYTES", 1000)
     memory = ReasoningMemory()
     for i in range(50):
         memory.keep(ME, [str(i)], "\u00e9" * 50)

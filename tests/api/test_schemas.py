@@ -23,7 +23,7 @@ from oscine.extensions.apis.ollama.request import answer_form as ollama_form
 from oscine.extensions.apis.ollama.schemas import OllamaChatRequest
 from oscine.extensions.apis.responses.plan import _text_format
 from oscine.extensions.apis.responses.schemas import ResponseRequest
-from oscine.system.grammar_sandbox.trial import Problem, Trial, first_problem
+from oscine.system.grammar_sandbox.check import GrammarCheck, Problem, first_problem
 
 Asked = Callable[[dict[str, Any]], Form | None]
 
@@ -32,24 +32,24 @@ RESULTS = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems"
 NEGLIGIBLE = {"type": "object", "properties": {"a": {"uniqueItems": False, "propertyNames": {"type": "string"}}}}
 
 
-class Judges:
+class Sandbox:
     """Decides at once and in this process, and notes what it was asked."""
 
     def __init__(self) -> None:
-        self.trials: list[Trial] = []
+        self.checks: list[GrammarCheck] = []
 
-    def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
-        self.trials += trials
-        verdict: Future[Problem | None] = Future()
-        verdict.set_result(first_problem(trials))
-        return verdict
+    def check(self, checks: Sequence[GrammarCheck], owner: str | None = None) -> Future[Problem | None]:
+        self.checks += checks
+        result: Future[Problem | None] = Future()
+        result.set_result(first_problem(checks))
+        return result
 
 
 @pytest.fixture
-def judges(monkeypatch: pytest.MonkeyPatch) -> Judges:
-    made = Judges()
-    monkeypatch.setattr(formats, "judges", lambda: made)
-    monkeypatch.setattr(formats, "_verdicts", {})
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    made = Sandbox()
+    monkeypatch.setattr(formats, "sandbox", lambda: made)
+    monkeypatch.setattr(formats, "_results", {})
     return made
 
 
@@ -103,20 +103,20 @@ def refusal(form: Form | None, calls: Calls = formats.NO_CALLS) -> str | None:
 
 
 @pytest.mark.parametrize("asked", FREE.values(), ids=FREE)
-def test_every_api_judges_keywords_alike(judges: Judges, asked: Asked) -> None:
+def test_every_api_judges_keywords_alike(sandbox: Sandbox, asked: Asked) -> None:
     assert refusal(asked(NEGLIGIBLE)) is None
     assert refusal(asked({"type": "string", "format": "password"})) is None
     assert "no grammar can express properties.a.uniqueItems" in str(refusal(asked(RESULTS)))
 
 
 @pytest.mark.parametrize("asked", STRICT.values(), ids=STRICT)
-def test_an_unknown_format_is_refused_where_strict_is_asked(judges: Judges, asked: Asked) -> None:
+def test_an_unknown_format_is_refused_where_strict_is_asked(sandbox: Sandbox, asked: Asked) -> None:
     told = refusal(asked({"properties": {"a": {"type": "string", "format": "uuid4"}}}))
     assert "cannot be enforced: no grammar knows the format 'uuid4' of properties.a" in str(told)
     assert refusal(asked(NEGLIGIBLE)) is None
 
 
-def test_a_refusal_names_the_function(judges: Judges) -> None:
+def test_a_refusal_names_the_function(sandbox: Sandbox) -> None:
     def tools(schema: dict[str, Any], strict: bool) -> Calls:
         return Calls((FunctionTool("good", "", {}, strict=True), FunctionTool("bad", "", schema, strict=strict)))
 
@@ -136,7 +136,7 @@ def test_a_refusal_names_the_function(judges: Judges) -> None:
 
 
 def test_the_part_that_is_refused_is_sought_beside_the_event_loop(
-    judges: Judges, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
 
@@ -151,20 +151,20 @@ def test_the_part_that_is_refused_is_sought_beside_the_event_loop(
     assert get_ident() not in threads
 
 
-def test_a_text_that_cannot_be_is_said_in_words(judges: Judges) -> None:
+def test_a_text_that_cannot_be_is_said_in_words(sandbox: Sandbox) -> None:
     told = refusal(by_response_format({"type": "string", "format": "date", "pattern": "^x$"}))
     assert told is not None
     assert told.endswith("a text's pattern, format and lengths exclude each other, so no text satisfies them.")
 
 
-def test_a_schema_is_compiled_once_alone_and_once_in_its_turn(judges: Judges) -> None:
+def test_a_schema_is_compiled_once_alone_and_once_in_its_turn(sandbox: Sandbox) -> None:
     form = by_response_format(NEGLIGIBLE)
     assert form is not None
     assert refusal(form) is None
-    assert [trial.walk for trial in judges.trials] == [True, False]
+    assert [check.walk for check in sandbox.checks] == [True, False]
     assert refusal(form) is None
-    assert len(judges.trials) == 2
+    assert len(sandbox.checks) == 2
     asyncio.run(text_constraint(form))
-    assert [trial.walk for trial in judges.trials[2:]] == [True, False]
+    assert [check.walk for check in sandbox.checks[2:]] == [True, False]
     assert refusal(None, Calls((FunctionTool("a", "", NEGLIGIBLE), FunctionTool("b", "", RESULTS)), "required")) is None
-    assert [trial.walk for trial in judges.trials[4:]] == [True, True, False]
+    assert [check.walk for check in sandbox.checks[4:]] == [True, True, False]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from oscine.api.common.work import BODIES, INLINE_SIZE, InlineWork, beside
+from oscine.api.common.work import BODIES, INLINE_SIZE, InlineWork, run_in_thread
 from tests.waiting import wait_until
 
 
@@ -77,7 +77,7 @@ def test_between_two_calls_into_c_the_loop_goes_round() -> None:
 
     async def go() -> None:
         nonlocal turns
-        work = asyncio.gather(*(beside(call, INLINE_SIZE + 1, BODIES) for _ in range(3)))
+        work = asyncio.gather(*(run_in_thread(call, INLINE_SIZE + 1, BODIES) for _ in range(3)))
         while not work.done():
             await asyncio.sleep(0)
             turns += 1
@@ -96,7 +96,7 @@ def test_a_call_ends_though_its_loop_is_closed() -> None:
         return "done"
 
     async def begin() -> None:
-        asking = asyncio.ensure_future(beside(call, INLINE_SIZE + 1, BODIES))
+        asking = asyncio.ensure_future(run_in_thread(call, INLINE_SIZE + 1, BODIES))
         while not began.is_set():
             await asyncio.sleep(0)
         asking.cancel()

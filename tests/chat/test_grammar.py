@@ -16,17 +16,17 @@ from oscine.chat.grammar import (
     LarkFormat,
     RegexFormat,
     TextFormat,
+    check_of,
     header_grammar,
     said,
     text_grammar,
-    trial_of,
     turn_grammar,
 )
 from oscine.chat.harmony import HarmonyRenderer
 from oscine.chat.messages import FunctionTool, Message, ToolCall
 from oscine.chat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.system.grammar_sandbox.trial import Problem, Trial, first_problem
+from oscine.system.grammar_sandbox.check import GrammarCheck, Problem, first_problem
 
 Accepts = Callable[[str | None, str], bool]
 
@@ -53,7 +53,7 @@ CALL_HEADERS = [
 
 def problem_of(text: TextFormat) -> Problem | None:
     try:
-        return first_problem([trial_of(text)])
+        return first_problem([check_of(text)])
     except ValueError as error:
         return Problem(0, str(error))
 
@@ -449,7 +449,7 @@ def test_broken_forms_have_a_problem(form: Any) -> None:
 )
 def test_what_compiles_but_cannot_be_followed_has_a_problem(schema: dict[str, Any]) -> None:
     grammar = JsonFormat({"type": "object", **schema})
-    assert first_problem([Trial(text_grammar(grammar))]) is None
+    assert first_problem([GrammarCheck(text_grammar(grammar))]) is None
     problem = problem_of(grammar)
     assert problem is not None
     assert "items" in problem.message

@@ -13,7 +13,7 @@ from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLTokenizer
 
 from oscine.chat.grammar import JsonFormat
-from oscine.chat.schemas.reduction import MOST_BYTES, _Reduction, reduced
+from oscine.chat.schemas.reduction import MAX_BYTES, _Reduction, reduced
 from oscine.chat.schemas.rules import Reference, Schema
 
 BYTES = LLTokenizer("byte")
@@ -401,10 +401,10 @@ def test_the_work_of_a_schema_is_bounded() -> None:
     unions = [
         {"oneOf": [{"$ref": "#/$defs/x"}, {"type": "object", "properties": {"k": {"const": -1}}, "required": ["k"]}]}
     ]
-    with pytest.raises(ValueError, match=f"more than {MOST_BYTES} bytes"):
+    with pytest.raises(ValueError, match=f"more than {MAX_BYTES} bytes"):
         reduced({"anyOf": unions * 90, "$defs": {"x": tags}})
     names = {"$ref": "#/$defs/x"}
-    with pytest.raises(ValueError, match=f"more than {MOST_BYTES} bytes"):
+    with pytest.raises(ValueError, match=f"more than {MAX_BYTES} bytes"):
         reduced({"anyOf": [{"propertyNames": names}] * 3000, "$defs": {"x": {"enum": [*map(str, range(100))]}}})
 
 

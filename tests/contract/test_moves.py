@@ -83,11 +83,11 @@ def test_places_of_imports_are_told_apart() -> None:
         "import oscine.types\nfrom oscine.settings import option\n"
         "if TYPE_CHECKING:\n    from oscine.settings.config import Config\n"
         "def f():\n    from oscine.cli import parser\n"
-        "    g('oscine.settings.texts:is_hex', 'about oscine.settings.texts')"
+        "    g('oscine.settings.validators:is_hex', 'about oscine.settings.validators')"
     )
     assert [(name.removeprefix("oscine."), place) for name, place in imports(ast.parse(code))] == [
         *(("types", "at the top"), ("settings.option", "at the top"), ("settings.config", "for types")),
-        *(("cli.parser", "in a function"), ("settings.texts", "as text")),
+        *(("cli.parser", "in a function"), ("settings.validators", "as text")),
     ]
     assert [*map(extension_of, ("oscine.engine.kv_events", "oscine.extensions", "oscine.extensions.x.y"))] == [
         "",

@@ -9,7 +9,7 @@ import torch
 from oscine.model.gpt_oss import GptOss
 from oscine.model.weights import load_weights
 from oscine.ops.moe import native
-from oscine.ops.moe.on_host import MOST_TOKENS, HostExperts, HostLayers
+from oscine.ops.moe.on_host import MAX_TOKENS, HostExperts, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.native.weights import PackedExperts
 from oscine.ops.target import Target
@@ -38,7 +38,7 @@ def model(on_host: bool) -> GptOss:
 
 def generated(model: GptOss) -> dict[str, list[int]]:
     """Generated tokens, in steps that are small enough for the host to compute."""
-    asked = options(max_num_batched_tokens=MOST_TOKENS)
+    asked = options(max_num_batched_tokens=MAX_TOKENS)
     runner = executor(model, asked, 64, 64)
     requests = [request(str(n), prompt(n, n), max_tokens=12) for n in (3, 50, 100)]
     return {name: output.token_ids for name, output in run(loop(runner, asked, runner.memory), *requests).items()}

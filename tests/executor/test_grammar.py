@@ -23,8 +23,8 @@ from oscine.executor.fake import REPEATS, TEXT, Script
 from oscine.executor.sampling.masks import Constraints, GrammarCache
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.ops.sample.noise import gumbel
-from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError
-from oscine.system.grammar_sandbox.trial import Problem, Trial
+from oscine.system.grammar_sandbox.check import GrammarCheck, Problem
+from oscine.system.grammar_sandbox.pool import GrammarSandbox, TooManyGrammarsError
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, StepPlan, StepResult
 from tests.byte_tokenizer import write_byte_tokenizer
 from tests.hostile_schemas import quartic_schema
@@ -288,7 +288,7 @@ def test_the_oracle_knows_the_language() -> None:
 
 def test_more_grammars_at_once_than_are_kept(grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait do not push one another out before they are compiled."""
-    monkeypatch.setattr("oscine.executor.sampling.masks._MOST_COMPILED", 4)
+    monkeypatch.setattr("oscine.executor.sampling.masks._MAX_COMPILED", 4)
     engine = constrained_engine(grammars)
     requests = [request(str(i), prompt(3), max_tokens=2, grammar=grammar(1, i + 101)) for i in range(12)]
     assert {output.finish_reason for output in run(engine, *requests).values()} == {"length"}
@@ -296,8 +296,8 @@ def test_more_grammars_at_once_than_are_kept(grammars: GrammarCache, monkeypatch
 
 @pytest.mark.long
 def test_a_grammar_that_is_not_tried_in_time_ends_its_request_alone(tmp_path: Path) -> None:
-    judges = GrammarJudges(deadline_s=2)
-    engine = constrained_engine(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges))
+    sandbox = GrammarSandbox(deadline_s=2)
+    engine = constrained_engine(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, sandbox))
     endless = json.dumps({"grammars": [{"json_schema": quartic_schema(600)}]})
     requests = [
         request("endless", prompt(20), max_tokens=8, grammar=endless),
@@ -344,16 +344,16 @@ def test_masks_that_take_too_long_end_their_sequence_alone(
     assert "too long" in constraints.errors([0])[0]
 
 
-class ScarceJudges(GrammarJudges):
+class ScarceJudges(GrammarSandbox):
     """Has no process, or no room, for the first grammars."""
 
     def __init__(self, *problems: Exception) -> None:
         super().__init__()
         self._problems = [*problems]
 
-    def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
+    def check(self, checks: Sequence[GrammarCheck], owner: str | None = None) -> Future[Problem | None]:
         if not self._problems:
-            return super().judge(trials, owner)
+            return super().check(checks, owner)
         problem = self._problems.pop(0)
         if isinstance(problem, TooManyGrammarsError):
             raise problem
@@ -363,8 +363,8 @@ class ScarceJudges(GrammarJudges):
 
 
 def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried_again(tmp_path: Path) -> None:
-    judges = ScarceJudges(OSError("no processes are left"))
-    constraints = Constraints(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges))
+    sandbox = ScarceJudges(OSError("no processes are left"))
+    constraints = Constraints(GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, sandbox))
     constraints.assign(placed(0, grammar(1, 2)))
     assert "no processes are left" in constraints.errors([0])[0]
     constraints.assign(placed(0, grammar(1, 2)))
@@ -372,8 +372,8 @@ def test_a_grammar_that_could_not_be_tried_fails_its_sequence_alone_and_is_tried
 
 
 def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
-    judges = ScarceJudges(TooManyGrammarsError())
-    grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, judges)
+    sandbox = ScarceJudges(TooManyGrammarsError())
+    grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, sandbox)
     assert not grammars.ready(grammar(1, 2))
     assert not grammars.matcher(grammar(1, 2)).is_error()
 

@@ -194,7 +194,7 @@ def test_plain_rows_need_no_logits(grammars: GrammarCache, monkeypatch: pytest.M
     if few:
         monkeypatch.setattr(type(model()), "head", lambda self, x_NH: pytest.fail("all logits were made"))
     else:
-        monkeypatch.setattr("oscine.executor.sampling.headers._MOST_CHOSEN", 0)
+        monkeypatch.setattr("oscine.executor.sampling.headers._MAX_CHOSEN", 0)
     plain = [one for one in workload() if not one.sampling.logit_bias]
     found = run(engine(grammars, 64, True, 64), *plain)
     monkeypatch.undo()

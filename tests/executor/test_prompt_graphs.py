@@ -11,7 +11,7 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.build import build_engine
 from oscine.executor import cuda_graphs
 from oscine.executor.batch.step_arrays import StepArrays
-from oscine.executor.cuda_graphs import MOST_SEQUENCES
+from oscine.executor.cuda_graphs import MAX_SEQUENCES
 from oscine.executor.kv.limits import prompt_sizes_up_to
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
@@ -52,7 +52,7 @@ def test_prompts_at_the_borders_of_sizes(
 def test_what_does_not_fit_runs_eagerly(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "MOST_CONTEXT", 50)
+    monkeypatch.setattr(cuda_graphs, "MAX_CONTEXT", 50)
     runner = make_executor(sizes=(8, 16))
 
     def size_of(*sequences: tuple[int, int]) -> int | None:
@@ -74,7 +74,7 @@ def test_what_does_not_fit_runs_eagerly(
 
 def test_more_sequences_than_a_graph_has_room_for(make_executor: MakeExecutor) -> None:
     runner = make_executor(sizes=(256,))
-    lens = np.ones(MOST_SEQUENCES + 1, np.int64)
+    lens = np.ones(MAX_SEQUENCES + 1, np.int64)
     step = StepArrays.of_columns(lens * 0, lens, lens, lens > 0)
     assert runner.graphs.prompts.size_of(step) is None
     most = StepArrays.of_columns(*(column[1:] for column in (step.slots_S, step.starts_S, step.lens_S, step.samples_S)))
@@ -84,8 +84,8 @@ def test_more_sequences_than_a_graph_has_room_for(make_executor: MakeExecutor) -
 def test_as_many_sequences_as_a_graph_has_room_for(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]]
 ) -> None:
-    runner = make_executor(slots=MOST_SEQUENCES, sizes=(256,))
-    lengths = [2 + i % 5 for i in range(MOST_SEQUENCES)]
+    runner = make_executor(slots=MAX_SEQUENCES, sizes=(256,))
+    lengths = [2 + i % 5 for i in range(MAX_SEQUENCES)]
     plan = StepPlan(0, [], [])
     for slot, length in enumerate(lengths):
         plan.new.append(NewSequence(slot, prompt(length, slot), length, 0, [[], []], GREEDY))

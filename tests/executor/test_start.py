@@ -30,7 +30,7 @@ def test_a_head_that_cannot_be_screened_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_doubt: float
 ) -> None:
     monkeypatch.setattr(shared, "choose", lambda platform: choose(platform, {"chooser": "screened"}))
-    monkeypatch.setattr(screened, "MOST_DOUBT", most_doubt)
+    monkeypatch.setattr(screened, "MAX_DOUBT", most_doubt)
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
     options = EngineOptions(
         model=ModelOptions(random_weights=str(tmp_path), device="cpu", cpu_weights="float32"),

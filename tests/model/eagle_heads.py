@@ -30,7 +30,7 @@ class Format:
 
     name: str
     config: dict[str, Any]  # beside the geometry
-    taps: tuple[int, ...]  # boundaries
+    aux_layers: tuple[int, ...]  # boundaries
     layer: str = "midlayer."  # prefix of the layer's tensors
     inside: bool = False  # the geometry is in transformer_layer_config
     rope: dict[str, Any] = field(default_factory=lambda: PLAIN)
@@ -135,7 +135,7 @@ def config_of(format: Format, target: ModelConfig) -> dict[str, Any]:
 
 def tensors_of(format: Format, target: ModelConfig) -> dict[str, Tensor]:
     """bfloat16, by the names of the format."""
-    hidden, dim, taps = target.hidden_size, target.head_dim, len(format.taps)
+    hidden, dim, aux_layers = target.hidden_size, target.head_dim, len(format.aux_layers)
     queries, keys, each = 4 * dim, target.num_key_value_heads * dim, len(format.tap_norms) > 1
     shapes: dict[str, tuple[int, ...]] = {
         f"{format.layer}input_layernorm.weight": (hidden,),
@@ -149,8 +149,8 @@ def tensors_of(format: Format, target: ModelConfig) -> dict[str, Tensor]:
         f"{format.layer}mlp.up_proj.weight": (INNER, hidden),
         f"{format.layer}mlp.down_proj.weight": (hidden, INNER),
         "norm.weight": (hidden,),
-        **dict.fromkeys(format.tap_norms, (hidden if each else taps * hidden,)),
-        **({"fc.weight": (hidden, taps * hidden)} if format.combines else {}),
+        **dict.fromkeys(format.tap_norms, (hidden if each else aux_layers * hidden,)),
+        **({"fc.weight": (hidden, aux_layers * hidden)} if format.combines else {}),
         **({"embed_tokens.weight": (target.vocab_size, hidden)} if format.own_embedding else {}),
         **({"lm_head.weight": (DRAFTED if format.reduced else target.vocab_size, hidden)} if format.own_output else {}),
     }
@@ -178,7 +178,7 @@ class ReferenceHead:
     target: dict[str, Tensor]  # published tensors
 
     def features(self, streams: dict[int, Tensor]) -> Tensor:
-        tapped = [streams[tap].double() for tap in self.format.taps]
+        tapped = [streams[tap].double() for tap in self.format.aux_layers]
         if self.format.through_final_norm:
             tapped = [_norm(tapped[0], self.target["model.norm.weight"])]
         norms = [self.tensors[name] for name in self.format.tap_norms]
@@ -266,6 +266,6 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
 
 
-def random_streams(target: ModelConfig, length: int, taps: Sequence[int]) -> dict[int, Tensor]:
+def random_streams(target: ModelConfig, length: int, aux_layers: Sequence[int]) -> dict[int, Tensor]:
     draw = torch.Generator().manual_seed(length)
-    return {tap: torch.randn(length, target.hidden_size, generator=draw) * (1 + tap) for tap in sorted(set(taps))}
+    return {tap: torch.randn(length, target.hidden_size, generator=draw) * (1 + tap) for tap in sorted(set(aux_layers))}

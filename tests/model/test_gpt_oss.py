@@ -68,7 +68,7 @@ def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) 
     stepper = Stepper(ours)
     sequence = Sequence(tokens, 0, pages=[stepper.free.pop()])
     batch = replace(stepper.batch(((sequence, 9),)), logits_rows_N=torch.tensor([3, 8]))
-    x_NH, streams = ours.hidden_and_streams(batch, stepper.kv, (1, 2, last))
+    x_NH, streams = ours.hidden_and_aux(batch, stepper.kv, (1, 2, last))
     with torch.inference_mode():
         expected = oracle(tokens[None], use_cache=False, output_hidden_states=True).hidden_states
     normed_TH = ours.ops.rms_norm(streams[last], norm_H, ours.config.rms_norm_eps, None)[0]  # as transformers has it

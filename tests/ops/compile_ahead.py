@@ -34,7 +34,7 @@ from tests.ops.chips import CHIPS
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REGISTERS = 65536  # of an SM, on all of these chips
-MOST_REGISTERS = 255  # of a thread
+MAX_REGISTERS = 255  # of a thread
 INSTRUCTION = r"\*/ +(?:@!?\w+ )?(\w+(?:\.\w+)*) (?:PT, )?R(\d+)[.\w]*, ([^;]*?) *;"  # that writes registers
 TO_E4M3 = {"F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C"}  # two values of float32
 
@@ -129,7 +129,7 @@ def _described(ptx: str, cubin: bytes, shared: int, ttgir: str, arch: int) -> Co
     size = {name: getattr(compiled, name) for name in ("registers", "spills", "shared", "threads")}
     assert compiled.shared <= CHIPS[arch].shared_memory, size
     assert compiled.registers * compiled.threads <= REGISTERS, size
-    assert compiled.registers <= MOST_REGISTERS, size
+    assert compiled.registers <= MAX_REGISTERS, size
     assert compiled.spills == 0, size
     return compiled
 

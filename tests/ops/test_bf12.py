@@ -54,9 +54,9 @@ def test_a_packed_matrix_has_the_values_of_the_dense_one() -> None:
 
 def test_a_product_reads_the_words_up_to_the_largest_tile_for_them() -> None:
     packed = pack(random_matrix(64, 32))
-    assert BF12_TILES[-1].max_tokens == OUT_PROJ_BF12_TILES[-1].max_tokens == bf12.MOST_TOKENS
-    assert read_by(packed, bf12.MOST_TOKENS) is packed
-    assert read_by(packed, bf12.MOST_TOKENS + 1) is dense_of(packed)
+    assert BF12_TILES[-1].max_tokens == OUT_PROJ_BF12_TILES[-1].max_tokens == bf12.MAX_TOKENS
+    assert read_by(packed, bf12.MAX_TOKENS) is packed
+    assert read_by(packed, bf12.MAX_TOKENS + 1) is dense_of(packed)
 
 
 def test_planned_bytes_are_those_of_the_words() -> None:

@@ -12,7 +12,7 @@ from benchmarks.kernels.inputs import random_experts
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import native, reference
 from oscine.ops.moe.cpu_layout import HostMatrix, published
-from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
+from oscine.ops.moe.on_host import MAX_TOKENS, HostLayers
 from oscine.ops.native.library import library, unavailable
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET
@@ -22,7 +22,7 @@ from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
 ON_CPU = Target(CPU)
-MANY = MoeCase("more tokens than the CPU computes", MOST_TOKENS + 1, num_experts=6)
+MANY = MoeCase("more tokens than the CPU computes", MAX_TOKENS + 1, num_experts=6)
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 
@@ -211,7 +211,7 @@ def test_the_unpack_kernel_fits(arch: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [1, 5, MOST_TOKENS, MOST_TOKENS + 1, 700])
+@pytest.mark.parametrize("num_tokens", [1, 5, MAX_TOKENS, MAX_TOKENS + 1, 700])
 def test_experts_on_host_match_the_reference_on_a_gpu(num_tokens: int) -> None:
     cuda = torch.device("cuda")
     inputs = moe_inputs(MoeCase("", num_tokens, 2880, 2880, num_experts=32), cuda, torch.bfloat16)
@@ -236,7 +236,7 @@ def test_released_layers_wait_for_queued_host_functions() -> None:
     found = host.moe(inputs.x_TH, routing, experts, inputs.swiglu_limit).sum(1)
     del host, experts
     for dtype, width in ((torch.float32, 2880), (torch.float32, 2880), (torch.int64, 4), (torch.float32, 4)):
-        torch.full((MOST_TOKENS, width), 1000, dtype=dtype, pin_memory=True)  # reuses the freed memory
+        torch.full((MAX_TOKENS, width), 1000, dtype=dtype, pin_memory=True)  # reuses the freed memory
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 

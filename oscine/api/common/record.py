@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from oscine.api.common.asgi import Scope
 from oscine.api.common.rate_limits import KeyUse
-from oscine.engine.wire.stream import Stay
+from oscine.engine.wire.stream import Attempt
 from oscine.types import SamplingParams
 
 _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -32,7 +32,7 @@ class SequenceTimes:
     cached_tokens: int = 0
     tokens: int = 0
     finish_reason: str = ""
-    stays: list[Stay] = field(default_factory=list)  # of a cluster: one per replica
+    attempts: list[Attempt] = field(default_factory=list)  # of a cluster: one per replica
 
 
 @dataclass(slots=True)

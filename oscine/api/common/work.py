@@ -54,7 +54,7 @@ class InlineWork:
 _inline = InlineWork()
 
 
-async def beside(make: Callable[[], T], size: int, threads: ThreadPoolExecutor = REQUESTS) -> T:
+async def run_in_thread(make: Callable[[], T], size: int, threads: ThreadPoolExecutor = REQUESTS) -> T:
     """Calls `make`, in one of `threads` if the size of its input is above INLINE_SIZE. Returns or raises as `make`
     does."""
     if size <= INLINE_SIZE:

@@ -20,7 +20,7 @@ MAX_UNPARSED_BYTES = 65_536  # kept while a request waits for the one before it
 _TURN_BYTES = 32_768  # of a connection, parsed in one turn of the event loop; each may be a chunk or a header
 _SLICE_BYTES = 512  # parsed at once; later bytes are parsed when the requests before them are answered
 _RESERVE = 64  # connections above the limit, for probes only
-_MOST_DIGITS = 20  # of a length; the parser refuses longer ones
+_MAX_DIGITS = 20  # of a length; the parser refuses longer ones
 _CHUNK_FRAMING_BYTES = 20  # of a chunk without extensions: its length and two line breaks
 HEAD_S = 15.0  # from the first byte of a head, or from the connection, to its last
 STALLED_S = 120.0  # that a client may leave a full buffer unread
@@ -243,7 +243,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # the parser calls this for trailers too
             super().on_header(name, value)
-            if self.headers[-1][0] == b"content-length" and value.isdigit() and len(value) < _MOST_DIGITS:
+            if self.headers[-1][0] == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
                 self._body_left = int(value)
 
     def on_chunk_header(self) -> None:

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from oscine.api.common.errors import invalid
 from oscine.api.common.keys import Caller
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.http.body import json_response, read_body
 from oscine.api.openai.answers import Text, Tokens
 from oscine.api.serving.sampling import check_ids
@@ -30,7 +30,7 @@ class Tokenize:
             ids = await ready.prompts.tokenize(body.prompt)
         else:
             chat = await decode(received, ChatCompletionRequest, request.scope)
-            talk = await beside(lambda: conversation(chat, self.service.date), len(received))
+            talk = await run_in_thread(lambda: conversation(chat, self.service.date), len(received))
             ids = await ready.prompts.render(
                 self.service.reasoning.restore(Caller.of(request.scope).name, talk), len(received)
             )
@@ -47,6 +47,6 @@ class Tokenize:
         body = await decode(received, DetokenizeRequest, request.scope)
         _, model = self.service.find(body.model)
         ready = model.ready()
-        await beside(lambda: check_ids("tokens", body.tokens, ready.info.vocab_size), len(received))
+        await run_in_thread(lambda: check_ids("tokens", body.tokens, ready.info.vocab_size), len(received))
         text = await ready.prompts.decode(body.tokens)
         return json_response(Text(text))

@@ -20,7 +20,7 @@ from oscine.api.common.connection import result_while_connected
 from oscine.api.common.errors import APIError, invalid, unavailable, unsupported
 from oscine.api.common.keys import NO_CALLER, Caller
 from oscine.api.common.memory import memory_of
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.serving.parameters import SamplingFields
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest, JsonSchema, ResponseFormat
@@ -34,28 +34,28 @@ from oscine.chat.grammar import (
     ToolChoice,
 )
 from oscine.chat.messages import FunctionTool, ResponseSchema
-from oscine.chat.schemas.reduction import MOST_BYTES
-from oscine.system.grammar_sandbox.pool import TooManyGrammarsError, UndecidedError, judges
-from oscine.system.grammar_sandbox.trial import Problem, Trial
+from oscine.chat.schemas.reduction import MAX_BYTES
+from oscine.system.grammar_sandbox.check import GrammarCheck, Problem
+from oscine.system.grammar_sandbox.pool import TooManyGrammarsError, UndecidedError, sandbox
 
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _TYPES = ("text", "json_object", "json_schema")
 _OBJECT = {"type": "object"}
-_MOST_CHOICES = 8192
+_MAX_CHOICES = 8192
 _GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 _LONGEST_GBNF = 4096  # characters; converting them takes some 50 ms
 _LONGEST_SCHEMA = 1 << 20  # characters of one that is given as text, with its spaces
 _LONGEST_REASON = 200  # characters
 
 _LONGEST = 500  # characters of a grammar's problem that a client is told
-_MOST_VERDICTS = 1024  # remembered, by the digest of a grammar
-_PATIENCE_S = 30.0  # for a verdict: a few grammars that take the longest may be tried first
+_MAX_VERDICTS = 1024  # remembered, by the digest of a grammar
+_PATIENCE_S = 30.0  # for a result: a few grammars that take the longest may be tried first
 
 _EXCERPT = re.compile(r"\n +\d+ \| ")
 
 T = TypeVar("T")
 _Problem = tuple[int, str]  # index of the part, and what is wrong with it
-_verdicts: dict[bytes, _Problem | None] = {}
+_results: dict[bytes, _Problem | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +189,13 @@ def _lark(grammar: str, param: str) -> Form:
 
 
 def _check_length(text: str, param: str) -> None:
-    check(len(text) <= MOST_BYTES, param, f"at most {MOST_BYTES} characters", len(text))
+    check(len(text) <= MAX_BYTES, param, f"at most {MAX_BYTES} characters", len(text))
 
 
 def _choice(choices: list[str], param: str) -> Form:
     if not choices or not all(choices):
         raise invalid(param, "it must be a list of texts, none of them empty")
-    check(len(choices) <= _MOST_CHOICES, param, f"at most {_MOST_CHOICES} texts", len(choices))
+    check(len(choices) <= _MAX_CHOICES, param, f"at most {_MAX_CHOICES} texts", len(choices))
     return Form(ChoiceFormat(tuple(dict.fromkeys(choices))), param)
 
 
@@ -252,9 +252,9 @@ async def text_constraint(form: Form, caller: Caller = NO_CALLER, size: int = 0)
 
 async def _made(make: Callable[[], T], parts: Sequence[Form], caller: Caller, size: int) -> T:
     try:
-        return await beside(make, size, caller.threads)
+        return await run_in_thread(make, size, caller.threads)
     except (ValueError, RecursionError) as error:
-        part = await beside(lambda: next(filter(_is_broken, parts), parts[0]), size)
+        part = await run_in_thread(lambda: next(filter(_is_broken, parts), parts[0]), size)
         raise _refusal(part, _reason(error)) from None
 
 
@@ -273,36 +273,36 @@ def _reason(error: Exception) -> str:
 async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> None:
     """Raises APIError for the first part that cannot be enforced."""
     digest = hashlib.sha256(whole.encode()).digest()
-    if digest not in _verdicts:
-        verdict = await _judged(whole, parts, caller, size)
-        if len(_verdicts) >= _MOST_VERDICTS:
-            del _verdicts[next(iter(_verdicts))]
-        _verdicts[digest] = verdict
-    if found := _verdicts[digest]:
+    if digest not in _results:
+        result = await _checked(whole, parts, caller, size)
+        if len(_results) >= _MAX_VERDICTS:
+            del _results[next(iter(_results))]
+        _results[digest] = result
+    if found := _results[digest]:
         raise _refusal(parts[found[0]], found[1])
 
 
-async def _judged(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> _Problem | None:
+async def _checked(whole: str, parts: Sequence[Form], caller: Caller, size: int) -> _Problem | None:
     """The first part with a problem. Parts may each be in order and still be too much together.
 
-    Raises APIError if there is no verdict, and ClientLeftError if the client leaves first.
+    Raises APIError if there is no result, and ClientLeftError if the client leaves first.
     """
-    trials: list[Trial] = []
+    checks: list[GrammarCheck] = []
     for index, part in enumerate(parts):
         try:
-            trials.append(await beside(partial(grammar.trial_of, part.format), size, caller.threads))
+            checks.append(await run_in_thread(partial(grammar.check_of, part.format), size, caller.threads))
         except ValueError as error:
             return index, str(error)
-    found = await _tried([*trials, Trial(whole)], parts[0], caller)
-    return None if found is None else (found.trial % len(parts), _in_a_line(grammar.said(found.message)))
+    found = await _tried([*checks, GrammarCheck(whole)], parts[0], caller)
+    return None if found is None else (found.check % len(parts), _in_a_line(grammar.said(found.message)))
 
 
-async def _tried(trials: list[Trial], part: Form, caller: Caller) -> Problem | None:
-    """`part` is named by the error if no trial ended."""
+async def _tried(checks: list[GrammarCheck], part: Form, caller: Caller) -> Problem | None:
+    """`part` is named by the error if no check ended."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            verdict = asyncio.wrap_future(judges().judge(trials, caller.name or None))
-            return await result_while_connected(caller.receive, verdict)
+            result = asyncio.wrap_future(sandbox().check(checks, caller.name or None))
+            return await result_while_connected(caller.receive, result)
     except UndecidedError as error:
         raise _refusal(part, str(error)) from None
     except TooManyGrammarsError:

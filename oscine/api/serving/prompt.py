@@ -6,13 +6,13 @@ from copy import copy
 from typing import TypeVar
 
 from oscine.api.common.errors import APIError, context_overflow, invalid
-from oscine.api.common.work import REQUESTS, beside
+from oscine.api.common.work import REQUESTS, run_in_thread
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError
 from oscine.chat.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_MOST_TOKENS = 1 << 20  # of one text for /tokenize: so many ids take 40 MiB
+_MAX_TOKENS = 1 << 20  # of one text for /tokenize: so many ids take 40 MiB
 
 
 class Prompts:
@@ -33,7 +33,7 @@ class Prompts:
         return other
 
     async def _beside(self, make: Callable[[], T], size: int) -> T:
-        return await beside(make, size, self._threads)
+        return await run_in_thread(make, size, self._threads)
 
     async def encode(self, texts: Sequence[str], param: str) -> list[list[int]]:
         """The ids of prompts. Special tokens typed in are plain text. `param`: the parameter with the texts.
@@ -50,7 +50,7 @@ class Prompts:
 
     async def tokenize(self, text: str) -> list[int]:
         """The ids of a text of any length, but for more tokens than the server takes at once: then raises APIError."""
-        most = min(_MOST_TOKENS, self._max_queued_tokens)
+        most = min(_MAX_TOKENS, self._max_queued_tokens)
         (ids,) = await self._beside(lambda: self._bounded([text], most), len(text))
         return ids
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 from oscine.chat.messages import Conversation, Message
 
-MOST_CALLS = 16_384
-MOST_BYTES = 64 << 20
+MAX_CALLS = 16_384
+MAX_BYTES = 64 << 20
 LONGEST_S = 24 * 3600.0
 
 _Call = tuple[str, str]  # owner and id
 
 
 class ReasoningMemory:
-    """Forgets the oldest first: above MOST_CALLS or MOST_BYTES, and after LONGEST_S."""
+    """Forgets the oldest first: above MAX_CALLS or MAX_BYTES, and after LONGEST_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class ReasoningMemory:
     def _shrink(self, now_s: float) -> None:
         while self._kept:
             oldest, (_, kept_s) = next(iter(self._kept.items()))
-            fits = len(self._kept) <= MOST_CALLS and self.num_bytes <= MOST_BYTES
+            fits = len(self._kept) <= MAX_CALLS and self.num_bytes <= MAX_BYTES
             if fits and now_s - kept_s <= LONGEST_S:
                 return
             self._forget(oldest)

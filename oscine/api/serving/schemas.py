@@ -14,7 +14,7 @@ from oscine.api.common.asgi import Scope
 from oscine.api.common.errors import APIError, from_validation, invalid
 from oscine.api.common.keys import Caller
 from oscine.api.common.memory import Held, memory_of
-from oscine.api.common.work import INLINE_SIZE, beside
+from oscine.api.common.work import INLINE_SIZE, run_in_thread
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -248,10 +248,10 @@ async def decode(body: bytes, type: type[T], scope: Scope) -> T:
     Raises APIError for invalid JSON, for a parameter that has the wrong type or is refused, and where memory is short.
     """
     caller = Caller.of(scope)
-    values = await beside(lambda: _memory_of(body), len(body), caller.decoding)
+    values = await run_in_thread(lambda: _memory_of(body), len(body), caller.decoding)
     if not caller.in_batch:
         Held.of(scope).take(values)
-    request = await beside(lambda: _decoded(body, type), len(body), caller.decoding)
+    request = await run_in_thread(lambda: _decoded(body, type), len(body), caller.decoding)
     refuse(request)
     return request
 

@@ -22,7 +22,7 @@ from oscine.api.telemetry.metrics import Metrics
 from oscine.api.telemetry.tracing import Tracing
 from oscine.engine.process.client import Engine, EngineError
 from oscine.settings.config import Config, EngineOptions
-from oscine.system.grammar_sandbox.pool import judges
+from oscine.system.grammar_sandbox.pool import sandbox
 from oscine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Service:
         for api in self._apis:
             await api.open()
         await self.tools.start()
-        judges().start()
+        sandbox().start()
 
         async def start(model: ServedModel) -> None:
             on_ready(await model.start())

@@ -18,7 +18,7 @@ from oscine.settings.config import EngineOptions
 from oscine.statistic import Statistic
 from oscine.types import STATISTICS, EngineStats
 
-_MOST_BUCKETS = 18  # of the histogram of tokens per step: up to 128 Ki tokens
+_MAX_BUCKETS = 18  # of the histogram of tokens per step: up to 128 Ki tokens
 _CACHED = Statistic(  # vLLM's second name for what the prefix cache had
     "prefix_hits", "counter", "Prompt tokens that were cached", "prompt_tokens_cached", ("engine",)
 )
@@ -104,7 +104,7 @@ def _observed(statistic: Statistic, stats: EngineStats) -> tuple[Any, ...]:
 
 def _tokens_per_step(stats: EngineStats) -> tuple[list[tuple[str, float]], float]:
     """Buckets and sum."""
-    steps = accumulate(chain(stats.steps_by_tokens, repeat(0, _MOST_BUCKETS - len(stats.steps_by_tokens))))
+    steps = accumulate(chain(stats.steps_by_tokens, repeat(0, _MAX_BUCKETS - len(stats.steps_by_tokens))))
     buckets = [(str(float(1 << k)), float(count)) for k, count in enumerate(steps)]
     return [*buckets, ("+Inf", float(stats.steps))], stats.step_tokens
 

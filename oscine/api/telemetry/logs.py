@@ -19,7 +19,7 @@ from oscine.api.common.record import RequestRecord, current
 _requests = logging.getLogger("oscine.requests")
 _IN_MESSAGE = ("method", "path", "status")  # fields that the text of a request's line has
 _LONGEST = 200  # characters of a value that the client chose
-_MOST_ERRORS = 1000  # lines per minute about requests that were answered with an error
+_MAX_ERRORS = 1000  # lines per minute about requests that were answered with an error
 _FIELDS = "oscine_fields"  # the attribute of a log record with further fields
 
 
@@ -63,7 +63,7 @@ def _context(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class ErrorQuota(logging.Filter):
-    """Passes at most _MOST_ERRORS lines per minute about requests with an error, so that a flood does not fill the
+    """Passes at most _MAX_ERRORS lines per minute about requests with an error, so that a flood does not fill the
     disk.
 
     The next line that passes has the number of dropped lines.
@@ -83,7 +83,7 @@ class ErrorQuota(logging.Filter):
         if now_s - self._begin_s >= 60:
             self._begin_s, self._passed = now_s, 0
         self._passed += 1
-        if self._passed > _MOST_ERRORS:
+        if self._passed > _MAX_ERRORS:
             self._held_back += 1
             return False
         if self._held_back:

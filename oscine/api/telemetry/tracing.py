@@ -11,7 +11,7 @@ from typing import Any
 import oscine
 from oscine.api.common.asgi import Scope
 from oscine.api.common.record import RequestRecord, SequenceTimes
-from oscine.engine.wire.stream import Stay
+from oscine.engine.wire.stream import Attempt
 from oscine.types import RemotePrefill
 
 _OPERATIONS = {"/v1/completions": "text_completion"}  # gen_ai.operation.name; all others that generate: chat
@@ -143,21 +143,21 @@ class SequenceSpans:
         for name, start_s, end_s in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
             if start_s:
                 self._span(root, name, start_s, end_s or sequence.ended_s)
-        for stay in sequence.stays:
-            self._stay(root, stay)
-        for earlier, later in pairwise(sequence.stays):
+        for attempt in sequence.attempts:
+            self._stay(root, attempt)
+        for earlier, later in pairwise(sequence.attempts):
             moved = {"oscine.replica.from": earlier.replica, "oscine.replica.to": later.replica}
             known = {"oscine.known_tokens": later.num_known_tokens}
             self._span(root, "migration", earlier.left_s, later.first_s or later.left_s, moved | known)
 
-    def _stay(self, root: Any, stay: Stay) -> None:
-        replica = {"oscine.replica": stay.replica}
-        routed = {"oscine.router.queue_s": stay.queue_s, "oscine.router.overlap_tokens": stay.num_overlap_tokens}
-        self._span(root, "route", stay.asked_s, stay.placed_s, replica | routed)
-        said = {"gen_ai.usage.output_tokens": stay.num_tokens}
-        engine = self._span(root, "engine", stay.placed_s, stay.left_s, replica | said)
-        if stay.prefill is not None:
-            self._prefill(engine, stay.placed_s, stay.prefill)
+    def _stay(self, root: Any, attempt: Attempt) -> None:
+        replica = {"oscine.replica": attempt.replica}
+        routed = {"oscine.router.queue_s": attempt.queue_s, "oscine.router.overlap_tokens": attempt.num_overlap_tokens}
+        self._span(root, "route", attempt.asked_s, attempt.placed_s, replica | routed)
+        said = {"gen_ai.usage.output_tokens": attempt.num_tokens}
+        engine = self._span(root, "engine", attempt.placed_s, attempt.left_s, replica | said)
+        if attempt.prefill is not None:
+            self._prefill(engine, attempt.placed_s, attempt.prefill)
 
     def _prefill(self, engine: Any, asked_s: float, prefill: RemotePrefill) -> None:
         """The spans of a remote prefill. The engine asks for it as soon as it has the request."""

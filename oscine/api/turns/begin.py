@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, constraint
 from oscine.api.serving.service import Service
-from oscine.api.turns.progress import Course, Turn
+from oscine.api.turns.progress import ContinuationPolicy, Turn
 from oscine.chat.grammar import header_grammar, text_grammar
 from oscine.chat.harmony_parser import HarmonyParser
 from oscine.chat.toolbox import Toolbox
@@ -44,7 +44,7 @@ async def begin_turns(
     prompt, params, headroom = await prepare()
     final, headroom = None, 0 if calls.choice == "required" else headroom
     if form is not None and (headroom or toolbox is not None):
-        final = await beside(partial(text_grammar, form.format), size, caller.threads)
+        final = await run_in_thread(partial(text_grammar, form.format), size, caller.threads)
     params = replace(params, grammar=grammar, headers=header_grammar(calls.tools, calls.recipients))
     parser = partial(
         HarmonyParser,
@@ -59,7 +59,7 @@ async def begin_turns(
             model,
             call.engine_request(prompt, params, i),
             parser(),
-            Course(headroom, final, later),
+            ContinuationPolicy(headroom, final, later),
             toolbox=toolbox,
             ignore_eos=ignore_eos,
             remember=partial(service.reasoning.keep, caller.name) if calls.tools else None,

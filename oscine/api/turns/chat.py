@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from oscine.api.common.errors import invalid
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, check_beside_calls, extensions
@@ -31,11 +31,11 @@ async def chat_turns(
     tools that may be called.
     """
     body, model = call.body, call.model
-    talk = await beside(lambda: conversation(body, service.date, dialect), call.size, call.caller.threads)
+    talk = await run_in_thread(lambda: conversation(body, service.date, dialect), call.size, call.caller.threads)
     talk = service.reasoning.restore(call.caller.name, talk)
     n = body.n or 1
     model.served.admission.check(n)  # before the prompt is made, which costs more
-    form = form or await beside(lambda: asked_form(body), call.size, call.caller.threads)
+    form = form or await run_in_thread(lambda: asked_form(body), call.size, call.caller.threads)
     calls = allowed_calls(body, talk.tools)
     if toolbox is not None and calls.choice != "none":
         talk = replace(talk, namespaces=toolbox.namespaces)

@@ -99,7 +99,7 @@ class Generation:
             raise unavailable(f"The server is overloaded: {error}.", code="overloaded", retry_after_s=wait_s) from None
         finally:
             self._model.forget(stream)
-            clock.times.stays += stream.stays
+            clock.times.attempts += stream.attempts
 
     async def _pump(self, stream: RequestStream, choice: Choice, clock: SequenceClock, write: Write | None) -> None:
         """The hot path: one wake-up of the stream is one write, whatever has arrived."""

@@ -66,7 +66,7 @@ TurnEvent = Event | ToolBegins | ToolAnswered
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ContinuationPolicy:
     """How a turn goes on after its first request to the engine."""
 
     headroom: int = 0  # tokens of the budget that are reserved for the answer; 0: no answer is forced
@@ -74,7 +74,7 @@ class Course:
     later: str | None = None  # grammar of all that follows a tool's result
 
 
-PLAIN = Course()
+PLAIN = ContinuationPolicy()
 
 
 class Turn:
@@ -85,7 +85,7 @@ class Turn:
         model: ReadyModel,
         request: GenerationRequest,
         parser: Parser,
-        course: Course = PLAIN,
+        course: ContinuationPolicy = PLAIN,
         *,
         toolbox: Toolbox | None = None,
         ignore_eos: bool = False,

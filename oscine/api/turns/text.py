@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from oscine.api.common.errors import invalid
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Form, asked_form, text_constraint
@@ -33,11 +33,11 @@ async def text_turns(
     body, model = call.body, call.model
     n, stop = body.n or 1, sampling.stop_strings(body)
     read = partial(_prompts, body.prompt, dialect.prompt, model.info.vocab_size)
-    given = await beside(read, call.size, call.caller.threads)
+    given = await run_in_thread(read, call.size, call.caller.threads)
     model.served.admission.check(len(given) * n)
     encoded = iter(await model.prompts.encode([one for one in given if isinstance(one, str)], dialect.prompt))
     prompts = [next(encoded) if isinstance(one, str) else one for one in given]
-    form = form or await beside(lambda: asked_form(body), call.size, call.caller.threads)
+    form = form or await run_in_thread(lambda: asked_form(body), call.size, call.caller.threads)
     grammar = None if form is None else await text_constraint(form, call.caller, call.size)
     params = [replace(_sampling_params(call, len(prompt), usual, dialect), grammar=grammar) for prompt in prompts]
     requests = [

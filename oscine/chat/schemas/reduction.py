@@ -29,8 +29,8 @@ from oscine.chat.schemas.rules import (
     texts,
 )
 
-MOST_BYTES = 1 << 18  # of a schema, and of the parts of a grammar as JSON; larger ones take too long to compile
-TOO_LARGE = f"what is to be enforced has more than {MOST_BYTES} bytes"
+MAX_BYTES = 1 << 18  # of a schema, and of the parts of a grammar as JSON; larger ones take too long to compile
+TOO_LARGE = f"what is to be enforced has more than {MAX_BYTES} bytes"
 
 _CONTAINERS = (dict, list)
 _LONGEST_PATH = 200  # characters
@@ -83,7 +83,7 @@ class _Reduction:
         self._ends: dict[Reference, Schema] = {}  # of references that lead to others
         self._names: dict[Reference, str] = {}  # of definitions
         self._references: list[Reference] = []  # those with a name, in order of first use
-        self._left = MOST_BYTES  # parts that may still be written or compared
+        self._left = MAX_BYTES  # parts that may still be written or compared
 
     def whole(self) -> Schema:
         written: Schema = self._written(self._reduced(self._root))

@@ -13,8 +13,8 @@ _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "dependencies
 _DRAFT = re.compile(r"json-schema\.org/draft[-/]0?(\d{1,4})")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
 _CONTAINERS = (dict, list)
-_MOST_SHOWN = 80  # characters of a reference that an error repeats
-_MOST_JOINED = 1 << 22  # characters of bases: each `$id` and reference makes a copy of its base, which may be long
+_MAX_SHOWN = 80  # characters of a reference that an error repeats
+_MAX_JOINED = 1 << 22  # characters of bases: each `$id` and reference makes a copy of its base, which may be long
 
 
 class References:
@@ -23,7 +23,7 @@ class References:
     def __init__(self, root: dict[str, Any]) -> None:
         found = _DRAFT.search(str(root.get("$schema")))
         self.draft = int(found[1]) if found else _NEWEST_DRAFT
-        self._left = _MOST_JOINED
+        self._left = _MAX_JOINED
         self._bases: dict[int, str] = {}  # URI of the resource that a schema belongs to, by the schema's id()
         self._places: dict[tuple[str, str], Any] = {("", ""): root}  # by the URIs of resources, and their anchors
         left: list[tuple[Any, str, bool]] = [(root, "", False)]  # whether the keys are names of schemas
@@ -64,14 +64,14 @@ class References:
         try:
             return urljoin(base, reference)
         except ValueError:
-            raise ValueError(f"{reference[:_MOST_SHOWN]!r} is no URI") from None
+            raise ValueError(f"{reference[:_MAX_SHOWN]!r} is no URI") from None
 
     def target(self, uri: str) -> tuple[Any, tuple[str, ...]]:
         """The part of the root that a URI names, and its path. Raises ValueError if there is none."""
         document, _, fragment = uri.partition("#")  # urldefrag would drop line breaks
         node = self._places.get((document, ""))
         if node is None:
-            shown = repr(uri[:_MOST_SHOWN])
+            shown = repr(uri[:_MAX_SHOWN])
             raise ValueError(
                 f"the '$ref' {shown} names another document; only references within the schema are followed"
             )
@@ -82,7 +82,7 @@ class References:
             for segment in segments[1:]:
                 node = node[_index(segment)] if isinstance(node, list) else node[segment]
         except (KeyError, IndexError, TypeError):
-            raise ValueError(f"the '$ref' {f'#{fragment}'[:_MOST_SHOWN]!r} leads nowhere") from None
+            raise ValueError(f"the '$ref' {f'#{fragment}'[:_MAX_SHOWN]!r} leads nowhere") from None
         return node, tuple(filter(None, segments))
 
 

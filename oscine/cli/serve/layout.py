@@ -10,7 +10,7 @@ from oscine.cli.serve.options import SHARING
 from oscine.settings.config import Config
 from oscine.settings.devices import engines_of
 from oscine.settings.name import Values, note
-from oscine.settings.texts import load_of
+from oscine.settings.validators import load_of
 from oscine.system.environment import Environment
 from oscine.system.gpus import Machine, describe_gpus
 from oscine.timing.layout import MARGIN, Candidate, Estimate, Layout, Load, best_first

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from oscine.types import Seat
+from oscine.types import RankHandle
 
 
 class GroupEndedError(RuntimeError):
@@ -15,7 +15,7 @@ class Member(Protocol):
 
     kill: Callable[[str], None]  # ends its process, with the reason; set by the supervisor
 
-    async def begin(self) -> Seat:
+    async def begin(self) -> RankHandle:
         """Returns once every engine of the group is about to start. Raises GroupEndedError."""
 
     def end(self) -> None:

@@ -199,7 +199,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
         with paused():  # importing torch makes objects that stay, as does all else that is built here
             if launch.options.executor != "fake":
                 import_torch()
-            engine = build_engine(launch.options, launch.seat)
+            engine = build_engine(launch.options, launch.handle)
     except (ValueError, OSError) as error:
         return _fail(clients, parent, str(error))
     except Exception as error:

@@ -110,17 +110,17 @@ class EngineSupervisor:
         return time.monotonic() - self._starved_at >= STARVED_S
 
     async def _start(self, launch: Launch) -> asyncio.subprocess.Process:
-        seat = None if self._member is None else await self._member.begin()
+        handle = None if self._member is None else await self._member.begin()
         # What libraries print goes to stderr: stdout belongs to the parent's own output.
         self._process = process = await asyncio.create_subprocess_exec(
             *module_command("oscine.engine.process.server"),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
             env=COMPUTING | child_environment() | self._threads,
-            pass_fds=() if seat is None else seat.descriptors,
+            pass_fds=() if handle is None else handle.descriptors,
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(msgspec.structs.replace(launch, seat=seat)) + b"\n")
+        process.stdin.write(msgspec.json.encode(msgspec.structs.replace(launch, handle=handle)) + b"\n")
         return process
 
     def kill(self, reason: str) -> None:

@@ -11,9 +11,9 @@ from oscine.engine.wire.messages import Outputs, Prefill, PrefillRefused, Submit
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource, SamplingParams
 
 _LARGE = 1e6  # bound of values that change logits; far below the largest float32
-_MOST_TOP = 128  # log-probabilities per position
-_MOST_BIASES = 4096
-_MOST_GRAMMAR = 4 << 20  # characters
+_MAX_TOP = 128  # log-probabilities per position
+_MAX_BIASES = 4096
+_MAX_GRAMMAR = 4 << 20  # characters
 _LONGEST_NAME = 512  # characters of ids and addresses
 _LONGEST_SALT = 4096  # characters, with the name of a key
 _SHORTEST_S, _LONGEST_S = 1e-9, 3600.0
@@ -29,8 +29,8 @@ _RANGES: dict[str, tuple[float, float]] = {  # fields of SamplingParams, inclusi
     "frequency_penalty": (-_LARGE, _LARGE),
     "repetition_penalty": (1e-30, _LARGE),
     "seed": (-_INT64, _INT64 - 1),
-    "logprobs": (0, _MOST_TOP),
-    "prompt_logprobs": (0, _MOST_TOP),
+    "logprobs": (0, _MAX_TOP),
+    "prompt_logprobs": (0, _MAX_TOP),
 }
 _ADDRESS = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
 _INTERNAL = "\0"  # first character of the ids of the engine's own requests
@@ -67,13 +67,13 @@ class Checks:
         for name, (low, high) in _RANGES.items():
             _between(name, getattr(sampling, name), low, high)
         bias = sampling.logit_bias
-        _at_most("logit_bias", bias, _MOST_BIASES)
+        _at_most("logit_bias", bias, _MAX_BIASES)
         self._tokens("logit_bias", list(bias))
         for value in bias.values():
             _between("logit_bias", value, -_LARGE, _LARGE)
         _ids("stop_token_ids", sampling.stop_token_ids, _INT32)  # harmony has a stop token past the vocabulary
-        _at_most("grammar", sampling.grammar or "", _MOST_GRAMMAR)
-        _at_most("headers", sampling.headers or "", _MOST_GRAMMAR)
+        _at_most("grammar", sampling.grammar or "", _MAX_GRAMMAR)
+        _at_most("headers", sampling.headers or "", _MAX_GRAMMAR)
 
     def _prefill(self, wanted: Prefill) -> None:
         _name("request_id", wanted.request_id)

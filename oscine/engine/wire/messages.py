@@ -7,7 +7,7 @@ from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, Seat
+from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankHandle
 
 
 class Launch(Struct, frozen=True):
@@ -15,7 +15,7 @@ class Launch(Struct, frozen=True):
 
     address: str  # ZeroMQ endpoint that the engine binds
     options: EngineOptions
-    seat: Seat | None = None  # among engines that share experts
+    handle: RankHandle | None = None  # among engines that share experts
 
 
 class Hello(Struct, frozen=True, tag="hello"):

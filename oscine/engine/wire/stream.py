@@ -26,7 +26,7 @@ class EngineOverloaded(EngineError):  # noqa: N818
 
 
 @dataclass(slots=True)
-class Stay:
+class Attempt:
     """A request's time in one of several engines. Times are in seconds on the clock of time.perf_counter; 0: never."""
 
     replica: str
@@ -53,7 +53,7 @@ class RequestStream:
     def __init__(self, request_id: str, cancel: Callable[[str], object]) -> None:
         """`cancel(request_id)` is called at most once, when the stream is closed before its end."""
         self.request_id = request_id
-        self.stays: list[Stay] = []  # filled in by a producer with several engines
+        self.attempts: list[Attempt] = []  # filled in by a producer with several engines
         self._cancel = cancel
         self._outputs: list[GenerationOutput] = []
         self._error: EngineError | None = None

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscine.executor.batch.copies import upload
 from oscine.executor.batch.slots import PageEntries
-from oscine.executor.batch.transfer import upload
 from oscine.ops.interface import Batch, Ops
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from oscine.executor.kv.memory import MemoryPlan, typical_pages
 from oscine.kv_group import slots_of
-from oscine.settings.config import MOST_SEQS, MOST_STEP_TOKENS, STEP_TOKENS, EngineOptions
+from oscine.settings.config import MAX_SEQS, MAX_STEP_TOKENS, STEP_TOKENS, EngineOptions
 
 _GIB = 1 << 30
 _LEAST_SEQS = 8
@@ -23,7 +23,7 @@ def with_step_tokens(options: EngineOptions, gpu_bytes: int) -> EngineOptions:
     """Sets --max-num-batched-tokens where it is left to memory. `gpu_bytes`: of the smallest GPU of all ranks."""
     if "max_num_batched_tokens" not in options.scheduler.by_memory:
         return options
-    found = next((tokens for gib, tokens in _STEPS.items() if gpu_bytes <= gib * _GIB), MOST_STEP_TOKENS)
+    found = next((tokens for gib, tokens in _STEPS.items() if gpu_bytes <= gib * _GIB), MAX_STEP_TOKENS)
     left, tokens = _without(options, "max_num_batched_tokens"), max(found, options.scheduler.max_num_seqs)
     return replace(options, scheduler=replace(options.scheduler, by_memory=left, max_num_batched_tokens=tokens))
 
@@ -36,7 +36,7 @@ def with_sequences(options: EngineOptions, plan_of: Callable[[EngineOptions], Me
     """
     if "max_num_seqs" not in options.scheduler.by_memory:
         return options
-    most = min(MOST_SEQS, options.scheduler.max_num_batched_tokens)
+    most = min(MAX_SEQS, options.scheduler.max_num_batched_tokens)
 
     def overflows(count: int) -> bool:
         try:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from oscine.executor.batch.copies import send
 from oscine.executor.batch.device_state import Computed, DeviceState
 from oscine.executor.batch.slots import IntArray, Rows
-from oscine.executor.batch.transfer import send
 from oscine.executor.kv.memory import LOGITS_AT_ONCE
-from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.headers import CandidateSet
 from oscine.executor.sampling.rules import Masks, NewRules
 from oscine.executor.sampling.sampler import AllowedTokens, Sampler
 from oscine.model.gpt_oss import GptOss
@@ -34,7 +34,7 @@ class Choice:
         """Whether `greedily` chooses for all of them, unless a grammar has a say."""
         return self._sampler.wants_argmax(slots_S)
 
-    def ruled(self, rows: Rows) -> AllowedTokens | Few | None:
+    def ruled(self, rows: Rows) -> AllowedTokens | CandidateSet | None:
         """The tokens that the rules allow, on the device.
 
         Waits for the tokens of the step before this one. So call it after this step's work is queued on the device.
@@ -44,7 +44,7 @@ class Choice:
             return AllowedTokens(send(allowed.masks_KW, self._state.device), allowed.row_N)
         return allowed
 
-    def sample(self, computed: Computed, rows: Rows, ruled: AllowedTokens | Few | None) -> Sampled:
+    def sample(self, computed: Computed, rows: Rows, ruled: AllowedTokens | CandidateSet | None) -> Sampled:
         """A token per row of what the head takes, and whether it is accepted."""
         packed, batch, x_NH, _ = computed
         count = len(x_NH)
@@ -55,13 +55,13 @@ class Choice:
         allowed = ruled if isinstance(ruled, AllowedTokens) else None
         can_choose = allowed is None or self._model.ops.chooser.restricts
         if not (can_choose and self._sampler.is_plain(rows.slots_N)):
-            assert not isinstance(ruled, Few)
+            assert not isinstance(ruled, CandidateSet)
             columns = of_rows(batch.token_ids_T), of_rows(batch.positions_T) + 1
             sampled = self._sampler.sample(lambda part: self._model.head(x_NH[part]), rows, *columns, allowed)
         else:
             plain = self._sampler.plain(rows.slots_N, lambda: of_rows(batch.positions_T) + 1, allowed)
             sampled = Sampled(self._choose(x_NH, plain))
-            if isinstance(ruled, Few):
+            if isinstance(ruled, CandidateSet):
                 ids_N = self._sampler.narrowed(sampled.token_ids_N, x_NH, self._model.choose_few, rows, ruled)
                 sampled = Sampled(ids_N)
         accepted_N = self._state.accept(packed, batch, sampled.token_ids_N)

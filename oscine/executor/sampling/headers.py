@@ -22,25 +22,25 @@ from oscine.executor.sampling.masks import GrammarCache, Markers
 from oscine.ops.packed import REJECTED
 from oscine.types import NewSequence
 
-_MOST_RULES = 256  # rules that are kept
-_MOST_BEGINS = 512  # beginnings of headers that are kept per rule, with their next tokens
+_MAX_RULES = 256  # rules that are kept
+_MAX_BEGINS = 512  # beginnings of headers that are kept per rule, with their next tokens
 
-_MOST_CHOSEN = 1024  # tokens in the rows of a Few
+_MAX_CHOSEN = 1024  # tokens in the rows of a CandidateSet
 
 _Tokens = tuple[int, ...]
 
 
-class Few(NamedTuple):
+class CandidateSet(NamedTuple):
     """The allowed tokens of some rows of a step, if they are few. Suffixes as in ops/choose/few.py."""
 
     rows_K: IntArray
     ids_KA: IntArray
 
     @classmethod
-    def of(cls, allowed: dict[int, IntArray]) -> "Few | None":
-        """Made from the result of Headers.advance; None if the tokens are more than _MOST_CHOSEN."""
+    def of(cls, allowed: dict[int, IntArray]) -> "CandidateSet | None":
+        """Made from the result of Headers.advance; None if the tokens are more than _MAX_CHOSEN."""
         longest = max(map(len, allowed.values()))
-        if longest * len(allowed) > _MOST_CHOSEN:
+        if longest * len(allowed) > _MAX_CHOSEN:
             return None
         ids = [np.pad(ids, (0, longest - len(ids)), "edge") for ids in allowed.values()]
         return cls(np.array([*allowed], np.int64), np.stack(ids))
@@ -52,7 +52,7 @@ class HeaderRule:
     def __init__(self, grammars: GrammarCache, grammar: str) -> None:
         """Raises ValueError for a grammar that cannot be compiled."""
         self._matcher = grammars.matcher(grammar)
-        self.next = lru_cache(_MOST_BEGINS)(self._find)
+        self.next = lru_cache(_MAX_BEGINS)(self._find)
 
     def _find(self, begin: _Tokens) -> IntArray:
         """The tokens that may follow the beginning of a header, ascending."""
@@ -103,7 +103,7 @@ class Headers:
     def __init__(self, grammars: GrammarCache, num_slots: int) -> None:
         self._grammars = grammars
         self._markers = Markers(-1, -1, -1, -1)  # until the first rule: the vocabulary is read in the background
-        self._rule = lru_cache(_MOST_RULES)(partial(HeaderRule, grammars))
+        self._rule = lru_cache(_MAX_RULES)(partial(HeaderRule, grammars))
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._errors: dict[int, str] = {}  # by slot
         self._owners = np.zeros(num_slots, np.int64)  # by slot: a number for each sequence; 0 without a rule

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscine.executor.batch.copies import download, upload
 from oscine.executor.batch.slots import ColumnArray
-from oscine.executor.batch.transfer import download, upload
 from oscine.ops.interface import Sampled
 from oscine.ops.sample.reference import with_logprobs
 from oscine.types import TokenLogprobs

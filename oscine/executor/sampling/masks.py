@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
 from oscine.model.tokenizer_file import library_errors, read_tokenizer
 from oscine.ops.packed import REJECTED
-from oscine.system.grammar_sandbox.pool import GrammarJudges, TooManyGrammarsError, UndecidedError
-from oscine.system.grammar_sandbox.pool import judges as shared_judges
-from oscine.system.grammar_sandbox.trial import Problem, Trial, limits
+from oscine.system.grammar_sandbox.check import GrammarCheck, Problem, limits
+from oscine.system.grammar_sandbox.pool import GrammarSandbox, TooManyGrammarsError, UndecidedError
+from oscine.system.grammar_sandbox.pool import sandbox as shared_sandbox
 from oscine.types import NewSequence
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
 
 TOKENIZER = "tokenizer.json"
 _END = "<|endoftext|>"
-_MOST_COMPILED = 512  # cached grammars, some 20 to 200 KB each
-_MOST_UNUSED = 1 << 16  # ids that a vocabulary may have beyond the model's
+_MAX_COMPILED = 512  # cached grammars, some 20 to 200 KB each
+_MAX_UNUSED = 1 << 16  # ids that a vocabulary may have beyond the model's
 _COMPILERS = 2  # threads: a slow grammar does not delay a fast one
-_MOST_THREADS = 16  # that make masks
-_UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a verdict
+_MAX_THREADS = 16  # that make masks
+_UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a result
 # All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
 _STEP_S = 0.02  # CPU time allowed per token of a sequence
-_MOST_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
+_MAX_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
 # Sets of tokens that are checked together where all of them are allowed: spaces, and text of up to this many characters
 # without JSON escapes. With few lengths, strings with a maximum length take twice the time.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
@@ -79,10 +79,10 @@ class GrammarCache:
     A thread that compiles cannot be stopped, so a grammar is tried in another process first.
     """
 
-    def __init__(self, tokenizer_file: Path | None, vocab_size: int, judges: GrammarJudges | None = None) -> None:
+    def __init__(self, tokenizer_file: Path | None, vocab_size: int, sandbox: GrammarSandbox | None = None) -> None:
         """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
         self._file, self.vocab_size = tokenizer_file, vocab_size
-        self._judges = judges or shared_judges()
+        self._sandbox = sandbox or shared_sandbox()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._markers = Markers(-1, -1, -1, -1)  # before they are read in another thread
         self._vocabulary = self._threads.submit(self._read)
@@ -110,7 +110,7 @@ class GrammarCache:
         """At the start of the grammar. Raises ValueError for one that cannot be compiled, or without a vocabulary."""
         try:
             matcher = self._future(grammar).result()
-        except _UNTRIED as error:  # a later attempt may have a verdict
+        except _UNTRIED as error:  # a later attempt may have a result
             with self._lock:
                 self._compiled.pop(grammar, None)
             raise ValueError(str(error) or "too many grammars wait to be compiled") from error
@@ -127,18 +127,18 @@ class GrammarCache:
             return self._compiled[grammar]
 
     def _begin(self, grammar: str) -> Future["LLMatcher"]:
-        """Tries it, then compiles it. No thread of the compilers waits for the trial. Raises TooManyGrammarsError."""
+        """Tries it, then compiles it. No thread of the compilers waits for the check. Raises TooManyGrammarsError."""
         compiled: Future[LLMatcher] = Future()
 
         def compile_if_sound(judged: "Future[Problem | None]") -> None:
             self._threads.submit(_settle, compiled, lambda: self._compile(grammar, judged.result()))
 
-        self._judges.judge([Trial(grammar)], "engine").add_done_callback(compile_if_sound)
+        self._sandbox.check([GrammarCheck(grammar)], "engine").add_done_callback(compile_if_sound)
         return compiled
 
     def _make_room(self) -> None:
         """Forgets the least recently used grammars, except those that are still awaited."""
-        while len(self._compiled) >= _MOST_COMPILED:
+        while len(self._compiled) >= _MAX_COMPILED:
             oldest = next((grammar for grammar, compiled in self._compiled.items() if compiled.done()), None)
             if oldest is None:
                 return
@@ -160,12 +160,12 @@ class GrammarCache:
 
             vocabulary, text = read_tokenizer(self._file)
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self.vocab_size)
-            if num_tokens > self.vocab_size + _MOST_UNUSED:
+            if num_tokens > self.vocab_size + _MAX_UNUSED:
                 raise ValueError(f"it has ids up to {num_tokens - 1}, and the model has {self.vocab_size} tokens")
             end = vocabulary.token_to_id(_END)
             ids = (vocabulary.token_to_id(f"<|{name}|>") for name in Markers._fields)
             self._markers = Markers(*(-1 if token is None else token for token in ids))
-            self._judges.start()
+            self._sandbox.start()
             return LLTokenizer(text, n_vocab=num_tokens, eos_token=end, slices=_SLICES)
 
 
@@ -294,7 +294,7 @@ class Constraints:
             slot = int(rows.slots_N[row])
             if rows.places_N[row] == 0:
                 live = self._live[slot]
-                self._judge(slot)
+                self._worker(slot)
             if slot in self._errors:
                 masks_KW[k] = -1
             elif positions[k] < live.min_end:
@@ -355,14 +355,14 @@ class Constraints:
             live.matcher.consume_tokens(token_ids[num_consumed:])  # says what is wrong with the rest
         time_s = time.thread_time() - began_s
         live.debt_s = max(0.0, live.debt_s + time_s - len(token_ids) * _STEP_S)
-        self._judge(slot)
+        self._worker(slot)
 
-    def _judge(self, slot: int) -> None:
+    def _worker(self, slot: int) -> None:
         """Drops a matcher that has ended, has failed, or takes so long that it delays all others."""
         live = self._live[slot]
         if live.matcher.is_error():
             self._errors[slot] = f"the grammar cannot be followed: {_first_line(live.matcher)}"
-        elif live.debt_s > _MOST_DEBT_S:
+        elif live.debt_s > _MAX_DEBT_S:
             self._errors[slot] = "the grammar cannot be followed: its tokens take too long to check"
         if slot in self._errors or live.matcher.is_stopped():
             del self._live[slot]
@@ -382,7 +382,7 @@ def mask_of(token_ids: IntArray, num_words: int) -> NDArray[np.int32]:
 
 
 def _most_threads() -> int:
-    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _forbid(mask_W: ColumnArray, token_ids: Iterable[int]) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscine.executor.batch.copies import staging
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
-from oscine.executor.batch.transfer import staging
-from oscine.executor.sampling.headers import Few, Headers
+from oscine.executor.sampling.headers import CandidateSet, Headers
 from oscine.executor.sampling.masks import Constraints, GrammarCache, mask_of
 from oscine.types import NewSequence, SamplingParams
 
@@ -34,7 +34,7 @@ class Rules(Protocol):
         """A sequence takes a slot."""
         ...
 
-    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | CandidateSet | None:
         """The tokens that may come next: a few tokens if all rows are plain, else masks; None if all may come.
 
         Waits for the tokens of the step before this one. `is_plain`: of slots, as Sampler.is_plain.
@@ -84,9 +84,9 @@ class GrammarRules:
         self._constraints.assign(new)
         self._headers.assign(new)
 
-    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | CandidateSet | None:
         rows_K, headers = self._constraints.advance(rows.slots_N), self._headers.advance(rows)
-        few = Few.of(headers) if headers and not rows_K and is_plain(rows.slots_N) else None
+        few = CandidateSet.of(headers) if headers and not rows_K and is_plain(rows.slots_N) else None
         if few is not None or not (rows_K or headers):
             return few
         return self._masks(rows, rows_K, headers)

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oscine.executor.batch.copies import upload
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
-from oscine.executor.batch.transfer import upload
 from oscine.executor.kv.memory import LOGITS_AT_ONCE, SAMPLED_AT_ONCE
-from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.headers import CandidateSet
 from oscine.executor.sampling.logprobs import joined
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel_of
@@ -119,7 +119,7 @@ class Sampler:
         batch = self.greedy(len(slots_N)) if is_greedy else self._batch(slots_N, positions(), None)
         return batch if allowed is None else self._restricted(batch, allowed.masks_KW, allowed.row_N)
 
-    def narrowed(self, ids_N: Tensor, x_NH: Tensor, choose_few: ChooseFew, rows: Rows, few: Few) -> Tensor:
+    def narrowed(self, ids_N: Tensor, x_NH: Tensor, choose_few: ChooseFew, rows: Rows, few: CandidateSet) -> Tensor:
         """The tokens of plain rows. Rows in `few` are chosen among its tokens."""
         rows_K, few_KA = upload(few.rows_K, self._device), upload(few.ids_KA, self._device)
         if few_KA.shape[1] == 1:

@@ -27,7 +27,7 @@ from oscine.kv_group import KVGroup, Slots, apart
 from oscine.settings.config import EngineOptions
 from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
-from oscine.types import DecodeTimes, EngineInfo, Executor, Seat
+from oscine.types import DecodeTimes, EngineInfo, Executor, RankHandle
 
 if TYPE_CHECKING:  # they need torch
     from oscine.executor.start.load import Loaded
@@ -49,28 +49,28 @@ class BuiltExecutor:
     ranks: Any = None  # of the extension parallel, where the model has several ranks
     # With other engines, whose experts compute the tokens of this one too: the extension's lockstep, and what runs a
     # step without sequences if one is awaited.
-    partners: tuple[Any, Callable[[], None]] | None = None
+    expert_peers: tuple[Any, Callable[[], None]] | None = None
     store: Any = None  # of the extension offload: of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
     decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
 
 
-def build_executor(options: EngineOptions, seat: Seat | None = None) -> BuiltExecutor:
-    """Loads the model (its memory plan and progress go to stderr, unless quiet). `seat`: as of load_executor.
+def build_executor(options: EngineOptions, handle: RankHandle | None = None) -> BuiltExecutor:
+    """Loads the model (its memory plan and progress go to stderr, unless quiet). `handle`: as of load_executor.
 
     Raises ValueError for what the user can mend: an unknown model, a broken file, memory that does not suffice.
     """
     check_parts(options)
-    return _build_fake(options) if options.executor == "fake" else _build_torch(options, seat)
+    return _build_fake(options) if options.executor == "fake" else _build_torch(options, handle)
 
 
-def _build_torch(options: EngineOptions, seat: Seat | None) -> BuiltExecutor:
+def _build_torch(options: EngineOptions, handle: RankHandle | None) -> BuiltExecutor:
     watch = Stopwatch()
     check_ranks(options.model)
     devices = _devices(options)
     ranks = None if len(devices) == 1 else part(RANK_PROCESSES)(len(devices))
     try:
-        return _load_torch(options, devices, ranks, watch, seat)
+        return _load_torch(options, devices, ranks, watch, handle)
     except BaseException:
         if ranks is not None:
             with closing(ranks):
@@ -91,7 +91,7 @@ def _load_torch(
     devices: list[str],
     ranks: Any,
     watch: Stopwatch,
-    seat: Seat | None,
+    handle: RankHandle | None,
 ) -> BuiltExecutor:
     from oscine.executor.start.load import load_executor
     from oscine.executor.start.torch_process import use_threads
@@ -106,7 +106,7 @@ def _load_torch(
     watch.lap("import")
     steps: Executor
     if ranks is None:
-        loaded = load_executor(options, report, watch, seat=seat)
+        loaded = load_executor(options, report, watch, handle=handle)
         steps = loaded.executor
     else:
         loaded, steps = part(LOAD_RANKS)(options, devices, ranks, report, watch)
@@ -132,7 +132,7 @@ def _load_torch(
         max_attended=_CPU_ATTENDED if executor.device.type == "cpu" else None,
         transfers=part(TRANSFERS)(options, executor, ranks) if options.peers.kv_transfer else None,
         ranks=ranks,
-        partners=_partners(loaded, runner),
+        expert_peers=_expert_peers(loaded, runner),
         store=part(STORE)(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
         decode_times=loaded.decode_times,
@@ -147,7 +147,7 @@ def _uuids(devices: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus)
 
 
-def _partners(loaded: "Loaded", runner: "ThreadedExecutor | None") -> tuple[Any, Callable[[], None]] | None:
+def _expert_peers(loaded: "Loaded", runner: "ThreadedExecutor | None") -> tuple[Any, Callable[[], None]] | None:
     """`runner`: the thread in which the executor runs, if it has one."""
     if not loaded.lockstep.shares_experts:
         return None

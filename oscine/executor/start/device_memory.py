@@ -11,7 +11,7 @@ from oscine.executor.start.host_memory import available_bytes
 from oscine.settings.config import EngineOptions
 
 # Memory outside torch's allocator: a CUDA context of some 550 MB, created before the weights; kernels and graphs.
-_MOST_CONTEXT = 1 << 30  # other processes use the memory beyond that
+_MAX_CONTEXT = 1 << 30  # other processes use the memory beyond that
 _KERNELS = 1 << 28
 
 
@@ -51,7 +51,7 @@ def capped(memory: DeviceMemory, most: int | None, held: int = 0) -> DeviceMemor
 def engine_bytes(device: torch.device, options: EngineOptions) -> int:
     """Bytes that the engine may take in addition to its CUDA context. Call it before anything of the model is there."""
     free, total = torch.cuda.mem_get_info(device)
-    memory, context = device_memory(device, options), min(total - free, _MOST_CONTEXT)
+    memory, context = device_memory(device, options), min(total - free, _MAX_CONTEXT)
     share = 1.0 if options.cache.kv_cache_free_gpu_memory_fraction is not None else memory.share(options)
     return min(int(share * memory.total) - context, free - memory.margin)
 
@@ -80,5 +80,5 @@ def keep_to(device: torch.device, memory: DeviceMemory) -> None:
     if not memory.capped:
         return
     free, total = torch.cuda.mem_get_info(device)
-    context = min(total - free, _MOST_CONTEXT)
+    context = min(total - free, _MAX_CONTEXT)
     torch.cuda.set_per_process_memory_fraction(max(0, memory.total - context - _KERNELS) / total, device)

@@ -24,7 +24,7 @@ from oscine.executor.start.shared import MakeCommunicator, Report, RulesOf, Star
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.model.gpt_oss import GptOss
 from oscine.settings.config import EngineOptions
-from oscine.types import DecodeTimes, Seat
+from oscine.types import DecodeTimes, RankHandle
 
 
 class Loaded(NamedTuple):
@@ -41,14 +41,14 @@ def load_executor(
     watch: Stopwatch,
     communicator: MakeCommunicator | None = None,
     rules_of: RulesOf = grammar_rules,
-    seat: Seat | None = None,
+    handle: RankHandle | None = None,
 ) -> Loaded:
-    """`communicator`: for one of several ranks. `rules_of`: grammars of this process, unless they are rank 0's. `seat`:
-    among engines that share experts; returns when all have loaded.
+    """`communicator`: for one of several ranks. `rules_of`: grammars of this process, unless they are rank 0's.
+    `handle`: among engines that share experts; returns when all have loaded.
 
     Raises ValueError for what is wrong with the model or does not fit.
     """
-    start = Start(options, report, watch, communicator, rules_of, seat)
+    start = Start(options, report, watch, communicator, rules_of, handle)
     memory = plan(start)
     if start.on_gpu:
         executor = _load_on_gpu(start, memory)

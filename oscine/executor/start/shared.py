@@ -23,20 +23,20 @@ from oscine.model.packed import PackedFiles
 from oscine.model.tensors import Part, Shard
 from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.interface import Ops
-from oscine.ops.moe.on_host import MOST_TOKENS, HostLayers
+from oscine.ops.moe.on_host import MAX_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Communicator, Target
 from oscine.ops.triton_range import check_triton
 from oscine.settings.config import EngineOptions
 from oscine.system.environment import Environment
-from oscine.types import Seat
+from oscine.types import RankHandle
 
 Report = Callable[[str], None]
 MakeCommunicator = Callable[[OpenedModel], Communicator]
 RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
-_MOST_VERIFYING = 1024  # rows of the graphs that only drafts need
+_MAX_VERIFYING = 1024  # rows of the graphs that only drafts need
 
 
 class Start:
@@ -49,7 +49,7 @@ class Start:
         watch: Stopwatch,
         communicator: MakeCommunicator | None,
         rules_of: RulesOf,
-        seat: Seat | None,
+        handle: RankHandle | None,
     ) -> None:
         """Raises ValueError for what is wrong with the model."""
         self.report, self.watch, self.rules_of = report, watch, rules_of
@@ -59,7 +59,7 @@ class Start:
         self.options = options
         if platform_of(Target.of(self.opened.device), self.opened.dtype).uses_triton:
             check_triton(report)
-        self.lockstep = OwnSteps() if seat is None else part(LOCKSTEP)(seat, self.opened, options)
+        self.lockstep = OwnSteps() if handle is None else part(LOCKSTEP)(handle, self.opened, options)
         target = Target.of(self.opened.device, communicator and communicator(self.opened), self.lockstep.exchange)
         if isinstance(target.communicator, CollectiveCommunicator):
             report(_without_peer_access(self.opened.config))
@@ -73,8 +73,8 @@ class Start:
         if options.model.activation_dtype != "auto" and (lacking := self.platform.lacking_for_fp8_experts(hidden)):
             raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
-        if seat is not None:
-            self.shard = Shard(experts=Part(seat.rank, seat.num_ranks))
+        if handle is not None:
+            self.shard = Shard(experts=Part(handle.rank, handle.num_ranks))
         self.config = self.shard.config(self.opened.config)
         self.drafting = Drafting()
         if options.speculation.is_on:
@@ -141,9 +141,9 @@ class Start:
         capturable = self.on_gpu and "reference" not in (self.choice["attention"], self.choice["moe"])
         scheduler = self.options.scheduler
         with_drafts = scheduler.max_num_seqs * (1 + self.drafting.most)
-        most = max(scheduler.max_num_seqs, min(with_drafts, _MOST_VERIFYING, scheduler.max_num_batched_tokens))
+        most = max(scheduler.max_num_seqs, min(with_drafts, _MAX_VERIFYING, scheduler.max_num_batched_tokens))
         if self.on_host is not None:
-            most = min(most, MOST_TOKENS)
+            most = min(most, MAX_TOKENS)
         return sizes_up_to(most) if capturable else []
 
     @property

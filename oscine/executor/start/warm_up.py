@@ -15,7 +15,7 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import ANYTHING
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
-_MOST_LOGPROBS = 20  # of a token, that an API offers
+_MAX_LOGPROBS = 20  # of a token, that an API offers
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Sampling modes that have their own kernels. Warmed up once per row count; the results are not read. A bias needs all
 # logits; temperature alone may not.
@@ -51,8 +51,8 @@ def rehearse(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
     way. What they took stays with the allocator."""
     torch.cuda.empty_cache()
     executor.execute(prompts(executor, max_num_batched_tokens))
-    executor.execute(prompts(executor, max_num_batched_tokens, replace(GREEDY, prompt_logprobs=_MOST_LOGPROBS)))
-    for sampling in (*KERNEL_SAMPLINGS, replace(SAMPLINGS[-1], logprobs=_MOST_LOGPROBS, temperature=0.7, top_p=0.9)):
+    executor.execute(prompts(executor, max_num_batched_tokens, replace(GREEDY, prompt_logprobs=_MAX_LOGPROBS)))
+    for sampling in (*KERNEL_SAMPLINGS, replace(SAMPLINGS[-1], logprobs=_MAX_LOGPROBS, temperature=0.7, top_p=0.9)):
         executor.execute(_step(executor, [1] * executor.max_num_seqs, sampling))
 
 

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, NoReturn
 from oscine.engine.build import build_engine
 from oscine.extensions.bench.passes import Limits, MeasureError, OwnEngine, Timing
 from oscine.extensions.bench.result import Point
-from oscine.extensions.parallel.meeting import Meeting
+from oscine.extensions.parallel.rendezvous import Rendezvous
 from oscine.settings.config import EngineOptions
 from oscine.system.python_child import die_with_parent
-from oscine.types import Seat
+from oscine.types import RankHandle
 
 
 class _Process(NamedTuple):
@@ -41,10 +41,12 @@ class EngineProcesses:
         """Returns when all engines are ready. Raises ValueError for what a user can mend, else MeasureError."""
         self._processes: list[_Process] = []
         atexit.register(self.close)  # waits until their memory is free
-        meeting = Meeting(len(options)) if share_experts else None
+        rendezvous = Rendezvous(len(options)) if share_experts else None
         try:
             for rank, own in enumerate(options):
-                self._processes.append(_fork(own, rank, len(options), None if meeting is None else meeting.seat(rank)))
+                self._processes.append(
+                    _fork(own, rank, len(options), None if rendezvous is None else rendezvous.handle(rank))
+                )
             ready = self._answers()
         except BaseException:
             self.close()
@@ -102,25 +104,25 @@ def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _fork(options: EngineOptions, rank: int, num_engines: int, seat: Seat | None) -> _Process:
+def _fork(options: EngineOptions, rank: int, num_engines: int, handle: RankHandle | None) -> _Process:
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _be_engine(theirs, options, rank, num_engines, seat)
+        _be_engine(theirs, options, rank, num_engines, handle)
     theirs.close()
     return _Process(pid, ours, ours.makefile("rb"))
 
 
 def _be_engine(
-    asked: socket.socket, options: EngineOptions, rank: int, num_engines: int, seat: Seat | None
+    asked: socket.socket, options: EngineOptions, rank: int, num_engines: int, handle: RankHandle | None
 ) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     try:
-        _serve(asked, options, rank, num_engines, seat)
+        _serve(asked, options, rank, num_engines, handle)
     except BaseException as error:
         is_users = isinstance(error, ValueError | OSError)
         if not is_users:
@@ -132,13 +134,15 @@ def _be_engine(
         os._exit(0)
 
 
-def _serve(asked: socket.socket, options: EngineOptions, rank: int, num_engines: int, seat: Seat | None) -> None:
+def _serve(
+    asked: socket.socket, options: EngineOptions, rank: int, num_engines: int, handle: RankHandle | None
+) -> None:
     """Takes part in the steps of the others between its own passes."""
     if options.num_threads is not None:
         import torch
 
         torch.set_num_threads(options.num_threads)
-    built = build_engine(options, seat)
+    built = build_engine(options, handle)
     engine = OwnEngine(built, share=rank, num_shares=num_engines)
     gc.collect()
     gc.freeze()  # as the engine process does

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oscine.settings.texts import load_of
+from oscine.settings.validators import load_of
 
 RESULTS = Path("benchmarks/results/h200.jsonl")  # the source of tables and plots
 

@@ -24,9 +24,9 @@ from oscine.ops.linear.bf12 import Bf12Matrix, read_by
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
 KV_BYTES = 256 << 20  # at least this much KV memory for one op to cycle through, in several layers ...
-MOST_KV_LAYERS = 32  # ... at most
+MAX_KV_LAYERS = 32  # ... at most
 PAGE = 64  # tokens
-MOST_DECODES = 1024  # tokens; more are chunks of prompts
+MAX_DECODES = 1024  # tokens; more are chunks of prompts
 
 Call = Callable[[int], object]
 
@@ -41,13 +41,13 @@ class StepLoad:
 
     @classmethod
     def of(cls, tokens: int, context: int) -> "StepLoad":
-        """Decodes up to MOST_DECODES tokens, else prompts of `context` tokens, or the last chunk of one.
+        """Decodes up to MAX_DECODES tokens, else prompts of `context` tokens, or the last chunk of one.
 
         Raises ValueError for an empty load.
         """
         if min(tokens, context) < 1:
             raise ValueError(f"--tokens and --context must be at least 1, not {tokens} and {context}")
-        if tokens <= MOST_DECODES:
+        if tokens <= MAX_DECODES:
             return cls(tokens, 1, context)
         query_len = min(tokens, context)
         return cls(tokens // query_len, query_len, context)
@@ -219,7 +219,7 @@ def _memory(group: KVGroup, of_step: PageGroup) -> Tensor:
     """Memory for the pages of the step. It may have more or fewer layers than the model."""
     num_pages = int(of_step.page_table_SB.max()) + 1
     layer = replace(group, layers=(0,)).page_bytes * num_pages
-    layers = tuple(range(min(MOST_KV_LAYERS, ceil(KV_BYTES / layer))))
+    layers = tuple(range(min(MAX_KV_LAYERS, ceil(KV_BYTES / layer))))
     return random_pages(replace(group, layers=layers), of_step)
 
 

@@ -10,7 +10,7 @@ from oscine.settings.config import NANO
 Kind = Literal["choices", "files", "text"]
 _FILES = ("FILE", "DIR", "FOLDER", "INPUT", "OUTPUT", "TARGET", "SOURCE", "MODEL", "20b|120b|FILE")
 _MODELS = (NANO, "gpt-oss-20b", "gpt-oss-120b")
-_MOST_WORDS = 12  # of a description
+_MAX_WORDS = 12  # of a description
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,4 @@ def _listed(metavar: str) -> tuple[str, ...]:
 
 def _short(text: str | None) -> str:
     words = (text or "").partition(" (default")[0].replace("%%", "%").split()
-    return " ".join(words[:_MOST_WORDS]) + (" ..." if len(words) > _MOST_WORDS else "")
+    return " ".join(words[:_MAX_WORDS]) + (" ..." if len(words) > _MAX_WORDS else "")

@@ -13,7 +13,7 @@ from oscine.engine.core.page_holds import Hold
 from oscine.engine.process.prefills import GIVES_NONE, Prefills
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.messages import FromPeer, Meet, Met, Prefill, Prefilled, PrefillRefused, Release
-from oscine.extensions.disaggregation.transfers import Transfers
+from oscine.extensions.disaggregation.kv_link import Transfers
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
 _LONGEST_LEASE_S = 300.0

@@ -23,7 +23,7 @@ from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release
 from oscine.executor.start.build import BuiltExecutor
-from oscine.extensions.disaggregation.transfers import Transfer, Transfers
+from oscine.extensions.disaggregation.kv_link import Transfer, Transfers
 from oscine.settings.config import EngineOptions
 from oscine.types import PageMoves, PrefillSource, RemotePrefill
 

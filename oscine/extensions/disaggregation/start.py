@@ -9,9 +9,9 @@ import numpy as np
 
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.identity import identity_of, model_identity
+from oscine.extensions.disaggregation.kv_link import Transfers
 from oscine.extensions.disaggregation.nixl import KVTransfer
 from oscine.extensions.disaggregation.of_ranks import RankedTransfers, TransferFollower
-from oscine.extensions.disaggregation.transfers import Transfers
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions

@@ -11,7 +11,7 @@ _DRESSED = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{")
 _SAID = re.compile(r"\banswer\s+is\s*[:(*_`\"'\s]*([A-Z])(?![\w'])")
 _LISTED = re.compile(r"[\s(*_`\"'\[]*([A-Z])(?:[).:\]*_`\"'].*|\s*)")
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL | re.IGNORECASE)
-_MOST_DIGITS = 300  # of a number, so that no answer costs much time or memory
+_MAX_DIGITS = 300  # of a number, so that no answer costs much time or memory
 _NUMBER = re.compile(
     r"(?:(?<![\w).])[-+\u2212])?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?!\d))?"
     r"(?:\s*/\s*\d+)?"
@@ -73,7 +73,7 @@ def _first_number(text: str) -> Fraction | None:
 
 
 def _read_number(text: str) -> Fraction | None:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > _MAX_DIGITS:
         return None
     whole, slash, divisor = text.replace(",", "").replace("\u2212", "-").partition("/")
     value = Fraction(whole.strip())

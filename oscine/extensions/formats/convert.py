@@ -26,7 +26,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.tensors import BYTES, tensor_specs
 from oscine.model.weights import TensorSource
 from oscine.settings.config import ModelOptions
-from oscine.system.model_files import MOST_BYTES, MOST_TOKENIZER_BYTES, read_file, read_json
+from oscine.system.model_files import MAX_BYTES, MAX_TOKENIZER_BYTES, read_file, read_json
 
 SHARD_BYTES = 2 << 30
 _STATE, _PART = "conversion.json", ".part"
@@ -123,9 +123,9 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def _texts(model: Path, tokenizer: Path) -> dict[str, bytes]:
     """The small files that go with the weights, by name. Raises ValueError."""
-    texts = {TOKENIZER: _own_file(tokenizer / TOKENIZER, MOST_TOKENIZER_BYTES)}
+    texts = {TOKENIZER: _own_file(tokenizer / TOKENIZER, MAX_TOKENIZER_BYTES)}
     for path in (model / name for name in _TEXTS if model.is_dir() and os.path.lexists(model / name)):
-        texts[path.name] = _own_file(path, MOST_BYTES)
+        texts[path.name] = _own_file(path, MAX_BYTES)
     return texts
 
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from oscine.extensions.offload.kept import Kept
-from oscine.extensions.offload.page_files import MOST_PAGES, Key, file_bytes
+from oscine.extensions.offload.page_files import MAX_PAGES, Key, file_bytes
 from oscine.extensions.offload.page_store import Job
 
 _FILE_BYTES = 16 << 20  # of a file, at most
@@ -60,7 +60,7 @@ class DiskWriter:
     def write(self, is_idle: bool) -> None:
         """The pages that were saved first. A busy engine waits until they fill a file."""
         most_bytes = max(self._store.slot_bytes, min(_FILE_BYTES, self._disk_bytes // _LEAST_FILES))
-        most = min(MOST_PAGES, most_bytes // self._store.slot_bytes, max(1, self._store.num_slots // 4))
+        most = min(MAX_PAGES, most_bytes // self._store.slot_bytes, max(1, self._store.num_slots // 4))
         if len(self._unwritten) < (1 if is_idle else most):
             return
         keys = [key for key, _ in zip(self._unwritten, range(most), strict=False)]

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from oscine.system.owned_folder import Kind, OwnedFolder, Report, open_below, open_file, open_folder, opened, say
 
 HEADER_BYTES = 8192
-MOST_PAGES = 64  # in a file: as many as a header has room for
+MAX_PAGES = 64  # in a file: as many as a header has room for
 _FORMAT = 1
 _SUFFIX, _PART = ".pages", ".part"
 _NAMES = re.compile(r"0[0-9]{15}\.(pages|part)")  # less than 16 digits, so that there is always a next one
 _KIND = Kind("kv-pages", _NAMES)
 _MALFORMED = ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
 _IDENTITY, _NUMBER = re.compile("[0-9a-f]{32}"), re.compile("[0-9]{1,4}")
-_MOST_ENGINES = 1024  # of one identity
+_MAX_ENGINES = 1024  # of one identity
 _SEED, _SEED_BYTES = "seed", 16
 _ROW = 64  # numbers of 8 bytes in a row of a checksum
 
@@ -324,14 +324,14 @@ def _take_folder(base: int, path: Path) -> OwnedFolder:
     """`path`: of all folders of the identity. Raises OSError."""
     parent = open_below(base, path.name, path)
     try:
-        for number in range(_MOST_ENGINES):
+        for number in range(_MAX_ENGINES):
             folder = path / str(number)
             found = OwnedFolder.make(_KIND, parent, folder) or OwnedFolder.find(_KIND, parent, folder)
             if found is not None:
                 return found
     finally:
         os.close(parent)
-    raise OSError(f"{path} has no folder that is free: all {_MOST_ENGINES} are in use, or not of Oscine")
+    raise OSError(f"{path} has no folder that is free: all {_MAX_ENGINES} are in use, or not of Oscine")
 
 
 def _write_all(descriptor: int, left: memoryview) -> None:

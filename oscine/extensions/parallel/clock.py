@@ -9,8 +9,8 @@ from contextlib import suppress
 from math import inf
 
 from oscine.executor.lockstep import Agreed
-from oscine.extensions.parallel.meeting import is_lost, wait, words_of
-from oscine.types import Seat
+from oscine.extensions.parallel.rendezvous import is_lost, wait, words_of
+from oscine.types import RankHandle
 
 _TOKEN_BITS = 24
 
@@ -18,10 +18,10 @@ _TOKEN_BITS = 24
 class StepClock:
     """One rank's. Two words per rank are used in turns: a rank is never two steps ahead of one that still reads."""
 
-    def __init__(self, seat: Seat, limit_s: float) -> None:
+    def __init__(self, handle: RankHandle, limit_s: float) -> None:
         """`limit_s`: until a rank that does not come to a step ends the group, once all ranks serve."""
-        self.rank, self.num_ranks = seat.rank, seat.num_ranks
-        self._words, self._wakes = words_of(seat), seat.wakes
+        self.rank, self.num_ranks = handle.rank, handle.num_ranks
+        self._words, self._wakes = words_of(handle), handle.wakes
         self._serving_limit_s, self._limit_s = limit_s, inf
         self._step = 0  # that this rank came to last
 

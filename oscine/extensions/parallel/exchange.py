@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscine.extensions.parallel.meeting import tensors_of, wait, words_of
+from oscine.extensions.parallel.rendezvous import tensors_of, wait, words_of
 from oscine.ops.interface import Routing
-from oscine.types import Seat
+from oscine.types import RankHandle
 
 
 class MemoryExchange:
@@ -23,17 +23,17 @@ class MemoryExchange:
 
     failed: Tensor | None = None  # it raises instead
 
-    def __init__(self, seat: Seat, most_tokens: int, row_bytes: int, limit_s: float) -> None:
+    def __init__(self, handle: RankHandle, most_tokens: int, row_bytes: int, limit_s: float) -> None:
         """`most_tokens`: of one rank in a step. `row_bytes`: of a token with its routing, which is more than its sums.
         `limit_s`: as of StepClock.
         """
         self.tokens: tuple[int, ...] = ()
-        self._rank, self._num_ranks, self._limit_s = seat.rank, seat.num_ranks, limit_s
+        self._rank, self._num_ranks, self._limit_s = handle.rank, handle.num_ranks, limit_s
         part = most_tokens * row_bytes
-        self._area_bytes, self._sums_start = part * (1 + seat.num_ranks), part
-        self._memory = tensors_of(seat, self._area_bytes * seat.num_ranks)
-        self._all_words = words_of(seat)
-        self._words = self._all_words[2 * seat.num_ranks : 3 * seat.num_ranks]  # beside those of the clock
+        self._area_bytes, self._sums_start = part * (1 + handle.num_ranks), part
+        self._memory = tensors_of(handle, self._area_bytes * handle.num_ranks)
+        self._all_words = words_of(handle)
+        self._words = self._all_words[2 * handle.num_ranks : 3 * handle.num_ranks]  # beside those of the clock
         self._met = 0
 
     def share(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -11,7 +11,7 @@ _LOOKS = 5  # in a row that find nothing done, after a first one
 LOOK_S = HUNG_S / (_LOOKS + 1)
 
 
-class Vigil:
+class PeerWatchdog:
     """One wait for other processes."""
 
     def __init__(self, check: Callable[[], None], peers: Mapping[str, int], *, at_work: bool = True) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from msgspec import msgpack
 
-from oscine.executor.batch.transfer import staging
-from oscine.executor.sampling.headers import Few
+from oscine.executor.batch.copies import staging
+from oscine.executor.sampling.headers import CandidateSet
 from oscine.executor.sampling.rules import Masks
 from oscine.types import StepPlan
 
@@ -20,10 +20,10 @@ _FREE, _FEW, _MASKS = range(3)
 _HEAD = 3  # numbers of 8 bytes
 
 
-def encode_rules(allowed: Masks | Few | None) -> tuple[Any, ...]:
+def encode_rules(allowed: Masks | CandidateSet | None) -> tuple[Any, ...]:
     """Buffers of one message: what it is, its rows, their numbers, and which rows they are."""
     match allowed:
-        case Few(rows_K, ids_KA):
+        case CandidateSet(rows_K, ids_KA):
             return np.array([_FEW, *ids_KA.shape]), ids_KA, rows_K
         case Masks(masks_KW, row_N):
             return np.array([_MASKS, *masks_KW.shape]), masks_KW.numpy(), row_N
@@ -31,7 +31,7 @@ def encode_rules(allowed: Masks | Few | None) -> tuple[Any, ...]:
             return (np.array([_FREE, 0, 0]),)
 
 
-def decode_rules(message: bytearray, device: torch.device) -> Masks | Few | None:
+def decode_rules(message: bytearray, device: torch.device) -> Masks | CandidateSet | None:
     """`device`: the one that masks are for."""
     kind, *shape = np.frombuffer(message, np.int64, _HEAD).tolist()
     if kind == _FREE:
@@ -41,7 +41,7 @@ def decode_rules(message: bytearray, device: torch.device) -> Masks | Few | None
     table = np.frombuffer(message, dtype, numbers, _HEAD * 8).reshape(shape)
     rows = np.frombuffer(message, dtype, offset=start)
     if kind == _FEW:
-        return Few(rows, table)
+        return CandidateSet(rows, table)
     masks_KW = staging(table.shape, device)
     masks_KW.numpy()[:] = table
     return Masks(masks_KW, rows)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from oscine.extensions.parallel.liveness import Vigil
+from oscine.extensions.parallel.liveness import PeerWatchdog
 from oscine.extensions.parallel.store_order import require_store_order
 from oscine.settings.config import EngineOptions
 from oscine.system.python_child import COMPUTING, bound_command, child_environment
@@ -159,7 +159,7 @@ class RankProcesses:
 
     def watch(self) -> Callable[[], None]:
         """Begins a wait for the ranks; see oscine.ops.comm.host.Watch."""
-        return Vigil(self.check, self._awaited).look
+        return PeerWatchdog(self.check, self._awaited).look
 
     def close(self) -> None:
         """Ends them, if they have not ended."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from oscine.executor.batch.slots import IntArray, Rows
-from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.headers import CandidateSet
 from oscine.executor.sampling.rules import Masks, Rules
 from oscine.extensions.parallel.messages import decode_forced, decode_rules, encode_forced, encode_rules
 from oscine.extensions.parallel.ring import RingReader, RingWriter
@@ -41,7 +41,7 @@ class SentRules(_OfRanks):
         super().assign(new)
         self._rules.assign(new)
 
-    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | CandidateSet | None:
         allowed = self._rules.allowed(rows, is_plain)
         self._ring.send(*encode_rules(allowed))
         return allowed
@@ -63,7 +63,7 @@ class ReceivedRules(_OfRanks):
     def ready(self, sampling: SamplingParams) -> bool:
         return True
 
-    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | Few | None:
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | CandidateSet | None:
         return decode_rules(self._ring.receive(), self._device)
 
     def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:

@@ -39,8 +39,8 @@ class DeviceDrafter(Protocol):
     """
 
     @property
-    def taps(self) -> Collection[int]:
-        """Of GptOss.hidden_and_streams."""
+    def aux_layers(self) -> Collection[int]:
+        """Of GptOss.hidden_and_aux."""
         ...
 
     def assign(self, new: NewSequence) -> None:

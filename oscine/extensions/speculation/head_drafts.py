@@ -5,23 +5,23 @@ from functools import cache
 import numpy as np
 from torch import Tensor
 
+from oscine.executor.batch.copies import Mark, download
 from oscine.executor.batch.slots import ColumnArray, IntArray
 from oscine.executor.batch.step_arrays import StepArrays
-from oscine.executor.batch.transfer import Mark, download
 from oscine.executor.drafts import Drafts, NoDrafts, StepParts
 from oscine.extensions.speculation.drafter import DeviceDrafter
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
 from oscine.types import NewSequence, StepPlan
 
-_MOST_DRAFTING = 512  # sequences that draft in one CUDA graph
+_MAX_DRAFTING = 512  # sequences that draft in one CUDA graph
 _FEW_DRAFTING = 64  # up to here there are such graphs of all sizes, above in multiples of it
 
 
 class HeadDrafts(NoDrafts):
     def __init__(self, drafter: DeviceDrafter, most_drafts: int, parts: StepParts) -> None:
         """`most_drafts`: of a sequence in a step."""
-        self._drafter, self._most_drafts, self.taps = drafter, most_drafts, drafter.taps
+        self._drafter, self._most_drafts, self.aux_layers = drafter, most_drafts, drafter.aux_layers
         self._state, self._slots, self._page_size = parts.state, parts.slots, parts.page_size
         # By slot: the last step did not fill the head's layer.
         self._is_behind = np.zeros(parts.state.padding_slot + 1, np.bool_)
@@ -68,7 +68,7 @@ class HeadDrafts(NoDrafts):
         self._drafter.follow_any(packed, batch, features_TH, ids_M, self._known_next(step))
 
     def capture(self, decode_sizes: list[int]) -> None:
-        most = min(_MOST_DRAFTING, self._state.padding_slot)
+        most = min(_MAX_DRAFTING, self._state.padding_slot)
         sizes = [size for size in decode_sizes if size <= _FEW_DRAFTING or size % _FEW_DRAFTING == 0]
         self._drafter.capture([*(size for size in sizes if size < most), most], self._most_drafts)
 

@@ -19,8 +19,8 @@ from oscine.extensions.tools.browser_page import Document, Page, lines_of, link,
 
 NAMESPACE = "browser"
 _VIEW = 8_000  # characters of a view, about 2,000 tokens
-_MOST_HITS = 20
-_MOST_MATCHES = 30
+_MAX_HITS = 20
+_MAX_MATCHES = 30
 _AROUND = 3  # lines shown with a match
 _SEARCH = "search:"  # how the URL of a page of results begins
 _CITATION = re.compile(r"【(\d{1,9})†L(\d{1,9})(?:-L?(\d{1,9}))?[^】]{0,200}" + CITATION_END)
@@ -130,7 +130,7 @@ class BrowserTool(Tool):
         return next((Source(result.url, result.title) for result in cited), None)
 
     async def _search(self, arguments: _SearchArguments) -> ToolResult:
-        hits = await self._backend.search(arguments.query, max(1, min(arguments.topn, _MOST_HITS)))
+        hits = await self._backend.search(arguments.query, max(1, min(arguments.topn, _MAX_HITS)))
         sources = tuple(Source(hit.url, hit.title) for hit in hits)
         page, results = _results(arguments.query, hits)
         return self._show(page, WebSearch(arguments.query, sources), results=results)
@@ -237,10 +237,10 @@ def _matches(page: Page, pattern: str) -> tuple[list[int], Page]:
     if not matches:
         raise LookupError(f"{pattern!r} is not on the page {page.title!r}.")
     lines: list[str] = []
-    for i, line in enumerate(matches[:_MOST_MATCHES]):
+    for i, line in enumerate(matches[:_MAX_MATCHES]):
         lines += [f"# 【{i}†match at L{line}】", *page.lines[line : line + _AROUND], ""]
-    if len(matches) > _MOST_MATCHES:
-        lines.append(f"({len(matches) - _MOST_MATCHES} more matches)")
+    if len(matches) > _MAX_MATCHES:
+        lines.append(f"({len(matches) - _MAX_MATCHES} more matches)")
     return matches, Page(page.url, f"Matches of {pattern!r} in {page.title}", tuple(lines), ())
 
 

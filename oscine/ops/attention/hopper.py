@@ -18,9 +18,9 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.stream import descriptor
 from oscine.ops.target import Target
 
-# Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MOST_DECODES
+# Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
-FEWEST_DECODES, MOST_DECODES = 2, 64
+FEWEST_DECODES, MAX_DECODES = 2, 64
 PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
 MAX_SPLITS = 32
 MAX_GROUP = 4
@@ -40,7 +40,7 @@ def attention_use(shapes: Shapes) -> Use:
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
-    return Use(f"decodes of {FEWEST_DECODES}-{MOST_DECODES} sequences", "triton", missing)
+    return Use(f"decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences", "triton", missing)
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:
@@ -58,7 +58,7 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> di
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
     q_TQD, kv_pages, batch, group, sinks_Q, window = inputs
-    if not (FEWEST_DECODES <= batch.num_decodes <= MOST_DECODES and fits(q_TQD, kv_pages)):
+    if not (FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES and fits(q_TQD, kv_pages)):
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)

@@ -33,17 +33,17 @@ from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals, depend
 from oscine.ops.linear.stream import tile_for
-from oscine.ops.sample.triton import gumbel, heated, in_vocabulary, settle
+from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, settle
 from oscine.ops.target import Target
 
-MOST_TOKENS = TILES[-1].max_tokens
+MAX_TOKENS = TILES[-1].max_tokens
 PART = 1024  # tokens of a program
 # The mean bound in standard deviations of a logit: 0.45 for normally distributed weights, which leaves some fifty of
 # 201,088 tokens; 1 leaves 2,000, whose exact scores take 10 us; 2 would leave a third of all.
-MOST_DOUBT = 1.0
+MAX_DOUBT = 1.0
 CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
-MOST_CODE = tl.constexpr(127)  # of int8
-MOST_FINE = tl.constexpr(127 * 128)  # of two planes
+MAX_CODE = tl.constexpr(127)  # of int8
+MAX_FINE = tl.constexpr(127 * 128)  # of two planes
 # What rounding adds to the bound: sums of float32 products, relative to |w'| |x|; and all else, relative to the bound.
 ROUNDED_SUM = tl.constexpr(2.0**-18)
 ROUNDED_BOUND = tl.constexpr(1 + 2.0**-10)
@@ -62,7 +62,7 @@ class Screen:
 
 def chooser_use(shapes: Shapes) -> Use:
     return Use(
-        f"up to {MOST_TOKENS} rows",
+        f"up to {MAX_TOKENS} rows",
         "reference",
         unmet(("hidden size modulo 16", 0, shapes.hidden % 16)),
     )
@@ -84,20 +84,20 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     scale_V, norm_V, rest_V = (torch.empty(vocab, dtype=torch.float32, device=weight_VH.device) for _ in range(3))
     for rows in parts:
         exact = weight_VH[rows].float() / column_H
-        scale = exact.abs().amax(1, keepdim=True) / MOST_CODE.value
+        scale = exact.abs().amax(1, keepdim=True) / MAX_CODE.value
         scale = scale.masked_fill(scale == 0, 1)
-        codes = (exact / scale).round_().clamp_(-MOST_CODE.value, MOST_CODE.value)
+        codes = (exact / scale).round_().clamp_(-MAX_CODE.value, MAX_CODE.value)
         coded = codes * scale
         codes_VH[rows], scale_V[rows] = codes.to(torch.int8), scale[:, 0]
         norm_V[rows], rest_V[rows] = coded.norm(dim=1), (exact - coded).norm(dim=1)
-    if rest_V.mean() * hidden**0.5 > MOST_DOUBT * norm_V.mean():
+    if rest_V.mean() * hidden**0.5 > MAX_DOUBT * norm_V.mean():
         return None
     return Screen(column_H, codes_VH, scale_V, norm_V, rest_V)
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
     def choose(x_NH: Tensor, weight_VH: Tensor, screen: Screen | None, sampling: SamplingBatch) -> Tensor:
-        if screen is None or not 0 < len(x_NH) <= MOST_TOKENS:
+        if screen is None or not 0 < len(x_NH) <= MAX_TOKENS:
             return sample(lm_head(x_NH, weight_VH), sampling).token_ids_N
         return screened(target, x_NH, weight_VH, screen, sampling)
 
@@ -186,10 +186,10 @@ def quantize_kernel(
         tl.extra.cuda.gdc_wait()
     at_H = row * hidden + column_H
     x_H = tl.load(x + at_H, mask=inside_H, other=0.0).to(tl.float32) * even_H
-    step = tl.max(tl.abs(x_H), 0) / MOST_FINE
+    step = tl.max(tl.abs(x_H), 0) / MAX_FINE
     step = tl.where(step == 0, 1.0, step)
     fine_H = tl.floor(x_H / step + 0.5)
-    fine_H = tl.minimum(tl.maximum(fine_H, -MOST_FINE), MOST_FINE)
+    fine_H = tl.minimum(tl.maximum(fine_H, -MAX_FINE), MAX_FINE)
     high_H = tl.floor(fine_H / 128 + 0.5)
     tl.store(planes + at_H, high_H.to(tl.int8), mask=inside_H)
     tl.store(planes + plane_stride + at_H, (fine_H - high_H * 128).to(tl.int8), mask=inside_H)
@@ -208,7 +208,9 @@ def _drawn(logit, token, row, drawn):
     temperature, seed, position, first = drawn
     heat = tl.load(temperature + row)
     if heat != 0:
-        logit = heated(logit, heat) + gumbel(in_vocabulary(token, first), tl.load(seed + row), tl.load(position + row))
+        logit = apply_temperature(logit, heat) + gumbel(
+            in_vocabulary(token, first), tl.load(seed + row), tl.load(position + row)
+        )
     return logit
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from oscine.ops.linear.bf12_size import COLUMNS, ROWS, WORDS, bf12_bytes
 
 LANES = 32
-MOST_TOKENS = 32  # of products that read the words; with more, bfloat16 is as fast
+MAX_TOKENS = 32  # of products that read the words; with more, bfloat16 is as fast
 SHIFT = 112  # the words' exponents are so much smaller
 MASK = 0x87FF87FF
 TURNS = (0, 28, 8, 4)  # to the left, of A, B, C, and of the bits that they leave
@@ -68,7 +68,7 @@ def dense_of(weight: Tensor | Bf12Matrix) -> Tensor:
 
 def read_by(weight: Tensor | Bf12Matrix, num_tokens: int) -> Tensor | Bf12Matrix:
     """The form that a product with so many tokens reads."""
-    return weight if num_tokens <= MOST_TOKENS else dense_of(weight)
+    return weight if num_tokens <= MAX_TOKENS else dense_of(weight)
 
 
 def pack(dense_FK: Tensor) -> Bf12Matrix | Tensor:

@@ -17,7 +17,7 @@ from oscine.ops.linear.stream import CHUNK, descriptor
 from oscine.ops.record import record
 
 GROUPS = 4  # of 16 rows, of a program
-MOST_TOKEN_BYTES = gl.constexpr(24 << 10)
+MAX_TOKEN_BYTES = gl.constexpr(24 << 10)
 
 FACTOR = (127 + SHIFT << 7) * 0x10001  # 2^112 twice, as bfloat16
 
@@ -191,7 +191,7 @@ def start_words(
     gdc_launch_dependents()
     # few tokens need no ring
     all_tokens: gl.constexpr = STEPS * CHUNKS * tokens.block_type.nbytes
-    token_stages: gl.constexpr = STEPS if all_tokens <= MOST_TOKEN_BYTES else STAGES
+    token_stages: gl.constexpr = STEPS if all_tokens <= MAX_TOKEN_BYTES else STAGES
     weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES * PLANES] + weight.block_type.shape, weight.layout)  # noqa: RUF005
     token_ring = gl.allocate_shared_memory(
         tokens.dtype,

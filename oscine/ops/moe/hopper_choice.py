@@ -8,13 +8,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LANES = 32
-MOST_EXPERTS = 256  # an id is a byte of a word
-MOST_CHOSEN = 4
+MAX_EXPERTS = 256  # an id is a byte of a word
+MAX_CHOSEN = 4
 
 
 def can_choose(num_experts: int, per_token: int) -> bool:
     """Whether each thread of a warp has as many logits, a power of two, and a word has room for the chosen ones."""
-    few = LANES <= num_experts <= MOST_EXPERTS and per_token <= MOST_CHOSEN
+    few = LANES <= num_experts <= MAX_EXPERTS and per_token <= MAX_CHOSEN
     return few and num_experts & (num_experts - 1) == 0
 
 

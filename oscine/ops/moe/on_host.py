@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 
 # Tokens of the largest step that the CPU computes. A layer of 120b takes 18 ms then, with 14 cores. Its copy to the GPU
 # takes 31 ms.
-MOST_TOKENS = 128
-_MOST_SPARE_CORES = 2  # for the engine and the driver; fewer on machines with less than eight cores
+MAX_TOKENS = 128
+_MAX_SPARE_CORES = 2  # for the engine and the driver; fewer on machines with less than eight cores
 _PATIENCE = 20_000  # spins before a thread sleeps: 300 us or more, which is longer than the GPU's part of a layer
 _PINNING_THREADS = 4
 
@@ -64,12 +64,12 @@ class HostExperts:
 class _HostFunction:
     """Experts of a few tokens, computed by the CPU as a host function of the current CUDA stream.
 
-    All layers share the buffers, which are pinned and have room for MOST_TOKENS.
+    All layers share the buffers, which are pinned and have room for MAX_TOKENS.
     """
 
     def __init__(self, target: Target, hidden: int, per_token: int) -> None:
         def buffer(width: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(MOST_TOKENS, width, dtype=dtype, pin_memory=on_gpu(target))
+            return torch.zeros(MAX_TOKENS, width, dtype=dtype, pin_memory=on_gpu(target))
 
         self._on_gpu = on_gpu(target)
         self._x_TH, self._out_TH = (buffer(hidden, torch.float32) for _ in range(2))
@@ -131,7 +131,7 @@ class HostLayers:
         self._pinning, self._pinned = ThreadPoolExecutor(_PINNING_THREADS), list[Future[None]]()
         if on_gpu(target):
             cores = usable_cores()
-            library().oscine_set_num_threads(num_threads or cores - min(_MOST_SPARE_CORES, cores // 4))
+            library().oscine_set_num_threads(num_threads or cores - min(_MAX_SPARE_CORES, cores // 4))
             library().oscine_set_patience(_PATIENCE)
             # Queued host functions still read and write the memory of this object.
             weakref.finalize(self, _wait_for, target.device).atexit = False
@@ -168,7 +168,7 @@ class HostLayers:
         return of_either
 
     def moe(self, x_TH: Tensor, routing: Routing, experts: HostExperts, swiglu_limit: float) -> Tensor:
-        if len(x_TH) <= MOST_TOKENS:
+        if len(x_TH) <= MAX_TOKENS:
             return self._few.moe(x_TH, routing, experts, swiglu_limit)
         gate_up, down = experts.matrices
         if self._many is not None:

@@ -59,7 +59,7 @@ OTHERS = {
     "oscine_run": "pi",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}
-MOST_ARGUMENTS = max(map(len, OF_STEPS.values()))
+MAX_ARGUMENTS = max(map(len, OF_STEPS.values()))
 _recorders = threading.local()  # .now: what stands for the library in this thread
 
 
@@ -161,7 +161,7 @@ def _runner() -> str:
     lines = [
         "#include <stdint.h>",
         "union value { void *p; int64_t i; float f; };",
-        "struct call { int (*run)(const union value *); union value arguments[%d]; };" % MOST_ARGUMENTS,  # noqa: UP031
+        "struct call { int (*run)(const union value *); union value arguments[%d]; };" % MAX_ARGUMENTS,  # noqa: UP031
         "int oscine_run(const struct call *calls, int64_t count) {",
         "    int status = 0;",
         "    for (int64_t i = 0; i < count && !status; i++) status = calls[i].run(calls[i].arguments);",

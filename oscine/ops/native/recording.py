@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oscine.ops.native.library import MOST_ARGUMENTS, OF_STEPS, check, library, recorded_by
+from oscine.ops.native.library import MAX_ARGUMENTS, OF_STEPS, check, library, recorded_by
 
 _NEW = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
-_CALL = np.dtype([("run", np.uint64), ("arguments", np.uint64, MOST_ARGUMENTS)])
+_CALL = np.dtype([("run", np.uint64), ("arguments", np.uint64, MAX_ARGUMENTS)])
 
 
 class NotRecordable(Exception):  # noqa: N818
@@ -98,7 +98,7 @@ def _row(name: str, arguments: tuple[Any, ...]) -> tuple[int, list[int]]:
     values = [_bits(value, kind) for value, kind in zip(arguments, OF_STEPS[name], strict=True)]
     run = ctypes.cast(getattr(library(), f"run_{name}"), ctypes.c_void_p).value
     assert run is not None
-    return run, values + [0] * (MOST_ARGUMENTS - len(values))
+    return run, values + [0] * (MAX_ARGUMENTS - len(values))
 
 
 def _bits(value: Any, kind: str) -> int:

@@ -207,11 +207,11 @@ def _scaled(source, token_B):
     """
     logits, stride, temperature, vocab, row = source
     x_B = tl.load(logits + row.to(tl.int64) * stride + token_B, mask=token_B < vocab, other=float("-inf"))
-    return heated(x_B, tl.load(temperature + row))
+    return apply_temperature(x_B, tl.load(temperature + row))
 
 
 @triton.jit
-def heated(x_B, heat):
+def apply_temperature(x_B, heat):
     """Logits over a temperature, of which 0 is taken for 1; never NaN."""
     x_B = tl.div_rn(x_B, tl.where(heat == 0, 1.0, tl.maximum(heat, COOLEST)))
     return tl.where(x_B == x_B, x_B, float("-inf"))

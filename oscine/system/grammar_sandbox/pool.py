@@ -1,6 +1,6 @@
 """Tries grammars in processes that are killed when they take too long. Compiling a hostile grammar can take hours.
 
-Trials have threads and processes of their own. So a slow grammar delays other grammars only, not the exit of the
+Checks have threads and processes of their own. So a slow grammar delays other grammars only, not the exit of the
 server. Any thread may call.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cache
 
-from oscine.system.grammar_sandbox.trial import Problem, Trial
+from oscine.system.grammar_sandbox.check import GrammarCheck, Problem
 from oscine.system.python_child import child_environment, module_command
 
 # An ordinary grammar takes milliseconds. The server tries each before the engine tries and compiles it: 10 s in all.
 DEADLINE_S = 5.0
-_MOST_JUDGES = 4
-_MOST_WAITING = 256  # per owner
+_MAX_JUDGES = 4
+_MAX_WAITING = 256  # per owner
 
 
 class TooManyGrammarsError(Exception):
@@ -29,17 +29,17 @@ class TooManyGrammarsError(Exception):
 
 
 class UndecidedError(Exception):
-    """A grammar took more time or memory than a trial may; the message says which."""
+    """A grammar took more time or memory than a check may; the message says which."""
 
 
 class _Case(Future[Problem | None]):
-    """Trials with their result. Cancelling it kills the process that runs the trials."""
+    """Checks with their result. Cancelling it kills the process that runs the checks."""
 
-    def __init__(self, trials: Sequence[Trial], owner: str | None) -> None:
+    def __init__(self, checks: Sequence[GrammarCheck], owner: str | None) -> None:
         super().__init__()
-        self.trials, self.owner = trials, owner
+        self.checks, self.owner = checks, owner
         self._lock = threading.Lock()
-        self._judge: subprocess.Popen[bytes] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
         self._is_given_up = False
 
     def cancel(self) -> bool:
@@ -47,29 +47,29 @@ class _Case(Future[Problem | None]):
             return True
         with self._lock:
             self._is_given_up = True
-            if self._judge is not None:
-                self._judge.kill()
+            if self._worker is not None:
+                self._worker.kill()
         return False
 
-    def tried_by(self, judge: "subprocess.Popen[bytes]", deadline_s: float) -> Problem | None:
-        self._give_to(judge)
+    def tried_by(self, worker: "subprocess.Popen[bytes]", deadline_s: float) -> Problem | None:
+        self._give_to(worker)
         try:
-            return _answer(judge, self.trials, deadline_s)
+            return _answer(worker, self.checks, deadline_s)
         finally:
             self._give_to(None)
 
-    def _give_to(self, judge: "subprocess.Popen[bytes] | None") -> None:
+    def _give_to(self, worker: "subprocess.Popen[bytes] | None") -> None:
         with self._lock:
-            self._judge = judge
-            if judge is not None and self._is_given_up:
-                judge.kill()
+            self._worker = worker
+            if worker is not None and self._is_given_up:
+                worker.kill()
 
 
-class GrammarJudges:
-    """Judges at most `count` grammars at once, and one less per owner, so that other owners always find room."""
+class GrammarSandbox:
+    """Checks at most `count` grammars at once, and one less per owner, so that other owners always find room."""
 
     def __init__(self, count: int | None = None, deadline_s: float = DEADLINE_S) -> None:
-        self._count = count or max(2, min(_MOST_JUDGES, len(os.sched_getaffinity(0))))
+        self._count = count or max(2, min(_MAX_JUDGES, len(os.sched_getaffinity(0))))
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._waiting: list[_Case] = []
@@ -82,14 +82,14 @@ class GrammarJudges:
             if not self._num_threads:
                 self._add_thread()
 
-    def judge(self, trials: Sequence[Trial], owner: str | None = None) -> Future[Problem | None]:
-        """The first problem of the trials. `owner`: the client to whose limits they count.
+    def check(self, checks: Sequence[GrammarCheck], owner: str | None = None) -> Future[Problem | None]:
+        """The first problem of the checks. `owner`: the client to whose limits they count.
 
         Raises TooManyGrammarsError. The future raises UndecidedError, or OSError if no process can be started.
         """
-        case = _Case(trials, owner)
+        case = _Case(checks, owner)
         with self._changed:
-            if sum(waiting.owner == owner for waiting in self._waiting) >= _MOST_WAITING:
+            if sum(waiting.owner == owner for waiting in self._waiting) >= _MAX_WAITING:
                 raise TooManyGrammarsError
             self._waiting.append(case)
             if not self._num_idle and self._num_threads < self._count:
@@ -99,36 +99,36 @@ class GrammarJudges:
 
     def _add_thread(self) -> None:
         self._num_threads += 1
-        threading.Thread(target=self._work, name="grammar-judge", daemon=True).start()
+        threading.Thread(target=self._work, name="grammar-worker", daemon=True).start()
 
     def _work(self) -> None:
         """Decides cases with one process, which is started again after it was killed."""
-        judge: subprocess.Popen[bytes] | None = None
+        worker: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
-            judge = _start()
+            worker = _start()
         while True:
             case = self._next()
             if case.set_running_or_notify_cancel():
-                judge = self._decide(case, judge)
+                worker = self._decide(case, worker)
             with self._changed:
                 self._under_way[case.owner] -= 1
                 self._changed.notify_all()
 
-    def _decide(self, case: _Case, judge: "subprocess.Popen[bytes] | None") -> "subprocess.Popen[bytes] | None":
+    def _decide(self, case: _Case, worker: "subprocess.Popen[bytes] | None") -> "subprocess.Popen[bytes] | None":
         """Returns the process, unless it is of no more use."""
         try:
-            if judge is not None and judge.poll() is not None:
-                _end(judge)
-                judge = None
-            if judge is None:
-                judge = _start()
-            case.set_result(case.tried_by(judge, self._deadline_s))
+            if worker is not None and worker.poll() is not None:
+                _end(worker)
+                worker = None
+            if worker is None:
+                worker = _start()
+            case.set_result(case.tried_by(worker, self._deadline_s))
         except Exception as error:
-            if judge is not None:
-                _end(judge)
+            if worker is not None:
+                _end(worker)
             case.set_exception(error)
             return None
-        return judge
+        return worker
 
     def _next(self) -> _Case:
         """Waits for a case whose owner may have another one in progress."""
@@ -164,11 +164,11 @@ def _start() -> subprocess.Popen[bytes]:
     return process
 
 
-def _answer(process: subprocess.Popen[bytes], trials: Sequence[Trial], deadline_s: float) -> Problem | None:
+def _answer(process: subprocess.Popen[bytes], checks: Sequence[GrammarCheck], deadline_s: float) -> Problem | None:
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(trials).encode() + b"\n")
+        process.stdin.write(json.dumps(checks).encode() + b"\n")
         process.stdin.flush()
     poller = select.poll()
     poller.register(process.stdout, select.POLLIN)
@@ -188,6 +188,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @cache
-def judges() -> GrammarJudges:
-    """The judges of this process, shared by all of its models."""
-    return GrammarJudges()
+def sandbox() -> GrammarSandbox:
+    """The sandbox of this process, shared by all of its models."""
+    return GrammarSandbox()

@@ -1,7 +1,7 @@
 """A process that tries grammars: `python -P -m oscine.system.grammar_sandbox.process`.
 
-It prints one line when it is ready. Then it reads one JSON list of trials per line, and prints their first problem or
-null. It ends when its standard input ends, even in the middle of a trial.
+It prints one line when it is ready. Then it reads one JSON list of checks per line, and prints their first problem or
+null. It ends when its standard input ends, even in the middle of a check.
 """
 
 import json
@@ -11,7 +11,7 @@ import resource
 import sys
 import threading
 
-from oscine.system.grammar_sandbox.trial import Trial, first_problem
+from oscine.system.grammar_sandbox.check import GrammarCheck, first_problem
 
 _MEMORY_BYTES = 2 << 30
 
@@ -25,7 +25,7 @@ def main() -> None:
 
     print("ready", flush=True)
     while True:
-        problem = first_problem([Trial(*trial) for trial in json.loads(lines.get())])
+        problem = first_problem([GrammarCheck(*check) for check in json.loads(lines.get())])
         print(json.dumps(problem), flush=True)
 
 

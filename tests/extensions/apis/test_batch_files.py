@@ -21,7 +21,7 @@ from oscine.api.serving.service import Service
 from oscine.extensions.apis.batches import job as jobs
 from oscine.extensions.apis.batches.api import BatchesApi
 from oscine.extensions.apis.batches.job import Answered, BatchJob, Room
-from oscine.extensions.apis.batches.jobs import MOST_ACTIVE, BatchJobs
+from oscine.extensions.apis.batches.jobs import MAX_ACTIVE, BatchJobs
 from oscine.extensions.apis.batches.lines import BatchFileError, BatchInput, BatchLine, BatchOutput
 from oscine.extensions.apis.batches.retries import Retries
 from oscine.extensions.apis.batches.schemas import BatchObject, BatchRequest, FileObject, RequestCounts
@@ -233,7 +233,7 @@ def test_lines_that_wait_for_their_keys_rate_leave_room_to_others(
 
 
 def test_a_file_of_too_many_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "MOST_LINES", 10)
+    monkeypatch.setattr(jobs, "MAX_LINES", 10)
     numbers: list[int] = []
     whole = BatchInput._read
 
@@ -306,7 +306,7 @@ def test_batches_that_are_made_at_once_do_not_pass_the_limit_together(
         request = BatchRequest(input_file_id="file-x", endpoint=CHAT, completion_window="24h")
         made = await asyncio.gather(*(jobs.create_batch(request, "me") for _ in range(40)), return_exceptions=True)
         refused = [error for error in made if isinstance(error, APIError)]
-        assert len(refused) == 40 - MOST_ACTIVE
+        assert len(refused) == 40 - MAX_ACTIVE
         assert {(error.status, error.code) for error in refused} == {(429, "too_many_batches")}
         assert isinstance(await jobs.create_batch(request, "other"), BatchObject)
 

@@ -63,7 +63,7 @@ def kill(engine: DataParallelEngine, name: str) -> None:
 
 
 def where(stream: RequestStream) -> list[str]:
-    return [stay.replica for stay in stream.stays]
+    return [attempt.replica for attempt in stream.attempts]
 
 
 async def idle(engine: DataParallelEngine, num_requests: int) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
+from oscine.extensions.disaggregation.kv_link import Transfer
 from oscine.extensions.disaggregation.of_ranks import RankedTransfers, TransferFollower
-from oscine.extensions.disaggregation.transfers import Transfer
 from oscine.types import PageMoves
 from tests.extensions.disaggregation.test_kv_transfer import (
     GROUPS,

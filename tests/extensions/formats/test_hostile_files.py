@@ -16,8 +16,8 @@ from tests.extensions.formats.hostile_files import ALL, BOMB, RED, Hostile
 from tests.extensions.formats.test_ollama import add_model
 from tests.waiting import DEADLINE_S
 
-MOST_MEMORY = 1 << 30  # bytes, of which torch takes a third
-MOST_LINE = 1000  # characters
+MAX_MEMORY = 1 << 30  # bytes, of which torch takes a third
+MAX_LINE = 1000  # characters
 
 
 @pytest.mark.long
@@ -31,12 +31,12 @@ def test_each_hostile_file_is_one_line_that_names_it_and_takes_little_memory(tmp
     assert len(ALL) >= 40
     wrong = [said for said, hostile in zip(lines, ALL, strict=True) if not is_good(said, hostile)]
     assert wrong == []
-    assert peak["peak_bytes"] < MOST_MEMORY
+    assert peak["peak_bytes"] < MAX_MEMORY
 
 
 def is_good(said: dict[str, Any], hostile: Hostile) -> bool:
     message: str = said["message"]
-    one_line = message.isprintable() and len(message) < MOST_LINE
+    one_line = message.isprintable() and len(message) < MAX_LINE
     return said["error"] == "ValueError" and one_line and f"/{hostile.file}" in message
 
 

@@ -14,7 +14,7 @@ import pytest
 from oscine.extensions.offload import page_files
 from oscine.extensions.offload.page_files import (
     HEADER_BYTES,
-    MOST_PAGES,
+    MAX_PAGES,
     Bytes,
     Key,
     PageFileError,
@@ -37,13 +37,13 @@ def read(files: PageFiles, number: int, written: list[tuple[Key, Bytes]], positi
 
 
 def test_pages_are_read_as_they_were_written_also_by_the_next_engine(tmp_path: Path) -> None:
-    files, written = PageFiles(tmp_path, "m"), pages(MOST_PAGES)
+    files, written = PageFiles(tmp_path, "m"), pages(MAX_PAGES)
     assert files.scan() == []
     files.write(7, written)
     size = file_bytes([len(data) for _, data in written])
     [path] = files.folder.glob("*.pages")
     assert path.stat().st_size == size
-    positions = [MOST_PAGES - 1, 0, 5]
+    positions = [MAX_PAGES - 1, 0, 5]
     for _ in range(2):
         for i, out in zip(positions, read(files, 7, written, positions), strict=True):
             assert (out == written[i][1]).all()
@@ -235,7 +235,7 @@ def test_without_locks_the_start_ends_and_leaves_no_folder(
 
 
 def test_the_search_for_a_free_folder_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_files, "_MOST_ENGINES", 2)
+    monkeypatch.setattr(page_files, "_MAX_ENGINES", 2)
     first, second = PageFiles(tmp_path, "m"), PageFiles(tmp_path, "m")
     with pytest.raises(ValueError, match=r"--kv-offload-dir: .* no folder that is free: all 2 are in use"):
         PageFiles(tmp_path, "m")

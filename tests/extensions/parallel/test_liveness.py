@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
 from oscine.extensions.parallel import liveness
-from oscine.extensions.parallel.liveness import Vigil, cpu_ticks, is_stopped
-from oscine.extensions.parallel.meeting import Meeting
+from oscine.extensions.parallel.liveness import PeerWatchdog, cpu_ticks, is_stopped
 from oscine.extensions.parallel.processes import RankProcesses
+from oscine.extensions.parallel.rendezvous import Rendezvous
 from oscine.extensions.parallel.store_order import require_store_order
 from oscine.types import RankLostError
 from tests.waiting import wait_until
@@ -50,17 +50,17 @@ def test_processors_that_reorder_stores_are_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="need an x86-64 processor, not aarch64"):
         RankProcesses(2)
     with pytest.raises(ValueError, match="need an x86-64 processor, not aarch64"):
-        Meeting(2)
+        Rendezvous(2)
 
 
 def nothing() -> None:
     pass
 
 
-def look(vigil: Vigil, clock: Clock, count: int = 1) -> None:
+def look(watchdog: PeerWatchdog, clock: Clock, count: int = 1) -> None:
     for _ in range(count):
         clock.now_s += liveness.LOOK_S + 0.1
-        vigil.look()
+        watchdog.look()
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
@@ -70,57 +70,57 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 @pytest.mark.parametrize("process", [SLEEPS], indirect=True)
 def test_a_process_at_work_that_takes_no_time_of_a_cpu_hangs(process: subprocess.Popen[bytes], clock: Clock) -> None:
-    vigil = Vigil(nothing, {"rank 1": process.pid})
+    watchdog = PeerWatchdog(nothing, {"rank 1": process.pid})
     with pytest.raises(RankLostError, match="rank 1 did nothing for 5 s"):
-        wait_until(lambda: bool(look(vigil, clock)), "an error, once the process has started")
+        wait_until(lambda: bool(look(watchdog, clock)), "an error, once the process has started")
 
 
 @pytest.mark.parametrize("process", [WORKS], indirect=True)
 def test_a_process_that_works_does_not_hang_until_it_is_stopped(process: subprocess.Popen[bytes], clock: Clock) -> None:
-    vigil = Vigil(nothing, {"rank 1": process.pid})
+    watchdog = PeerWatchdog(nothing, {"rank 1": process.pid})
     for _ in range(10):
-        look(vigil, clock)
+        look(watchdog, clock)
         ticks = cpu_ticks(process.pid)
         wait_until(lambda: cpu_ticks(process.pid) > ticks, "some work")  # noqa: B023
     stop(process)
-    look(vigil, clock, 5)
+    look(watchdog, clock, 5)
     with pytest.raises(RankLostError, match="rank 1 did nothing"):
-        look(vigil, clock)
+        look(watchdog, clock)
 
 
 @pytest.mark.parametrize("process", [SLEEPS], indirect=True)
 def test_a_process_that_may_be_idle_is_lost_only_when_it_is_stopped(
     process: subprocess.Popen[bytes], clock: Clock
 ) -> None:
-    vigil = Vigil(nothing, {"rank 0": process.pid}, at_work=False)
-    look(vigil, clock, 20)
+    watchdog = PeerWatchdog(nothing, {"rank 0": process.pid}, at_work=False)
+    look(watchdog, clock, 20)
     stop(process)
-    look(vigil, clock, 4)
+    look(watchdog, clock, 4)
     with pytest.raises(RankLostError, match="rank 0 did nothing"):
-        look(vigil, clock)
+        look(watchdog, clock)
 
 
 @pytest.mark.parametrize("process", [SLEEPS], indirect=True)
 def test_a_process_that_goes_on_is_forgiven(process: subprocess.Popen[bytes], clock: Clock) -> None:
     """A wait of its own begins anew, so what was seen before does not count."""
     stop(process)
-    vigil = Vigil(nothing, {"rank 0": process.pid}, at_work=False)
-    look(vigil, clock, 4)
+    watchdog = PeerWatchdog(nothing, {"rank 0": process.pid}, at_work=False)
+    look(watchdog, clock, 4)
     os.kill(process.pid, signal.SIGCONT)
     wait_until(lambda: not is_stopped(process.pid), "a process that goes on")
-    look(vigil, clock, 20)
+    look(watchdog, clock, 20)
 
 
 @pytest.mark.parametrize("process", [SLEEPS], indirect=True)
 def test_one_long_pause_of_the_one_that_waits_proves_nothing(process: subprocess.Popen[bytes], clock: Clock) -> None:
     stop(process)
-    vigil = Vigil(nothing, {"rank 1": process.pid}, at_work=False)
+    watchdog = PeerWatchdog(nothing, {"rank 1": process.pid}, at_work=False)
     clock.now_s += 3600
     for _ in range(10):  # that is one look, as no time passes
-        vigil.look()
-    look(vigil, clock, 3)
+        watchdog.look()
+    look(watchdog, clock, 3)
     with pytest.raises(RankLostError, match="rank 1 did nothing"):
-        look(vigil, clock)
+        look(watchdog, clock)
 
 
 def test_what_has_ended_is_said_at_once() -> None:
@@ -128,7 +128,7 @@ def test_what_has_ended_is_said_at_once() -> None:
         raise RankLostError("rank 1 was killed by signal 9")
 
     with pytest.raises(RankLostError, match="rank 1 was killed by signal 9"):
-        Vigil(fail, {}).look()
+        PeerWatchdog(fail, {}).look()
 
 
 def test_a_process_that_is_gone_has_no_state() -> None:

@@ -15,9 +15,9 @@ from oscine.engine.build import build_engine
 from oscine.engine.core.loop import EngineLoop
 from oscine.extensions.parallel.clock import StepClock
 from oscine.extensions.parallel.lockstep import Agreed
-from oscine.extensions.parallel.meeting import Meeting
+from oscine.extensions.parallel.rendezvous import Rendezvous
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
-from oscine.types import EngineStats, GenerationRequest, RankLostError, Seat
+from oscine.types import EngineStats, GenerationRequest, RankHandle, RankLostError
 from tests.executor import grammars
 from tests.executor.tiny import PAGE, prompt, request
 from tests.tiny import DEEP
@@ -72,13 +72,13 @@ class Client:
             self._count += len(output.token_ids)
 
 
-def on_ranks(num_ranks: int, call: Callable[[Seat], T]) -> list[T]:
+def on_ranks(num_ranks: int, call: Callable[[RankHandle], T]) -> list[T]:
     """Each rank is a thread. The first that fails ends all."""
-    meeting = Meeting(num_ranks)
+    meeting = Rendezvous(num_ranks)
 
     def serve(rank: int) -> T:
         try:
-            return call(meeting.seat(rank))
+            return call(meeting.handle(rank))
         except BaseException:
             meeting.lose(rank)
             raise
@@ -92,10 +92,10 @@ def in_lockstep(options: EngineOptions, *uses: Callable[[Client], T]) -> list[tu
     """What each rank's use of its engine gives, and its tokens. All take part in steps until the last is done."""
     finished: list[int] = []
 
-    def serve(seat: Seat) -> tuple[T, dict[str, list[int]]]:
-        client = Client(build_engine(options, seat).loop)
-        result = uses[seat.rank](client)
-        finished.append(seat.rank)
+    def serve(handle: RankHandle) -> tuple[T, dict[str, list[int]]]:
+        client = Client(build_engine(options, handle).loop)
+        result = uses[handle.rank](client)
+        finished.append(handle.rank)
         while len(finished) < len(uses):
             if client.loop.has_work:
                 client.step()
@@ -183,17 +183,17 @@ def test_engines_without_work_make_no_steps(tmp_path: Path) -> None:
 
 
 def test_all_ranks_know_the_step(tmp_path: Path) -> None:
-    def steps(seat: Seat) -> list[Agreed]:
-        clock = StepClock(seat, LIMIT_S)
+    def steps(handle: RankHandle) -> list[Agreed]:
+        clock = StepClock(handle, LIMIT_S)
         clock.serve()
-        return [clock.agree(seat.rank * 100 + n, replays=seat.rank != n) for n in range(200)]
+        return [clock.agree(handle.rank * 100 + n, replays=handle.rank != n) for n in range(200)]
 
     assert on_ranks(3, steps) == [[Agreed((n, 100 + n, 200 + n), n > 2) for n in range(200)]] * 3
 
 
 def test_a_rank_that_does_not_come_ends_the_group() -> None:
-    meeting = Meeting(2)
-    early, other = clocks = [StepClock(meeting.seat(rank), SHORT_S) for rank in range(2)]
+    meeting = Rendezvous(2)
+    early, other = clocks = [StepClock(meeting.handle(rank), SHORT_S) for rank in range(2)]
     with ThreadPoolExecutor() as threads:
         list(threads.map(StepClock.serve, clocks))
     assert not other.is_awaited
@@ -203,4 +203,4 @@ def test_a_rank_that_does_not_come_ends_the_group() -> None:
     with pytest.raises(RankLostError, match="rank 1 of the group ended"):
         other.agree(1, replays=True)
     with pytest.raises(RankLostError, match="rank 1 of the group ended"):
-        StepClock(meeting.seat(1), SHORT_S).agree(1, replays=True)
+        StepClock(meeting.handle(1), SHORT_S).agree(1, replays=True)

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("msgspec", reason="it encodes the messages between processes")
 
-from oscine.executor.sampling.headers import Few
+from oscine.executor.sampling.headers import CandidateSet
 from oscine.executor.sampling.rules import Masks
 from oscine.extensions.parallel.messages import (
     decode_forced,
@@ -22,7 +22,7 @@ from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPla
 from tests.executor.tiny import CPU
 
 
-def heard(allowed: Masks | Few | None) -> Masks | Few | None:
+def heard(allowed: Masks | CandidateSet | None) -> Masks | CandidateSet | None:
     return decode_rules(bytearray(b"".join(memoryview(part).cast("B") for part in encode_rules(allowed))), CPU)
 
 
@@ -46,9 +46,9 @@ def test_masks(num_masks: int, words: int, num_rows: int) -> None:
 @pytest.mark.parametrize(("num_rows", "most"), [(1, 1), (4, 9)])
 def test_few(num_rows: int, most: int) -> None:
     ids_KA = np.arange(num_rows * most, dtype=np.int64).reshape(num_rows, most) * 50_000 - 1
-    given = Few(np.arange(num_rows, dtype=np.int64) * 2, ids_KA)
+    given = CandidateSet(np.arange(num_rows, dtype=np.int64) * 2, ids_KA)
     found = heard(given)
-    assert isinstance(found, Few)
+    assert isinstance(found, CandidateSet)
     assert (found.ids_KA == ids_KA).all()
     assert (found.rows_K == given.rows_K).all()
     assert found.ids_KA.shape == ids_KA.shape

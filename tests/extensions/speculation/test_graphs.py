@@ -32,7 +32,7 @@ GRAPHS = (1, 2, 4, 6)
 class Counted:
     """A DeviceDrafter that counts the steps that it follows, in replays of graphs too. Its drafts are all 0."""
 
-    taps = (1,)
+    aux_layers = (1,)
 
     def __init__(self, device: torch.device) -> None:
         self.num_followed = torch.zeros(1, dtype=torch.int64, device=device)
@@ -98,7 +98,7 @@ def test_steps_without_drafts_have_graphs_that_no_head_follows(device: str, monk
 class Told:
     """A DeviceDrafter that notes what it is told."""
 
-    taps: tuple[int, ...] = (1,)
+    aux_layers: tuple[int, ...] = (1,)
     calls: list[list[Tensor]] = field(default_factory=list)
 
     def assign(self, new: NewSequence) -> None: ...

@@ -14,7 +14,7 @@ from benchmarks.kernels.inputs import sampling_batch
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.extensions.speculation.eagle.checkpoint import open_head
 from oscine.extensions.speculation.eagle.head import Drafted, EagleHead
-from oscine.extensions.speculation.eagle.weights import MOST_DRAFTED, frequent
+from oscine.extensions.speculation.eagle.weights import MAX_DRAFTED, frequent
 from oscine.extensions.speculation.ops import reference as reference_draft
 from oscine.extensions.speculation.ops.interface import DraftOps, SliceOfHead
 from oscine.extensions.speculation.ops.table import resolve_draft
@@ -85,10 +85,10 @@ def test_drafts_equal_the_reference(format: Format, platform: str, tmp_path: Pat
     made = tensors_of(format, SMALL)
     head, pages = loaded(write(tmp_path, config_of(format, SMALL), made), platform), Pages()
     reference = ReferenceHead(format, made, TARGET)
-    assert head.taps == format.taps
-    streams = [random_streams(SMALL, length, format.taps) for length in LENGTHS]
+    assert head.aux_layers == format.aux_layers
+    streams = [random_streams(SMALL, length, format.aux_layers) for length in LENGTHS]
     next_ids = [torch.randint(0, 200, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
-    joined = {tap: torch.cat([own[tap] for own in streams]) for tap in format.taps}
+    joined = {tap: torch.cat([own[tap] for own in streams]) for tap in format.aux_layers}
     features_TH, ids_T = head.features(joined), torch.cat(next_ids)
 
     batch = pages.batch([0, 0], [*LENGTHS])
@@ -134,7 +134,7 @@ def drafts_on_kernels() -> None:
         found = []
         for head in heads:
             pages = Pages()
-            features = head.features(random_streams(SMALL, 4, format.taps))
+            features = head.features(random_streams(SMALL, 4, format.aux_layers))
             head.fill(features, torch.tensor([7, 8, 9, 10]), *places(pages, [0, 1, 2, 3]), pages.kv)
             found.append((features, drafts_after(head, pages, features[2:], torch.tensor([3, 5]), [0, 4])))
         torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
@@ -184,7 +184,7 @@ def test_the_choice_among_a_slice_has_the_noise_of_the_target(greedy: bool) -> N
 
 def test_a_slice_of_a_large_vocabulary_has_the_frequent_tokens_and_those_of_the_format() -> None:
     ids = frequent(201088)
-    assert len(ids) == len(ids.unique()) == MOST_DRAFTED
+    assert len(ids) == len(ids.unique()) == MAX_DRAFTED
     assert {0, 30000, 199998, 200012, 201087} <= set(ids.tolist())
 
 

@@ -2,7 +2,7 @@
 
 from starlette.types import Receive, Scope, Send
 
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.http.body import json_response
 from oscine.api.openai.answers import InputTokens
 from oscine.api.openai.endpoint import Endpoint
@@ -21,7 +21,7 @@ _MESSAGES = Dialect(longest_name=128, separator="", limit="max_tokens")
 class AnthropicMessages(Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
         body, stream = call.body, bool(call.body.stream)
-        request = await beside(lambda: chat_request(body), call.size, call.caller.threads)
+        request = await run_in_thread(lambda: chat_request(body), call.size, call.caller.threads)
         whole = call.with_body(request)
         (turn,) = await chat_turns(self.service, whole, form=answer_form(body, request), dialect=_MESSAGES)
         thinking = body.thinking
@@ -33,7 +33,9 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
 
 class CountTokens(Endpoint[CountTokensRequest]):
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        said = await beside(lambda: conversation(prompt_request(call.body), self.service.date, _MESSAGES), call.size)
+        said = await run_in_thread(
+            lambda: conversation(prompt_request(call.body), self.service.date, _MESSAGES), call.size
+        )
         talk = self.service.reasoning.restore(call.caller.name, said)
         count = await call.model.prompts.count(talk, call.size)
         await json_response(InputTokens(count))(scope, receive, send)

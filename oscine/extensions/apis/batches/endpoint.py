@@ -30,9 +30,9 @@ from oscine.extensions.apis.batches.store import storage_failed
 from oscine.extensions.apis.batches.upload import Upload, UploadRoom, read_upload, storage_full
 from oscine.extensions.apis.responses.schemas import read_query
 
-MOST_FILES = 10_000  # of one key
+MAX_FILES = 10_000  # of one key
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-_LEAST_S, _MOST_S = 3600, 2_592_000  # as OpenAI's
+_LEAST_S, _MAX_S = 3600, 2_592_000  # as OpenAI's
 T = TypeVar("T", FileObject, BatchObject)
 
 
@@ -50,10 +50,10 @@ class Files:
         file_id = f"file-{secrets.token_hex(16)}"
         content_type = request.headers.get("content-type", "").encode("latin-1")
         try:
-            with room.reserved(options.max_file_bytes, MOST_FILES - count, options.files_max_bytes - used) as reserve:
+            with room.reserved(options.max_file_bytes, MAX_FILES - count, options.files_max_bytes - used) as reserve:
                 upload = await read_upload(content_type, self._pieces(request), self._store.new(file_id), reserve)
                 file = _made(file_id, upload)
-                if not await self._store.add_file(file, owner, MOST_FILES, options.files_max_bytes):
+                if not await self._store.add_file(file, owner, MAX_FILES, options.files_max_bytes):
                     raise storage_full()
         except BaseException as error:
             self._store.discard(file_id)
@@ -184,8 +184,8 @@ def _made(file_id: str, upload: Upload) -> FileObject:
         seconds = fields.get(_SECONDS, "")
         if fields.get(_ANCHOR) != "created_at":
             raise invalid(_ANCHOR, "it must be 'created_at'")
-        if not (seconds.isascii() and seconds.isdecimal() and _LEAST_S <= int(seconds) <= _MOST_S):
-            raise invalid(_SECONDS, f"it must be between {_LEAST_S} and {_MOST_S}, not {seconds[:20]!r}")
+        if not (seconds.isascii() and seconds.isdecimal() and _LEAST_S <= int(seconds) <= _MAX_S):
+            raise invalid(_SECONDS, f"it must be between {_LEAST_S} and {_MAX_S}, not {seconds[:20]!r}")
         expires_at = now + int(seconds)
     return FileObject(
         id=file_id, bytes=upload.size, created_at=now, filename=upload.filename, purpose="batch", expires_at=expires_at

@@ -23,8 +23,8 @@ from oscine.extensions.apis.batches.schemas import (
 )
 from oscine.extensions.apis.batches.store import FileStore
 
-MOST_LINES = 50_000
-_MOST_ERRORS = 100  # that a failed batch lists
+MAX_LINES = 50_000
+_MAX_ERRORS = 100  # that a failed batch lists
 _SAVE_S = 1.0  # between two records of the counts
 _COPIES = 2  # of the bytes of a line: as read, and as its request
 _EXPIRED = "This request could not be executed before the completion window expired."
@@ -179,15 +179,15 @@ class BatchJob:
         errors: list[BatchError] = []
         total = 0
         with self._input() as lines:
-            for line in islice(lines, MOST_LINES + 1):
+            for line in islice(lines, MAX_LINES + 1):
                 total += 1
                 models.setdefault(line.model, line.number)
-                if line.problem and len(errors) < _MOST_ERRORS:
+                if line.problem and len(errors) < _MAX_ERRORS:
                     errors.append(BatchError(line.code, line.problem, None, line.number))
         if not total:
             errors.append(BatchError("empty_file", "The input file has no lines.", "input_file_id"))
-        if total > MOST_LINES:
-            errors.append(BatchError("too_many_requests", f"The input file has more than {MOST_LINES} lines."))
+        if total > MAX_LINES:
+            errors.append(BatchError("too_many_requests", f"The input file has more than {MAX_LINES} lines."))
         return errors, total
 
     def _input(self) -> AbstractContextManager[BatchInput]:

@@ -23,7 +23,7 @@ from oscine.extensions.apis.responses.api import responses_of
 
 logger = logging.getLogger(__name__)
 
-MOST_ACTIVE = 16  # batches of one key that have not ended
+MAX_ACTIVE = 16  # batches of one key that have not ended
 _WINDOW_S = 24 * 3600
 _BESIDE_BODY = 65_536  # bytes of a line beside its body
 _PAUSE_S = 60.0  # after a failure of the server itself
@@ -78,8 +78,8 @@ class BatchJobs:
             request_counts=RequestCounts(),
             metadata=request.metadata,
         )
-        if not await self.files.add_batch(batch, owner, MOST_ACTIVE):
-            message = f"There are {MOST_ACTIVE} batches that have not ended, as many as a key may have."
+        if not await self.files.add_batch(batch, owner, MAX_ACTIVE):
+            message = f"There are {MAX_ACTIVE} batches that have not ended, as many as a key may have."
             raise APIError(message, status=429, type="rate_limit_error", code="too_many_batches")
         self._run(batch, owner)
         return batch

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/messages")
 LONGEST_LINE = 64 << 20  # bytes
 _PIECE = 1 << 16  # bytes that are skipped at once
-_MOST_SHOWN = 200  # characters of a value that a problem repeats
+_MAX_SHOWN = 200  # characters of a value that a problem repeats
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_START = b'{"id":"batch_req_'
 
@@ -287,13 +287,13 @@ class BatchInput:
 
     def _wrong(self, given: _Given) -> tuple[str, str] | None:
         if given.url not in self._urls:
-            return "invalid_url", f"'url' must be one of {', '.join(self._urls)}, not {given.url[:_MOST_SHOWN]!r}"
+            return "invalid_url", f"'url' must be one of {', '.join(self._urls)}, not {given.url[:_MAX_SHOWN]!r}"
         if given.body.stream:
             return "invalid_request", "'body.stream' is for connections; a batch has whole answers"
         if given.body.background:
             return "invalid_request", "'body.background' is for clients that ask again; a batch has whole answers"
         if not self._met.add(given.custom_id):
-            return "duplicate_custom_id", f"'custom_id' {given.custom_id[:_MOST_SHOWN]!r} is that of an earlier line"
+            return "duplicate_custom_id", f"'custom_id' {given.custom_id[:_MAX_SHOWN]!r} is that of an earlier line"
         return None
 
 

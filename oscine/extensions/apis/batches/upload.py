@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from oscine.api.common.errors import APIError, invalid
 
 _LONGEST_FIELD = 1024  # bytes of a field that is no file
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 _LONGEST_HEADER = 4096
 _SILENCE_S = 60.0  # after which an upload is given up
 
@@ -136,8 +136,8 @@ class _Form:
     def _begin(self) -> None:
         self._header, self._value, self._in_file = [], bytearray(), False
         self._parts += 1
-        if self._parts > _MOST_PARTS:
-            raise APIError(f"The form has more than {_MOST_PARTS} parts.", code="invalid_form")
+        if self._parts > _MAX_PARTS:
+            raise APIError(f"The form has more than {_MAX_PARTS} parts.", code="invalid_form")
 
     def _add_header(self, place: int, data: bytes) -> None:
         self._header[place] += data

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from oscine.api.common.errors import APIError, not_found
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.http.body import json_response
 from oscine.api.http.sse import NDJSON, EventStream
 from oscine.api.openai.endpoint import Endpoint
@@ -98,7 +98,7 @@ class OllamaChat(_Answers[OllamaChatRequest]):
         if not body.messages:
             return None
         names = model_names(body)
-        made = await beside(lambda: chat_request(body, names), call.size, call.caller.threads)
+        made = await run_in_thread(lambda: chat_request(body, names), call.size, call.caller.threads)
         chat = call.with_body(made)
         (turn,) = await chat_turns(self.service, chat, form=answer_form(body), dialect=_CHAT)
         return Begun(chat, turn, {names.seen(tool.function.name): tool.function.name for tool in body.tools or ()})

@@ -35,7 +35,7 @@ from oscine.extensions.apis.responses.schemas import (
 )
 from oscine.extensions.apis.responses.view import Object, sealed
 
-_MOST_TOKENS = 4096  # per summary, with the reasoning before it
+_MAX_TOKENS = 4096  # per summary, with the reasoning before it
 _ASK = (
     "Write a summary of this conversation for yourself. From now on you see it in place of all that you said and did, "
     "and of what tools answered. Say what was asked and decided, what has been done and found out, with the names, "
@@ -102,7 +102,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
         if not _said(plan):
             raise invalid("input", "there is nothing to compact")
         prompt = await plan.prompt(self.service.date, self.service.reasoning)
-        room = min(_MOST_TOKENS, call.model.info.max_model_len - len(prompt))
+        room = min(_MAX_TOKENS, call.model.info.max_model_len - len(prompt))
         plan.body.max_output_tokens = max(room, 1)
         return replace(plan, headroom=room // 2)
 

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from oscine.api.common.errors import APIError, invalid, not_found
-from oscine.api.common.work import beside
+from oscine.api.common.work import run_in_thread
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
 from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_name, extensions, only_form
@@ -28,7 +28,7 @@ from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
 from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, repeated
 from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
 
-_MOST_REFERENCES = 8192  # to stored items; each is looked up by itself
+_MAX_REFERENCES = 8192  # to stored items; each is looked up by itself
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 
 
@@ -86,7 +86,7 @@ class ResponsePlan:
         """Raises APIError."""
         body = self.body
         call, may = self.call, self._allowed
-        wanted = await beside(partial(_form, call.body), call.size, call.caller.threads)
+        wanted = await run_in_thread(partial(_form, call.body), call.size, call.caller.threads)
         if not may.recipients:  # else an answer may follow them
             check_beside_calls(extensions(body), may.choice)
 
@@ -130,7 +130,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
     size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
     if size > _MAX_CHAIN_BYTES:
         raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
-    kept = await beside(
+    kept = await run_in_thread(
         lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size, threads
     )
     if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
@@ -149,7 +149,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         history.add(items, calls, "input")
         return tools, items, history.messages()
 
-    tools, items, messages = await beside(said, call.size + size, threads)
+    tools, items, messages = await run_in_thread(said, call.size + size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
@@ -189,9 +189,9 @@ async def _referenced(
     store: ResponseStore, call: Call[ResponseRequest]
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
     """The stored items that the input refers to, and the built-in calls among them."""
-    ids = await beside(lambda: references(call.body.input), call.size, call.caller.threads)
-    if len(ids) > _MOST_REFERENCES:
-        raise invalid("input", f"it refers to more than {_MOST_REFERENCES} stored items")
+    ids = await run_in_thread(lambda: references(call.body.input), call.size, call.caller.threads)
+    if len(ids) > _MAX_REFERENCES:
+        raise invalid("input", f"it refers to more than {_MAX_REFERENCES} stored items")
     stored = await store.items(ids, call.caller.name) if ids else {}
     kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
     found = {item_id: item.item for item_id, item in kept.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oscine.system.model_files import MOST_TOKENIZER_BYTES, read_file
+from oscine.system.model_files import MAX_TOKENIZER_BYTES, read_file
 
 _SPACE = "Ġ"  # a space, in the characters of byte-level vocabularies
 _WORD = re.compile("[a-z]{3,}")
@@ -29,7 +29,7 @@ class Words:
         """Reads tokenizer.json in `folder`, or the file itself. Raises ValueError."""
         path = folder / "tokenizer.json" if folder.is_dir() else folder
         try:
-            vocabulary = dict(json.loads(read_file(path, MOST_TOKENIZER_BYTES))["model"]["vocab"])
+            vocabulary = dict(json.loads(read_file(path, MAX_TOKENIZER_BYTES))["model"]["vocab"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"--tokenizer {folder} has no vocabulary: {type(error).__name__}: {error}") from None
         return cls(vocabulary, seed)

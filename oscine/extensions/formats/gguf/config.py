@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.extensions.formats.gguf.file import Gguf, Texts
-from oscine.model.config import MOST_LAYERS, ModelConfig, gpt_oss_20b
+from oscine.model.config import MAX_LAYERS, ModelConfig, gpt_oss_20b
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS, o200k_folder
 from oscine.system.model_files import shown
 
@@ -102,7 +102,7 @@ def _layer_types(own: "_Section", num_layers: int) -> list[str] | None:
     pattern = own.values[own.prefix + key]
     if not isinstance(pattern, list):
         period = own.integer(key)
-        known = range(min(num_layers, MOST_LAYERS))  # ModelConfig refuses more
+        known = range(min(num_layers, MAX_LAYERS))  # ModelConfig refuses more
         pattern = [period == 0 or i % period < period - 1 for i in known]
     return ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
 

@@ -27,11 +27,11 @@ _TEXT, _ARRAY = 8, 9
 _WIDE = {10: "Q", 11: "q", 12: "d"}
 _FLOAT = 6  # value type of a 32-bit float
 # gpt-oss has some 40 values, 700 tensors, and arrays of 450,000 texts. More is refused before it takes memory.
-_MOST_VALUES, _MOST_TENSORS, _MOST_TEXTS = 1 << 14, 1 << 17, 1 << 20
-_MOST_HEADER = 64 << 20  # bytes before the tensors; gpt-oss has 13 MB
-_MOST_LISTED = 1 << 16  # numbers of an array; more are some for each token, which are not needed
-_MOST_DIMENSIONS = 4
-_MOST_PARTS = 1024
+_MAX_VALUES, _MAX_TENSORS, _MAX_TEXTS = 1 << 14, 1 << 17, 1 << 20
+_MAX_HEADER = 64 << 20  # bytes before the tensors; gpt-oss has 13 MB
+_MAX_LISTED = 1 << 16  # numbers of an array; more are some for each token, which are not needed
+_MAX_DIMENSIONS = 4
+_MAX_PARTS = 1024
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 # A private mapping of a file larger than the memory is refused by some systems, unless nothing is reserved for it.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -139,8 +139,8 @@ class Gguf:
         version, num_tensors, num_values = cursor.take("IQQ")
         if version not in _VERSIONS:
             raise _MalformedError(f"version {version} is not supported; it must be 2 or 3, little-endian")
-        _check_count("values", num_values, _MOST_VALUES)
-        _check_count("tensors", num_tensors, _MOST_TENSORS)
+        _check_count("values", num_values, _MAX_VALUES)
+        _check_count("tensors", num_tensors, _MAX_TENSORS)
         metadata = {cursor.text(): cursor.value(*cursor.take("I")) for _ in range(num_values)}
         self.metadata = metadata | self.metadata  # the first part has all of it; others number themselves
         records = [(cursor.text(), cursor.dimensions(), *cursor.take("IQ")) for _ in range(num_tensors)]
@@ -170,7 +170,7 @@ def is_gguf(path: Path) -> bool:
 def parts_of(path: Path) -> list[Path]:
     """All files of the model that `path` belongs to: only `path`, unless its name is that of a part."""
     found = _SPLIT.fullmatch(path.name)
-    if found is None or not 0 < int(found[3]) <= _MOST_PARTS:
+    if found is None or not 0 < int(found[3]) <= _MAX_PARTS:
         return [path]
     stem, _, count = found.groups()
     return [path.with_name(f"{stem}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]
@@ -198,7 +198,7 @@ class _Cursor:
     """Reads little-endian values one after the other, up to the largest end of a header."""
 
     def __init__(self, data: mmap.mmap, at: int = 0) -> None:
-        self.data, self.at, self._end = data, at, min(len(data), _MOST_HEADER)
+        self.data, self.at, self._end = data, at, min(len(data), _MAX_HEADER)
 
     def take(self, codes: str) -> tuple[Any, ...]:
         codes = f"<{codes}"
@@ -220,7 +220,7 @@ class _Cursor:
 
     def dimensions(self) -> tuple[int, ...]:
         (count,) = self.take("I")
-        _check_count("dimensions", count, _MOST_DIMENSIONS)
+        _check_count("dimensions", count, _MAX_DIMENSIONS)
         return tuple(reversed(self.take(f"{count}Q")))
 
     def value(self, kind: int) -> Any:
@@ -236,8 +236,8 @@ class _Cursor:
         if kind != _TEXT:
             numbers = np.dtype(f"<{_code(kind)}")
             start, _ = self._skip(count * numbers.itemsize)
-            return np.frombuffer(self.data, numbers, count, start).tolist() if count <= _MOST_LISTED else None
-        _check_count("texts in an array", count, _MOST_TEXTS)
+            return np.frombuffer(self.data, numbers, count, start).tolist() if count <= _MAX_LISTED else None
+        _check_count("texts in an array", count, _MAX_TEXTS)
         texts = Texts(self.data, self.at, count)
         self._skip_texts(count)
         return texts

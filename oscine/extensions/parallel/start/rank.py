@@ -19,7 +19,7 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.parts import FOLLOWER, part
 from oscine.executor.start.stopwatch import Stopwatch
-from oscine.extensions.parallel.liveness import Vigil, is_stopped
+from oscine.extensions.parallel.liveness import PeerWatchdog, is_stopped
 from oscine.extensions.parallel.processes import Failed, Launch
 from oscine.extensions.parallel.ranked import follow
 from oscine.extensions.parallel.ring import RingReader
@@ -58,11 +58,11 @@ class _Rank:
 
     def _watch(self) -> Callable[[], None]:
         """For results of rank 0."""
-        return Vigil(lambda: None, self._awaited).look
+        return PeerWatchdog(lambda: None, self._awaited).look
 
     def _watch_idle(self) -> Callable[[], None]:
         """For plans of rank 0, which may have none for a long time."""
-        return Vigil(lambda: None, self._awaited, at_work=False).look
+        return PeerWatchdog(lambda: None, self._awaited, at_work=False).look
 
 
 def _follow_transfers(launch: Launch, executor: TorchExecutor) -> None:

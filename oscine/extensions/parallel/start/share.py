@@ -9,12 +9,12 @@ from oscine.checkpoint.opened import OpenedModel
 from oscine.extensions.parallel.clock import StepClock
 from oscine.extensions.parallel.exchange import MemoryExchange
 from oscine.extensions.parallel.lockstep import Lockstep
-from oscine.extensions.parallel.meeting import tell_all, told_by_first
+from oscine.extensions.parallel.rendezvous import broadcast, recv_broadcast
 from oscine.extensions.parallel.start.communicator import between_gpus
 from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.target import Exchange
 from oscine.settings.config import EngineOptions
-from oscine.types import Seat
+from oscine.types import RankHandle
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.comm.tokens import SymmetricExchange
@@ -22,33 +22,33 @@ if TYPE_CHECKING:  # it needs Triton, which a CPU does not
 _STEP_LIMIT_S = 10.0  # for a rank to come to a step on a GPU; on a CPU a single step may take longer
 
 
-def open_lockstep(seat: Seat, opened: OpenedModel, options: EngineOptions) -> Lockstep:
+def open_lockstep(handle: RankHandle, opened: OpenedModel, options: EngineOptions) -> Lockstep:
     """Returns when all ranks have opened theirs, if they are on GPUs."""
     limit_s = _STEP_LIMIT_S if opened.device.type == "cuda" else options.engine_timeout_s or inf
     exchange = _between_gpus if opened.device.type == "cuda" else _through_memory
-    return Lockstep(StepClock(seat, limit_s), exchange(seat, opened, options))
+    return Lockstep(StepClock(handle, limit_s), exchange(handle, opened, options))
 
 
-def _through_memory(seat: Seat, opened: OpenedModel, options: EngineOptions) -> Exchange:
+def _through_memory(handle: RankHandle, opened: OpenedModel, options: EngineOptions) -> Exchange:
     config = opened.config
     row_bytes = config.hidden_size * opened.dtype.itemsize + config.num_experts_per_tok * (8 + 4)  # ids and weights
     limit_s = options.engine_timeout_s or inf
-    return MemoryExchange(seat, options.scheduler.max_num_batched_tokens, row_bytes, limit_s)
+    return MemoryExchange(handle, options.scheduler.max_num_batched_tokens, row_bytes, limit_s)
 
 
-def _between_gpus(seat: Seat, opened: OpenedModel, options: EngineOptions) -> "SymmetricExchange":
+def _between_gpus(handle: RankHandle, opened: OpenedModel, options: EngineOptions) -> "SymmetricExchange":
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from oscine.ops.comm.tokens import SymmetricExchange
 
     if opened.dtype != torch.bfloat16:
         raise ValueError(f"--enable-expert-parallel on GPUs needs --dtype bfloat16, not {opened.dtype}")
-    if seat.rank == 0:
+    if handle.rank == 0:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        tell_all(seat, store.port)
+        broadcast(handle, store.port)
     else:
-        store = TCPStore("127.0.0.1", told_by_first(seat), is_master=False)
-    communicator = between_gpus(seat.rank, seat.num_ranks, store, opened, options)
+        store = TCPStore("127.0.0.1", recv_broadcast(handle), is_master=False)
+    communicator = between_gpus(handle.rank, handle.num_ranks, store, opened, options)
     if isinstance(communicator, CollectiveCommunicator):
         raise ValueError("--enable-expert-parallel needs GPUs that can reach each other's memory, unlike these")
     return SymmetricExchange(communicator)

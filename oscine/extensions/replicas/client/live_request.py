@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
-from oscine.engine.wire.stream import RequestStream, Stay
+from oscine.engine.wire.stream import Attempt, RequestStream
 from oscine.extensions.replicas.spec.placement import Place, Placement
 from oscine.types import GenerationOutput, GenerationRequest, PrefillSource
 
@@ -68,13 +68,13 @@ class LiveRequest:
         """An engine is to have it."""
         now_s, overlap = time.perf_counter(), place.num_overlap_tokens
         known = len(self.generated)
-        self.stream.stays.append(Stay(place.replica, self.asked_s, now_s, place.queue_s, overlap, known))
+        self.stream.attempts.append(Attempt(place.replica, self.asked_s, now_s, place.queue_s, overlap, known))
 
     def leave(self) -> None:
         """The engine that had it, if any did, has it no more."""
-        if self.stream.stays and not (stay := self.stream.stays[-1]).left_s:
-            stay.left_s = time.perf_counter()
-            stay.num_tokens = len(self.generated) - stay.num_known_tokens
+        if self.stream.attempts and not (attempt := self.stream.attempts[-1]).left_s:
+            attempt.left_s = time.perf_counter()
+            attempt.num_tokens = len(self.generated) - attempt.num_known_tokens
 
     def for_engine(self, prefill: PrefillSource | None) -> GenerationRequest:
         """What the next engine is asked to do: to go on from here."""
@@ -104,8 +104,8 @@ class LiveRequest:
 
     def _join(self, output: GenerationOutput) -> None:
         """Makes the first output of an engine one of the whole request."""
-        stay = self.stream.stays[-1]
-        stay.first_s, stay.prefill = time.perf_counter(), output.prefill
+        attempt = self.stream.attempts[-1]
+        attempt.first_s, attempt.prefill = time.perf_counter(), output.prefill
         if self._has_output:
             output.num_cached_tokens, output.queue_s = 0, 0.0
             output.prompt_logprobs = output.prefill = None

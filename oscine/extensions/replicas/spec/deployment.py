@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from oscine.settings.config import EngineOptions, ServerOptions, ToolOptions
 from oscine.settings.option import FileKeyError, Options, option
-from oscine.settings.texts import is_hex
+from oscine.settings.validators import is_hex
 from oscine.system.environment import check_cluster_key
 from oscine.types import Role
 

@@ -34,7 +34,7 @@ class HeadConfig:
     num_key_value_heads: int
     draft_vocab_size: int  # tokens that it can draft
     vocab_size: int  # of the target
-    taps: tuple[int, ...]  # boundaries
+    aux_layers: tuple[int, ...]  # boundaries
     rms_norm_eps: float
     yarn: YarnConfig  # factor 1 is plain rope
     window: int | None = None  # tokens; None is full attention
@@ -65,7 +65,7 @@ class HeadConfig:
         require(heads % kv_heads == 0, "num_attention_heads", f"a multiple of num_key_value_heads ({kv_heads})", heads)
         draft_vocabulary = _size(values, "draft_vocab_size", _size(values, "truncated_vocab_size", vocabulary))
         require(draft_vocabulary <= vocabulary, "draft_vocab_size", f"at most {vocabulary}", draft_vocabulary)
-        taps, normed = _taps(flags, target.num_hidden_layers, of_speculators)
+        aux_layers, normed = _taps(flags, target.num_hidden_layers, of_speculators)
         yarn, rounded = _rope(layer)
         return cls(
             hidden_size=hidden,
@@ -75,7 +75,7 @@ class HeadConfig:
             num_key_value_heads=kv_heads,
             draft_vocab_size=draft_vocabulary,
             vocab_size=vocabulary,
-            taps=taps,
+            aux_layers=aux_layers,
             taps_normed=normed,
             rms_norm_eps=_number(layer, "rms_norm_eps", 1e-6),
             yarn=yarn,
@@ -139,9 +139,9 @@ def _taps(flags: Mapping[str, Any], num_layers: int, of_speculators: bool) -> tu
     if [*ids] == [-1]:
         return (num_layers,), True
     boundaries = of_speculators or max(ids) == num_layers
-    taps = tuple(ids) if boundaries else tuple(i + 1 for i in ids)
-    require(all(0 <= tap <= num_layers for tap in taps), name, f"layers of a target with {num_layers}", ids)
-    return taps, False
+    aux_layers = tuple(ids) if boundaries else tuple(i + 1 for i in ids)
+    require(all(0 <= tap <= num_layers for tap in aux_layers), name, f"layers of a target with {num_layers}", ids)
+    return aux_layers, False
 
 
 def _window(layer: Mapping[str, Any]) -> int | None:

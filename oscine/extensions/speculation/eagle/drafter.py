@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscine.executor.batch.copies import upload, upload_into
 from oscine.executor.batch.device_state import DeviceState
 from oscine.executor.batch.slots import ColumnArray, IntArray
-from oscine.executor.batch.transfer import upload, upload_into
 from oscine.extensions.speculation.eagle.head import EagleHead
 from oscine.extensions.speculation.ops.interface import DraftState
 from oscine.ops.interface import Batch
@@ -25,7 +25,7 @@ from oscine.ops.packed import ALIGNED, PackedSizes, PackedStep
 from oscine.system.collector import paused
 from oscine.types import NewSequence
 
-_MOST_RECORDED = 8  # sequences
+_MAX_RECORDED = 8  # sequences
 _PIECE = 2048  # tokens of a prompt whose inputs are made at once: they take more memory than the target's own
 
 
@@ -49,8 +49,8 @@ class EagleDrafter:
         self._graphs: dict[tuple[int, int], tuple[Tensor, torch.cuda.CUDAGraph]] = {}  # by sequences and drafts
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return self._head.taps
+    def aux_layers(self) -> tuple[int, ...]:
+        return self._head.aux_layers
 
     def assign(self, new: NewSequence) -> None:
         """A sequence takes a slot."""
@@ -94,7 +94,7 @@ class EagleDrafter:
             steps, graph = self._graphs[size, int(counts_D.max())]
             upload_into(steps, _pack(*np.pad(asked, ((0, 0), (0, size - len(slots_D))), "edge")))
             graph.replay()
-        elif self._records and len(slots_D) <= _MOST_RECORDED:
+        elif self._records and len(slots_D) <= _MAX_RECORDED:
             self._draft_recorded(_pack(*asked), len(slots_D))
         else:
             self._draft(upload(_pack(*asked), self._device), len(slots_D))

@@ -14,7 +14,7 @@ from oscine.checkpoint.opened import OpenedModel, config_of
 from oscine.extensions.speculation.eagle.checkpoint import OpenedHead, open_head
 from oscine.extensions.speculation.eagle.config import HeadConfig
 from oscine.extensions.speculation.eagle.head import EagleHead
-from oscine.extensions.speculation.eagle.weights import MOST_DRAFTED, head_specs
+from oscine.extensions.speculation.eagle.weights import MAX_DRAFTED, head_specs
 from oscine.extensions.speculation.ops.interface import DraftOps
 from oscine.kv_group import KVGroup
 from oscine.model.gpt_oss import GptOss
@@ -55,13 +55,13 @@ class DraftHead:
         config = self.opened.config
         shapes = [spec.shape for spec in head_specs(config, self.opened.names).values()]
         keys_and_values = 2 * config.num_key_value_heads * config.head_dim * 2 * config.hidden_size  # held once more
-        slice_of_head = min(MOST_DRAFTED, config.vocab_size) * config.hidden_size
+        slice_of_head = min(MAX_DRAFTED, config.vocab_size) * config.hidden_size
         return (sum(map(prod, shapes)) + keys_and_values + slice_of_head) * dtype.itemsize
 
     def step_bytes(self, num_tokens: int, graph_sizes: Sequence[int], dtype: torch.dtype) -> int:
         """Of tapped streams and features of the largest step, and of features that CUDA graphs of such sizes keep."""
         config = self.opened.config
-        rows = (len(config.taps) + 1) * num_tokens + sum(graph_sizes)
+        rows = (len(config.aux_layers) + 1) * num_tokens + sum(graph_sizes)
         return rows * config.hidden_size * dtype.itemsize
 
     def pages(self, groups: Sequence[KVGroup], kv: KVCache) -> tuple[int, Tensor]:

@@ -61,9 +61,9 @@ class EagleHead:
         return cls(config, weights, ops, draft, _cos_sin(config, target), of_target.norm_H)
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The streams that `features` needs, as GptOss.hidden_and_streams counts them."""
-        return self.config.taps
+    def aux_layers(self) -> tuple[int, ...]:
+        """The streams that `features` needs, as GptOss.hidden_and_aux counts them."""
+        return self.config.aux_layers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,7 +74,7 @@ class EagleHead:
     def features(self, streams: Mapping[int, Tensor]) -> Tensor:
         """The target's streams [T, H] -> features of the first draft [T, H]."""
         weights, draft = self.weights, self.draft_ops
-        tapped = [streams[tap] for tap in self.taps]
+        tapped = [streams[tap] for tap in self.aux_layers]
         if self.config.taps_normed:
             tapped = [self._norm(tapped[0], self._final_norm_H)]
         if self.config.fc_norm:

@@ -25,7 +25,7 @@ UNUSED = ("t2d",)  # the inverse of d2t
 EMBEDDING, OUTPUT, TARGET_IDS, COMBINE = "embed_tokens.weight", "lm_head.weight", "d2t", "fc.weight"
 # Of a slice of the target's output matrix: byte pairs that were merged early are frequent, and the last ids are the
 # format's own.
-MOST_DRAFTED = 32768
+MAX_DRAFTED = 32768
 _LAST = 1090
 _NO_SINK = -1e30  # finite, since kernels subtract it
 
@@ -47,7 +47,7 @@ def published_name(stored: str) -> str:
 
 def head_specs(config: HeadConfig, held: Collection[str]) -> dict[str, HeadSpec]:
     """Every tensor that a head must have. `held`: the names that it has, which decide on what is optional."""
-    hidden, inner, width = config.hidden_size, config.intermediate_size, len(config.taps) * config.hidden_size
+    hidden, inner, width = config.hidden_size, config.intermediate_size, len(config.aux_layers) * config.hidden_size
     queries, keys = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
     shapes: dict[str, tuple[int, ...]] = {
         "midlayer.input_layernorm.weight": (hidden,),
@@ -62,12 +62,12 @@ def head_specs(config: HeadConfig, held: Collection[str]) -> dict[str, HeadSpec]
         "midlayer.mlp.down_proj.weight": (hidden, inner),
         "norm.weight": (hidden,),
     }
-    if len(config.taps) > 1 or COMBINE in held:
+    if len(config.aux_layers) > 1 or COMBINE in held:
         shapes[COMBINE] = (hidden, width)
     if config.norm_before_fc:
         shapes["input_norm.weight"] = (width,)
     if config.fc_norm:
-        shapes |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.taps))}
+        shapes |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.aux_layers))}
     if EMBEDDING in held:
         shapes[EMBEDDING] = (config.vocab_size, hidden)
     if OUTPUT in held:
@@ -92,7 +92,7 @@ class HeadWeights:
 
     embed_VH: Tensor
     tap_norms: tuple[Tensor, ...]  # none, one over all tapped states, or one for each
-    combine: Any | None  # [H, taps * H]
+    combine: Any | None  # [H, aux_layers * H]
     embed_norm_H: Tensor
     feature_norm_H: Tensor
     qkv: Any  # [F, 2H]
@@ -130,7 +130,7 @@ def load_weights_of_head(
         return draft.prepare(torch.cat([source.get(name) for name in names]).to(device), dtype)
 
     norms = ["input_norm.weight"] if config.norm_before_fc else []
-    norms += [f"fc_norm.{i}.weight" for i in range(len(config.taps))] if config.fc_norm else []
+    norms += [f"fc_norm.{i}.weight" for i in range(len(config.aux_layers))] if config.fc_norm else []
     attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
     own = EMBEDDING in held
     return HeadWeights(
@@ -167,7 +167,7 @@ def _output(
     if ids_U is None and own:
         weight = ops.prepare_dense(source.get(OUTPUT).to(device), dtype)
         return WholeHead(weight, ops.chooser.prepare(weight))
-    if ids_U is None and config.vocab_size <= 2 * MOST_DRAFTED:
+    if ids_U is None and config.vocab_size <= 2 * MAX_DRAFTED:
         return WholeHead(target.head_VH, target.prepared_head)
     if ids_U is None:
         ids_U = frequent(config.vocab_size)
@@ -193,4 +193,4 @@ def _target_ids(config: HeadConfig, source: TensorSource, held: Collection[str])
 def frequent(vocab_size: int) -> Tensor:
     """The tokens that a slice of a large vocabulary has, int64."""
     last = torch.arange(vocab_size - _LAST, vocab_size)
-    return torch.cat((torch.arange(MOST_DRAFTED - _LAST), last))
+    return torch.cat((torch.arange(MAX_DRAFTED - _LAST), last))

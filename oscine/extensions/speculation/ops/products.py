@@ -23,18 +23,18 @@ from oscine.extensions.speculation.ops.interface import SliceOfHead
 from oscine.extensions.speculation.ops.weights import LOW_PLANES, PackedMatrix, integers, scales_of
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import depend
-from oscine.ops.sample.triton import gumbel, heated
+from oscine.ops.sample.triton import apply_temperature, gumbel
 from oscine.ops.target import Target
 
 LANE_WORDS = 128  # words of a row that a warp loads at once
 DOT_WORDS = 32  # words of a row in one product of the tensor cores
-MOST_ROWS = 4  # of a program for one token
+MAX_ROWS = 4  # of a program for one token
 PROGRAMS_PER_SM = 8  # from here on, more rows per program save loads of activations
 PROGRAMS_WITHOUT_OTHERS = 3  # of an SM; up to here programs may have twice the registers that ptxas would give them
 SUMMED_WORDS = 720  # of a part of the sum
 FEW_TOKENS, MANY_TOKENS = 16, 64  # of a program with tensor cores
 ZEROS = tl.constexpr(0x88888888 - (1 << 32))  # the word of eight zeros
-MOST_COMPARED = 8192  # parts that `choose` compares at once
+MAX_COMPARED = 8192  # parts that `choose` compares at once
 
 
 def linear(target: Target, x: Tensor, weight: PackedMatrix) -> Tensor:
@@ -82,7 +82,7 @@ def choose(target: Target, x_NH: Tensor, head: SliceOfHead, sampling: SamplingBa
         **tiling,
         **target.launch_options,
     )
-    block = min(triton.next_power_of_2(parts), MOST_COMPARED)
+    block = min(triton.next_power_of_2(parts), MAX_COMPARED)
     decide_kernel[(num_tokens,)](
         best_NS, row_NS, head.ids_U, ids_N, parts, BLOCK_S=block, num_warps=8, **target.launch_options
     )
@@ -126,7 +126,7 @@ def _tiling(target: Target, num_tokens: int, weight: PackedMatrix, parts: int) -
         # Where operands are in registers, there is room for half as many tokens.
         tokens = MANY_TOKENS if target.warp_groups or target.tensor_memory else MANY_TOKENS // 2
         return {"ROWS": 64, "TOKENS": tokens, "num_warps": 4, **shared}
-    rows = MOST_ROWS
+    rows = MAX_ROWS
     while rows > 2 and len(weight) * parts < rows * PROGRAMS_PER_SM * target.sm_count:
         rows //= 2
     # One warp: it has the words of a row and the columns that they meet in the same lanes, so nothing is exchanged.
@@ -320,7 +320,7 @@ def choose_kernel(
             position_T = tl.load(position + token_T, inside_T, other=0)
             noise_RT = gumbel(id_R[:, None], seed_T[None, :], position_T[None, :])
             heat_RT = tl.broadcast_to(heat_T[None, :], (ROWS, TOKENS))
-            score_RT = tl.where(heat_RT > 0, heated(score_RT, heat_RT) + noise_RT, score_RT)
+            score_RT = tl.where(heat_RT > 0, apply_temperature(score_RT, heat_RT) + noise_RT, score_RT)
     score_RT = tl.where(inside_R[:, None], score_RT, float("-inf"))
     best_T = tl.max(score_RT, 0)
     row_RT = tl.where(score_RT == best_T[None, :], row_R[:, None], num_rows - 1)  # NaN: any row

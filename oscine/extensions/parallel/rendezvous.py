@@ -11,61 +11,63 @@ from collections.abc import Callable
 from math import inf
 
 from oscine.extensions.parallel.store_order import require_store_order
-from oscine.types import RankLostError, Seat
+from oscine.types import RankHandle, RankLostError
 
 _WORDS_BYTES = mmap.PAGESIZE  # at the beginning of the memory; tensors come after them
 _LOST = _WORDS_BYTES // 8 - 1  # the word that says that a rank is lost
-_TOLD = _LOST - 1  # the word of tell_all
+_TOLD = _LOST - 1  # the word of broadcast
 _SPINS = 200  # looks without a pause, some 100 us: ranks mostly come at the same time
 _PAUSE_S = 5e-5
 
 
-class Meeting:
+class Rendezvous:
     """One life of a group, of the process that starts its ranks."""
 
     def __init__(self, num_ranks: int) -> None:
         require_store_order()
         memory = os.memfd_create("oscine-ranks")
         os.ftruncate(memory, _WORDS_BYTES)
-        self._seat = Seat(0, memory, [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(num_ranks)])
-        self._words = words_of(self._seat)
+        self._handle = RankHandle(
+            0, memory, [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(num_ranks)]
+        )
+        self._words = words_of(self._handle)
 
-    def seat(self, rank: int) -> Seat:
-        return Seat(rank, self._seat.memory, self._seat.wakes)
+    def handle(self, rank: int) -> RankHandle:
+        return RankHandle(rank, self._handle.memory, self._handle.wakes)
 
     def lose(self, rank: int) -> None:
         """Ends the group: every rank raises RankLostError where it waits, or when it comes to wait."""
         lose(self._words, rank)
-        for wake in self._seat.wakes:
+        for wake in self._handle.wakes:
             os.eventfd_write(wake, 1)
 
     def close(self) -> None:
         """Ranks that run keep what they have inherited."""
-        for descriptor in self._seat.descriptors:
+        for descriptor in self._handle.descriptors:
             os.close(descriptor)
 
 
-def words_of(seat: Seat) -> memoryview:
+def words_of(handle: RankHandle) -> memoryview:
     """Unsigned words of 8 bytes."""
-    return memoryview(mmap.mmap(seat.memory, _WORDS_BYTES)).cast("Q")
+    return memoryview(mmap.mmap(handle.memory, _WORDS_BYTES)).cast("Q")
 
 
-def tensors_of(seat: Seat, num_bytes: int) -> mmap.mmap:
+def tensors_of(handle: RankHandle, num_bytes: int) -> mmap.mmap:
     """Memory for tensors. All ranks ask for the same number of bytes."""
     end = _WORDS_BYTES + num_bytes
-    if os.fstat(seat.memory).st_size < end:
-        os.ftruncate(seat.memory, end)
-    return mmap.mmap(seat.memory, num_bytes, offset=_WORDS_BYTES)
+    if os.fstat(handle.memory).st_size < end:
+        os.ftruncate(handle.memory, end)
+    return mmap.mmap(handle.memory, num_bytes, offset=_WORDS_BYTES)
 
 
-def tell_all(seat: Seat, number: int) -> None:
+def broadcast(handle: RankHandle, number: int) -> None:
     """By rank 0, a number that is not 0."""
-    words_of(seat)[_TOLD] = number
+    words_of(handle)[_TOLD] = number
 
 
-def told_by_first(seat: Seat) -> int:
+def recv_broadcast(handle: RankHandle) -> int:
     """What rank 0 tells. Waits for it."""
-    words = words_of(seat)
+    words = words_of(handle)
     wait(words, lambda: None if words[_TOLD] else 0, inf)
     return words[_TOLD]
 

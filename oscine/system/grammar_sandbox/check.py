@@ -1,7 +1,7 @@
-"""Trials of grammars: whether llguidance can compile and follow them within its limits.
+"""Checks of grammars: whether llguidance can compile and follow them within its limits.
 
 The limits bound the states of a lexer and the size of a grammar. They bound neither the time to compile nor the time
-per mask. So a trial runs in a process that can be killed: see pool.py.
+per mask. So a check runs in a process that can be killed: see pool.py.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ _WALKED = 32  # bytes at the beginning of a text
 _PRINTABLE = sum(1 << byte for byte in range(0x21, 0x7F))
 
 
-class Trial(NamedTuple):
+class GrammarCheck(NamedTuple):
     grammar: str
     walk: bool = False  # without special tokens: also follows the grammar through its first bytes
 
 
 class Problem(NamedTuple):
-    trial: int  # its index
+    check: int  # its index
     message: str  # one line or a few, for the author of the grammar
 
 
@@ -32,10 +32,10 @@ def limits() -> "LLParserLimits":
     return LLParserLimits(verbose_errors=False, step_max_items=25_000)
 
 
-def first_problem(trials: Sequence[Trial]) -> Problem | None:
-    """The first problem of the trials, or None. A hostile grammar takes minutes."""
-    for index, trial in enumerate(trials):
-        message = _early_problem(trial.grammar) if trial.walk else _problem(trial.grammar)
+def first_problem(checks: Sequence[GrammarCheck]) -> Problem | None:
+    """The first problem of the checks, or None. A hostile grammar takes minutes."""
+    for index, check in enumerate(checks):
+        message = _early_problem(check.grammar) if check.walk else _problem(check.grammar)
         if message:
             return Problem(index, message)
     return None

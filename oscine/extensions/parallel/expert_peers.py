@@ -8,7 +8,7 @@ from oscine.extensions.parallel.lockstep import Clock
 from oscine.settings.config import EngineOptions
 
 
-class Partners(EngineExtension):
+class ExpertParallelPeers(EngineExtension):
     """The other engines of a group, as the engine loop sees them."""
 
     def __init__(self, clock: Clock, take_part: Callable[[], None]) -> None:
@@ -36,6 +36,6 @@ class Partners(EngineExtension):
 
 
 def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
-    assert built.partners is not None
-    lockstep, take_part = built.partners
-    return lambda loop: Partners(lockstep.clock, take_part)
+    assert built.expert_peers is not None
+    lockstep, take_part = built.expert_peers
+    return lambda loop: ExpertParallelPeers(lockstep.clock, take_part)

@@ -1,6 +1,7 @@
 """Questions of an ingress and answers of the router over a real connection, also after the death of either."""
 
 import asyncio
+import itertools
 import logging
 import subprocess
 import sys
@@ -8,11 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
 from oscine.engine.wire.messages import encode
+from oscine.engine.wire.version import version_of
 from oscine.extensions.replicas.client import router as router_client
 from oscine.extensions.replicas.client.router import RouterAway, RouterClient
 from oscine.extensions.replicas.routing.model_router import ModelRouter
@@ -331,6 +334,46 @@ def test_a_replica_enlists_with_the_next_router() -> None:
                 await until(lambda: not second.replicas)
 
     run(test)
+
+
+@pytest.mark.parametrize("theirs", ["", "0123456789abcdef"], ids=["older", "other"])
+def test_a_replica_with_other_messages_is_refused_in_one_line(
+    theirs: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = router_messages.own_version()
+    told = itertools.cycle([theirs, ours, ours])  # by the replica; the router compares, and says what it compared
+    monkeypatch.setattr(router_messages, "own_version", lambda: next(told))
+
+    async def test() -> None:
+        router = ScriptedRouter()
+        async with pair(router) as (_, client):
+            enlisting = asyncio.create_task(client.enlist("a", ReplicaReport("model")))
+            await until(lambda: len(caplog.records) >= 2)
+            await asyncio.sleep(0.3)  # it asks again meanwhile, and nothing more is said
+            enlisting.cancel()
+            assert not router.replicas
+            assert await client.snapshot() == SNAPSHOT, "others are served"
+
+    run(test)
+    said = f"replica a has messages {theirs or 'of an older release'}, and the router {ours}: both need one release"
+    assert caplog.messages == [said] * 2, "the router and the replica"
+
+
+def test_the_version_of_messages_is_that_of_their_fields() -> None:
+    class First(msgspec.Struct, tag="a"):
+        """A text."""
+
+        number: int
+
+    class Second(msgspec.Struct, tag="a"):
+        number: int
+
+    class Third(msgspec.Struct, tag="a"):
+        number: int
+        text: str = ""
+
+    Second.__name__ = Third.__name__ = "First"
+    assert version_of(First) == version_of(Second) != version_of(Third)
 
 
 def test_a_replica_that_dies_is_gone() -> None:

@@ -84,11 +84,15 @@ class RouterClient:
     async def enlist(self, replica: str, report: ReplicaReport) -> NoReturn:
         """Lets the router place requests on a replica, whichever router there is, until this is cancelled.
 
-        To change the report, call it again and then cancel the earlier call.
+        To change the report, call it again and then cancel the earlier call. Logs once why the router refuses it.
         """
+        refused = ""
         while True:
             with contextlib.suppress(_RouterLost, NoPlace):
-                await self._ask_once(wire.Enlist(next(self._ids), replica, report))
+                answer = await self._ask_once(wire.Enlist(next(self._ids), replica, report, wire.own_version()))
+                if isinstance(answer, wire.PlaceRefused) and answer.message != refused:
+                    refused = answer.message
+                    logger.error(refused)
             await asyncio.sleep(_AGAIN_S)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ class RouterService:
         self._clients = Clients(wire.decode_to_router)
         self.address = self._clients.listen(host, key)
         self._open: dict[tuple[bytes, int], tuple[wire.Question, asyncio.Task[None]]] = {}  # by client and id
+        self._refused: set[str] = set()  # replicas with other messages
         self._looking_after = asyncio.create_task(self._look_after())
         self._fd = self._clients.socket.FD
         self._loop.add_reader(self._fd, self._read)
@@ -82,6 +83,8 @@ class RouterService:
                     answer = wire.Described(question.id, await self._router.describe(question.model))
                 case wire.Look():
                     answer = wire.Seen(question.id, await self._router.snapshot())
+                case wire.Enlist() if question.version != wire.own_version():
+                    answer = self._refusal(question)
                 case wire.Enlist():
                     await self._router.enlist(question.replica, question.report)
         except NoPlace as no:
@@ -90,6 +93,15 @@ class RouterService:
             _log.exception("a question without an answer")
             answer = wire.PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
         self._send(client, answer)
+
+    def _refusal(self, question: wire.Enlist) -> wire.PlaceRefused:
+        """For a replica with other messages. The log has it once per replica."""
+        theirs, ours = question.version or "of an older release", wire.own_version()
+        message = f"replica {question.replica} has messages {theirs}, and the router {ours}: both need one release"
+        if question.replica not in self._refused:
+            self._refused.add(question.replica)
+            _log.error(message)
+        return wire.PlaceRefused(question.id, message, _RETRY_AFTER_S, overloaded=False)
 
     async def _look_after(self) -> None:
         """Those that wait hear so; what was asked by one that is gone is cancelled."""

@@ -6,6 +6,7 @@ code. Answers come in any order, each with the id of its question.
 
 from msgspec import Struct, msgpack
 
+from oscine.engine.wire.version import version_of
 from oscine.extensions.replicas.spec.placement import Place, Placement
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo
@@ -36,6 +37,7 @@ class Enlist(_Numbered, frozen=True, tag="enlist"):
 
     replica: str  # its name
     report: ReplicaReport
+    version: str = ""  # of its messages; see `own_version`
 
 
 class CancelQuestion(_Numbered, frozen=True, tag="cancel"):
@@ -74,6 +76,12 @@ Question = FindPlace | Describe | Look | Enlist
 Answer = Found | Described | Seen | PlaceRefused
 ToRouter = Question | CancelQuestion
 FromRouter = Answer | Waiting
+
+
+def own_version() -> str:
+    """Of the messages that this process sends: a replica and its router must have the same."""
+    return version_of(ToRouter, FromRouter)
+
 
 decode_to_router = msgpack.Decoder(ToRouter).decode
 decode_from_router = msgpack.Decoder(FromRouter).decode

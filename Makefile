@@ -202,11 +202,12 @@ docs: $(DOCS)   ## the documentation site, in runs/site/site; a warning is an er
 notebook: $(NOTEBOOK)  ## run examples/tour.ipynb with the embedded model, and store what it says
 	$(BIN)/jupyter execute --inplace --kernel_name=python3 --NotebookClient.coalesce_streams=True examples/tour.ipynb
 
-wheel: $(BASE)  ## the package in dist/
+wheel: $(BASE)  ## the package in dist/: a source archive, and the wheel that is built from it
 	rm -rf build dist
-	$(BIN)/pip wheel -q --no-deps --wheel-dir dist .
+	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
+	$(BIN)/pip wheel -q --no-deps --wheel-dir dist dist/*.tar.gz
 
-wheel-test: $(TEST) wheel  ## install that wheel into an empty environment, ask a question, serve
+wheel-test: $(TEST) wheel  ## install that wheel into an empty environment, ask a question, serve; the same by uvx
 	$(BIN)/python -m tests.deploy.try_wheel dist/*.whl
 
 image:          ## the container image, by buildah; IMAGE=cuda for GPUs; IMAGE_OPTIONS for further options of buildah

@@ -1,5 +1,10 @@
-"""Installs a wheel into an empty environment, asks a question and serves: `python -m tests.deploy.try_wheel WHEEL`."""
+"""Installs a wheel into an empty environment, asks a question and serves: `python -m tests.deploy.try_wheel WHEEL`.
 
+`make wheel` builds it from the source archive, so everything that is in it was in the archive. Then `uvx --from WHEEL`
+asks the same question.
+"""
+
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +52,22 @@ def check_description(wheel: Path) -> None:
             assert (ROOT / path.partition("#")[0]).exists(), link
 
 
+def by_uvx(wheel: Path, commands: Path, folder: str) -> str:
+    """An answer. uv is told of the indexes that pip is configured with."""
+    subprocess.run([commands / "pip", "install", "-q", "uv"], check=True)
+    told = subprocess.run([commands / "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
+    pip = dict(re.findall(r"^global\.([\w-]+)='(.*)'$", told, re.MULTILINE))
+    indexes = {
+        "UV_DEFAULT_INDEX": pip.get("index-url"),
+        "UV_INDEX": pip.get("extra-index-url"),
+        "UV_FIND_LINKS": pip.get("find-links"),
+    }
+    environment = os.environ | {name: value for name, value in indexes.items() if value}
+    environment |= {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_CONSTRAINT": str(ROOT / "constraints.txt")}
+    command = [commands / "uvx", "--from", wheel, "oscine", "chat", "What is 27 + 58?"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def main() -> None:
     wheel = Path(sys.argv[1]).resolve()
     check_files(wheel)
@@ -62,7 +83,9 @@ def main() -> None:
         assert "85" in said, said
         served = ask_server([str(commands / "oscine"), "serve", "--port", "0"])
         assert "85" in served, served
-    print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) answers and serves")
+        said = by_uvx(wheel, commands, folder)
+        assert "85" in said, said
+    print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) answers and serves, and answers by uvx")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oscine.system.extensions import extension_of, is_there
+from oscine.system.extensions import extension_of
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "oscine").rglob("*.py"))
@@ -98,23 +98,28 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.api.app", ("torch", "triton", "transformers")),
         ("oscine", ("torch", "zmq", "msgspec", "asyncio")),
         ("oscine.llm", ("torch", "starlette", "uvicorn", "httpx", "triton", "transformers")),
-        ("oscine.extensions.tools.builtin", ("torch", "httpx2", "mcp", "starlette", "yaml")),
+        pytest.param(
+            *("oscine.extensions.tools.builtin", ("torch", "httpx2", "mcp", "starlette", "yaml")),
+            marks=pytest.mark.needs("tools"),
+        ),
         ("oscine.engine.process.client", ("torch", "triton", "starlette")),
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.kv.fit", ("torch", "triton")),
         ("oscine.cli.serve.layout", ("torch", "numpy")),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
-        (
+        pytest.param(
             "oscine.extensions.bench.serve.run",
             ("torch", "matplotlib", "zmq", "msgspec", "starlette", "uvicorn", "httpx"),
+            marks=pytest.mark.needs("bench"),
         ),
-        ("oscine.extensions.bench.engine", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
+        pytest.param(
+            *("oscine.extensions.bench.engine", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
+            marks=pytest.mark.needs("bench"),
+        ),
     ],
 )
 def test_an_import_loads_nothing_it_should_not(module: str, absent: tuple[str, ...]) -> None:
-    if not is_there(module):
-        pytest.skip(f"needs the extension {extension_of(module)}")
     code = f"import sys, {module}; sys.exit(', '.join(m for m in {absent!r} if m in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

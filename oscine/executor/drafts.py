@@ -28,7 +28,6 @@ class Drafts(NamedTuple):
 class NoDrafts:
     """A runner without drafts, and the base of those with drafts. A runner calls these in each step, in this order."""
 
-    most = 0  # drafts of a sequence in a step
     aux_layers: Collection[int] = ()  # of GptOss.hidden_and_aux, what a head on the device reads; empty: there is none
 
     def before_placing(self, plan: StepPlan) -> Drafts | None:

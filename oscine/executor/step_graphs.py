@@ -16,7 +16,7 @@ class StepGraphs:
         plain = DecodeGraphs(forward.decode, choose, state.device)
         self.prompts = PromptGraphs(forward.prompts, state.padding_slot, state.device)
         followed = DecodeGraphs(forward.decode_followed, choose, state.device) if has_head else plain
-        self.plain_graphs, self.followed_graphs = plain, followed
+        self._plain_graphs, self._followed_graphs = plain, followed
         self.plain: DecodeGraphs | RecordedSteps = plain
         self.followed: DecodeGraphs | RecordedSteps = followed
 
@@ -24,17 +24,17 @@ class StepGraphs:
     def run_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
         """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
         self.prompts.run_eagerly(prompt_sizes)
-        self.followed_graphs.run_eagerly(decode_sizes)
+        self._followed_graphs.run_eagerly(decode_sizes)
 
     def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
         """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
         most = self._state.padding_slot
         pool = torch.cuda.graph_pool_handle()
         self.prompts.capture(prompt_sizes, pool)
-        self.followed_graphs.capture(decode_sizes, pool)
+        self._followed_graphs.capture(decode_sizes, pool)
         if self._has_head:
             plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
-            self.plain_graphs.capture(plain, pool)
+            self._plain_graphs.capture(plain, pool)
 
     def record(self, most_bytes: int = MAX_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Writes page 0. Raises

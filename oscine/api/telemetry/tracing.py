@@ -144,13 +144,13 @@ class SequenceSpans:
             if start_s:
                 self._span(root, name, start_s, end_s or sequence.ended_s)
         for attempt in sequence.attempts:
-            self._stay(root, attempt)
+            self._attempt(root, attempt)
         for earlier, later in pairwise(sequence.attempts):
             moved = {"oscine.replica.from": earlier.replica, "oscine.replica.to": later.replica}
             known = {"oscine.known_tokens": later.num_known_tokens}
             self._span(root, "migration", earlier.left_s, later.first_s or later.left_s, moved | known)
 
-    def _stay(self, root: Any, attempt: Attempt) -> None:
+    def _attempt(self, root: Any, attempt: Attempt) -> None:
         replica = {"oscine.replica": attempt.replica}
         routed = {"oscine.router.queue_s": attempt.queue_s, "oscine.router.overlap_tokens": attempt.num_overlap_tokens}
         self._span(root, "route", attempt.asked_s, attempt.placed_s, replica | routed)

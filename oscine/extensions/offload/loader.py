@@ -8,7 +8,7 @@ from oscine.extensions.offload.disk_writer import DiskWriter
 from oscine.extensions.offload.kept import Kept
 from oscine.extensions.offload.page_files import Key
 from oscine.extensions.offload.page_store import FileCopy, Job, SlotCopy
-from oscine.extensions.offload.worth import Worth
+from oscine.extensions.offload.worth import Found, Worth
 from oscine.types import TransferState
 
 
@@ -50,11 +50,12 @@ class _Loading:
 class _Return:
     """A request and its pages."""
 
-    arrival: Arrival
-    estimate_s: float
-    asked_s: float
-    end_s: float  # when it would have been computed, had it been queued at once
+    found: Found
     loading: _Loading | None = None
+
+    @property
+    def arrival(self) -> Arrival:
+        return self.found.arrival
 
     @property
     def request(self) -> Request:
@@ -102,11 +103,11 @@ class Loader:
         if not cache.looks_up(request) or not (len(self._host) or len(self._disk)):
             return False
         num_cached = cache.find(request).num_pages
-        waiting_s = sum(one.estimate_s for one in self._returns)
+        waiting_s = sum(one.found.estimate_s for one in self._returns)
         found = self._worth.best(request, num_cached, waiting_s)
         if found is None:
             return False
-        self._returns.append(_Return(*found))
+        self._returns.append(_Return(found))
         for _, key in self._worth.lacking(found.arrival):
             if key in self._host:
                 self._host.touch(key)
@@ -130,7 +131,7 @@ class Loader:
             if one.loading is not None:
                 self._look(one, one.loading)
                 continue
-            if self._kept.clock() > one.end_s:
+            if self._kept.clock() > one.found.end_s:
                 self._fail(one)
                 continue
             if arrival.hold is None and has_room and not self._arrivals.is_coming(arrival):
@@ -170,7 +171,7 @@ class Loader:
     def _look(self, one: _Return, loading: _Loading) -> None:
         state = loading.state
         if state == "running":
-            if self._kept.clock() > one.end_s:
+            if self._kept.clock() > one.found.end_s:
                 self._miss(one, loading)
             return
         if state == "failed":
@@ -192,7 +193,7 @@ class Loader:
 
     def _miss(self, one: _Return, loading: _Loading) -> None:
         """The copy has taken as long as the tokens would have: computing them now costs at most as much again."""
-        took_s = self._kept.clock() - one.asked_s
+        took_s = self._kept.clock() - one.found.asked_s
         for rate, job in ((self._kept.rates.host, loading.host), (self._kept.rates.disk, loading.disk)):
             if job.num_bytes and job.state == "running":
                 rate.note(took_s, job.num_bytes)

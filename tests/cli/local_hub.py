@@ -5,8 +5,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.http_handler import Handler, running
 
 COMMIT = "0123456789012345678901234567890123456789"
 TOKEN = "hf_secret"  # opens gated repositories
@@ -44,27 +46,15 @@ class LocalHub(ThreadingHTTPServer):
 
 @contextmanager
 def local_hub() -> Iterator[LocalHub]:
-    with LocalHub() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with LocalHub() as server, running(server):
+        yield server
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: LocalHub
     protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
+    def get(self) -> None:
         path = self.path.partition("?")[0].strip("/")
         if path.startswith("api/models/"):
             owner, name, *rest = path.removeprefix("api/models/").split("/")
@@ -123,8 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.stalls_after is not None:
             hub.stalled.wait()
         self.close_connection = True
-
-    def log_message(self, *args: object) -> None: ...
 
 
 def _digest(content: bytes) -> str:

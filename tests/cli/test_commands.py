@@ -5,15 +5,14 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
 
 import oscine
 from oscine.executor.fake import TEXT
+from tests.http_handler import Handler, serving
 from tests.server import ServerProcess
 
 THOUGHT = "The user wants to hear something, so I say something."
@@ -125,41 +124,29 @@ def test_a_pipe_whose_messages_fail_is_a_failure() -> None:
     assert done.stderr.endswith("oscine: error: messages without an answer: 2\n")
 
 
-class Small(BaseHTTPRequestHandler):
+class Small(Handler):
     """A server with a context of 100 tokens that records the requests."""
 
     asked: ClassVar[list[int | None]] = []
 
-    def do_GET(self) -> None:
-        self._answer(200, json.dumps({"data": [{"id": "small"}]}))
+    def get(self) -> None:
+        self.answer(200, json.dumps({"data": [{"id": "small"}]}))
 
-    def do_POST(self) -> None:
-        wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("max_tokens")
+    def post(self, body: bytes) -> None:
+        wanted = json.loads(body).get("max_tokens")
         Small.asked.append(wanted)
         if wanted is not None and wanted > 100:
-            self._answer(400, json.dumps({"error": {"message": "no room", "code": "context_length_exceeded"}}))
+            self.answer(400, json.dumps({"error": {"message": "no room", "code": "context_length_exceeded"}}))
         else:
             choices = [{"delta": {"content": "well"}, "finish_reason": "length"}]
-            self._answer(200, f"data: {json.dumps({'choices': choices})}\n\ndata: [DONE]\n\n")
-
-    def _answer(self, status: int, body: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *args: object) -> None: ...
+            self.answer(200, f"data: {json.dumps({'choices': choices})}\n\ndata: [DONE]\n\n")
 
 
 @pytest.fixture
 def small() -> Iterator[str]:
     Small.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Small) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Small) as url:
+        yield url
 
 
 def test_an_answer_has_a_limit_where_the_context_has_room_for_it(small: str) -> None:

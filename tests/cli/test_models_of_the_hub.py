@@ -1,9 +1,7 @@
 """Models that are not on this machine yet: the requests to the hub, their order, and the error messages."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,49 +12,32 @@ from oscine.checkpoint import hub
 from oscine.settings.config import EngineOptions, ModelOptions
 from oscine.settings.option import OptionError
 from tests.cli.test_commands import run
+from tests.http_handler import Handler, serving
 
 COMMIT = "0123456789012345678901234567890123456789"
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """A hub with some files that records the requests."""
 
     files: ClassVar[dict[str, str]] = {}
     asked: ClassVar[list[str]] = []
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
+    def get(self) -> None:
         name = self.path.rpartition("/")[2]
         if "/resolve/" in self.path:
             Hub.asked.append(name)
         found = Hub.files.get(name)
-        self.send_response(404 if found is None and name else 200)
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", '"abc"')
-        if found is None and name:
-            self.send_header("X-Error-Code", "EntryNotFound")
-        self.send_header("Content-Length", str(len(found or "")))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write((found or "").encode())
-
-    def log_message(self, *args: object) -> None: ...
+        is_absent = found is None and name
+        absent = {"X_Error_Code": "EntryNotFound"} if is_absent else {}
+        self.answer(404 if is_absent else 200, found or "", X_Repo_Commit=COMMIT, ETag='"abc"', **absent)
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     Hub.files, Hub.asked = {}, []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Hub) as url:
+        yield url
 
 
 def serve(name: str, url: str, home: Path) -> str:

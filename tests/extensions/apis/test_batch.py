@@ -8,9 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from oscine.extensions.apis.batches.cli import run as batch_run
 from oscine.extensions.apis.batches.cli.run import BatchRun
 from oscine.extensions.apis.batches.lines import BatchInput, BatchOutput
 from tests.cli.test_commands import run
+from tests.http_handler import Handler, serving
 from tests.server import ServerProcess
 from tests.waiting import wait_until
 
@@ -179,16 +178,15 @@ def test_lines_without_end_cost_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert (second.custom_id, second.problem) == ("a", "")
 
 
-class Busy(BaseHTTPRequestHandler):
+class Busy(Handler):
     """Refuses the first requests, drops one connection, then answers; one request fails in the engine each time."""
 
     posts = 0
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self._answer(200, {"data": []})
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+    def post(self, body: bytes) -> None:
         Busy.posts += 1
         if b"poison" in body:
             code = ("engine_died", "engine_failed")[Busy.posts % 2]
@@ -203,25 +201,14 @@ class Busy(BaseHTTPRequestHandler):
             self._answer(200, {"usage": {"completion_tokens": 5}})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None: ...
+        self.answer(status, json.dumps(body))
 
 
 @pytest.fixture
 def busy() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
     Busy.posts = 0
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Busy) as url:
+        yield url
 
 
 def test_a_busy_server_is_asked_again_and_a_deadly_request_is_given_up(tmp_path: Path, output: Path, busy: str) -> None:

@@ -1,9 +1,7 @@
 """`oscine eval`: the embedded model's answers, servers that fail, test sets of the hub, two files of answers."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +13,7 @@ from oscine.extensions.eval.cli import run as eval_run
 from tests.cli.local_hub import local_hub
 from tests.cli.test_commands import run
 from tests.extensions.eval.test_tasks import GPQA, write
+from tests.http_handler import Handler, serving
 from tests.server import ServerProcess
 
 WEATHER = {
@@ -113,19 +112,19 @@ def test_two_servers_a_run_that_goes_on_and_a_comparison(
     assert "weather  2/2 -> 0/2" in out
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(Handler):
     """Answers by the prompt: a status, no answer at all, or a text."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
     busy: ClassVar[int] = 0  # requests that are refused first
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self._send(200, {"data": [{"id": "small"}]})
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        Answers.asked.append(body)
-        prompt = body["messages"][0]["content"]
+    def post(self, body: bytes) -> None:
+        asked = json.loads(body)
+        Answers.asked.append(asked)
+        prompt = asked["messages"][0]["content"]
         if Answers.busy:
             Answers.busy -= 1
             self._send(503, {"error": {"message": "busy"}})
@@ -140,24 +139,14 @@ class Answers(BaseHTTPRequestHandler):
             self._send(200, {"choices": [{"message": message, "finish_reason": "stop"}]})
 
     def _send(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None: ...
+        self.answer(status, json.dumps(body))
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     Answers.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Answers) as url:
+        yield url
 
 
 def test_requests_that_fail_are_wrong_answers_and_are_asked_again(

@@ -91,7 +91,7 @@ with_triton = export PYTHONPATH=$(CURDIR)/.venv-triton/$(1) OMP_NUM_THREADS=1 PY
 	$(BIN)/python -c 'import triton; assert triton.__version__ == "$(1)", triton.__file__' && \
 	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) tests/ops $(2)
 
-OTHER_CHIPS_AND_SIZES := --ignore tests/ops/test_chips.py --ignore tests/ops/test_comm.py -k 'not 512 and not 8192 and not 65536'
+OTHER_CHIPS_AND_SIZES := --ignore tests/ops/test_chips.py --ignore tests/extensions/parallel/test_comm.py -k 'not 512 and not 8192 and not 65536'
 
 triton-matrix: $(TRITONS:%=.venv-triton/%/.ready)  ## the tests of kernels, compiled for all chips and interpreted, with each release of Triton: an hour
 	status=0; $(foreach release,$(TRITONS),($(call with_triton,$(release),-m 'not gpu and not hopper and not multi_gpu')) || status=1;) exit $$status

@@ -93,7 +93,7 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("oscine.cli", ("torch", "starlette", "zmq", "ctypes", "oscine.timing")),
+        ("oscine.cli", ("torch", "starlette", "zmq", "ctypes", "oscine.extensions.timing")),
         ("oscine.chat.harmony", ("torch", "starlette", "zmq")),
         ("oscine.api.app", ("torch", "triton", "transformers")),
         ("oscine", ("torch", "zmq", "msgspec", "asyncio")),
@@ -105,7 +105,7 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.engine.process.client", ("torch", "triton", "starlette")),
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.kv.fit", ("torch", "triton")),
-        ("oscine.cli.serve.layout", ("torch", "numpy")),
+        ("oscine.extensions.timing.layout", ("torch", "numpy")),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
         pytest.param(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.kernels.ranks import Ranks, RanksError, run_ranks
-from oscine.ops.comm.symmetric import ALONE, partial_sums
+from oscine.ops.comm.sums import ALONE, partial_sums
 from oscine.ops.norm import triton as norm
 
 ROWS = (1, 8, 64, 256, 1024, 8192)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from oscine.ops.comm.collectives import CollectiveCommunicator
-from oscine.ops.comm.symmetric import SymmetricCommunicator
+from oscine.extensions.parallel.comm.collectives import CollectiveCommunicator
+from oscine.extensions.parallel.comm.symmetric import SymmetricCommunicator
 from oscine.ops.target import Target
 
 ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "2"}

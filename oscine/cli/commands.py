@@ -29,7 +29,7 @@ class Command:
 
 COMMANDS = (
     Command("serve", "serve a model behind an OpenAI-compatible API", "oscine.cli.serve.command:arguments"),
-    Command("chat", "talk to a model in the terminal", "oscine.cli.chat.command:arguments"),
+    Command("chat", "talk to a model in the terminal", "oscine.extensions.terminal.command:arguments"),
     Command("batch", "answer a file of requests", "oscine.extensions.apis.batches.cli.command:arguments"),
     Command("pull", "download a model", "oscine.extensions.formats.cli.command:arguments_of_pull"),
     Command("list", "list the models on this machine", "oscine.extensions.formats.cli.command:arguments_of_list"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oscine.engine.core.extension import MakeExtension
+from oscine.engine.core.extension import KVPublisher, MakeExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.build import BuiltExecutor, build_executor
 from oscine.executor.start.parts import Place, part
@@ -28,8 +28,9 @@ class BuiltEngine:
     transfers: Any = None  # of the extension disaggregation, where the options want pages to move between engines
     ranks: Any = None  # of the extension parallel, where the model has several ranks
 
-    def announce(self) -> None:
+    def announce(self, events: KVPublisher) -> None:
         """The readers of KV events listen from now on."""
+        self.loop.cache.index.publish(events)
         for extension in self.loop.extensions:
             extension.announce()
 

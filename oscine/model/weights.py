@@ -59,9 +59,10 @@ class TensorSource(Protocol):
 
 
 class HostPlace(Protocol):
-    """Layers whose experts stay in host memory (oscine/ops/moe/on_host.py)."""
+    """Layers whose experts stay in host memory."""
 
     layers: Collection[int]  # indices
+    max_tokens: int  # of the largest step that CUDA graphs may have
 
     def prepare_experts(self, experts: MxExperts) -> Any:
         """Prepares the published experts of one of these layers, on the host."""
@@ -69,6 +70,10 @@ class HostPlace(Protocol):
 
     def loaded(self) -> None:
         """Called once, after the last layer."""
+        ...
+
+    def beside(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The `moe` op for all layers: the given one for those on the device."""
         ...
 
 

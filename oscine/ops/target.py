@@ -104,6 +104,14 @@ class Exchange(Protocol):
         ...
 
 
+class DispatchingExchange(Exchange, Protocol):
+    """An exchange whose tokens meet in the norm before the router."""
+
+    def dispatch(self, y_TH: Tensor, counts_E: Tensor | None, planes: Any) -> Tensor:
+        """The tokens of all ranks, [n, H]. Sets counts_E to zero on the way, and writes planes of all (planes.py)."""
+        ...
+
+
 CpuWeights = Literal["float32", "int8", "bf16"]
 ActivationDtype = Literal["auto", "fp8"]
 

@@ -8,9 +8,9 @@ import pytest
 
 from oscine.cli.error import USAGE, CommandError
 from oscine.cli.parser import Parser
-from oscine.cli.serve import dialects
 from oscine.cli.serve.options import ALIASES, OPPOSITES, add_options
 from oscine.cli.serve.read_options import read_config
+from oscine.extensions.apis.conventions import other_servers as dialects
 from oscine.settings.config import OPTIONS, STREAMED_TOKENS, Config, EngineOptions, SchedulerOptions
 from oscine.settings.devices import engines_of
 from tests.cli.option_table import tables

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.test_repository import ROOT
 
-ROOMS = ("chat", "engine", "engine_process", "executor", "llm", "model", "ops", "system", "timing")
+ROOMS = ("chat", "engine", "engine_process", "executor", "llm", "model", "ops", "system")
 _LEFT_OUT = shutil.ignore_patterns(".*", "runs", "__pycache__", "node_modules", "*.egg-info")
 
 

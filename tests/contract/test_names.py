@@ -17,7 +17,7 @@ PATH = re.compile(r"(?<![\w./-])oscine/[\w./*-]*[\w*]")
 FOLDERS = (".ci", "benchmarks", "deploy", "docs", "examples", "oscine", "tests", "training")
 KINDS = (".py", ".pyi", ".toml", ".yaml", ".yml", ".md", ".ipynb", ".tpl")
 OTHERS = {
-    "attributes of spans, named in api/telemetry/tracing.py": (
+    "attributes of spans, named in extensions/tracing/spans.py": (
         *("oscine.api_key", "oscine.known_tokens", "oscine.replica", "oscine.replica.from", "oscine.replica.to"),
         *("oscine.request_id", "oscine.router.overlap_tokens", "oscine.router.queue_s", "oscine.transfer.bytes"),
         *("oscine.transfer.full_pages", "oscine.transfer.sliding_pages"),

@@ -24,6 +24,10 @@ from tests.test_repository import MODULES, ROOT
 # A command without its extension, and what it says
 MISSING = {
     "apis": ("serve oscine-nano --port 0 --files-dir DIR", "--files-dir needs the extension apis"),
+    "experts_on_host": (
+        "serve oscine-nano --port 0 --experts-on-host 2",
+        "--experts-on-host needs the extension experts_on_host",
+    ),
     "eval": ("eval URL", "oscine eval needs the extension eval"),
     "offload": (
         "serve oscine-nano --port 0 --kv-offload-bytes 1GiB",
@@ -37,6 +41,11 @@ MISSING = {
         'serve oscine-nano --port 0 --speculative-config {"method":"ngram"}',
         "argument --speculative-config: it needs the extension speculation (see oscine serve --help)",
     ),
+    "kv_events": (
+        'serve oscine-nano --port 0 --kv-events-config {"enable_kv_cache_events":true}',
+        "argument --kv-events-config: it needs the extension kv_events (see oscine serve --help)",
+    ),
+    "timing": ("serve oscine-nano --port 0 --gpus 2", "--gpus needs the extension timing"),
     "formats": ("pull gpt-oss-20b", "oscine pull needs the extension formats"),
     "replicas": (
         "serve oscine-nano --port 0 --data-parallel-size 2",
@@ -98,7 +107,13 @@ def check(folder: Path, gone: Collection[str]) -> None:
         except SystemExit as end:
             if end.code:
                 raise
-        assert main(["chat", "--temperature", "0", QUESTION]) == 0
+        if "terminal" in gone:
+            from oscine import LLM
+
+            with LLM() as llm:
+                print(llm.chat([{"role": "user", "content": QUESTION}], temperature=0).content)
+        else:
+            assert main(["chat", "--temperature", "0", QUESTION]) == 0
     helped, _, answered = said.getvalue().partition("--version")
     assert helped.startswith("usage: oscine COMMAND")
     assert ANSWER in answered

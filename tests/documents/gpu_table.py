@@ -6,14 +6,14 @@
 from collections.abc import Iterator
 
 from oscine.checkpoint.hub import PUBLISHED
-from oscine.cli.serve.layout import choose
 from oscine.cli.serve.options import PROFILES
 from oscine.cli.serve.read_options import read_profile
 from oscine.executor.kv.fit import plan_on_gpus
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
+from oscine.extensions.timing.gpus import Gpu, Machine
+from oscine.extensions.timing.layout import choose
+from oscine.extensions.timing.machine import Link
 from oscine.settings.config import Config
-from oscine.system.gpus import Gpu, Machine
-from oscine.timing.machine import Link
 
 GIB = 1 << 30
 IN_USE = GIB // 2  # by the system and the CUDA context, before the model is loaded

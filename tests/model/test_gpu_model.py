@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.extensions.experts_on_host.layers import HostLayers
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Shard
 from oscine.model.weights import load_weights
 from oscine.ops.interface import Ops
-from oscine.ops.moe.on_host import HostLayers
 from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.model.tiny import PAGE, Sequence, Stepper, random_tokens

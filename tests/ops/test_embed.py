@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.comm.symmetric import ALONE
+from oscine.ops.comm.sums import ALONE
 from oscine.ops.embed import reference, triton
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Communicator

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.comm.symmetric import ALONE
+from oscine.ops.comm.sums import ALONE
 from oscine.ops.interface import Routing
 from oscine.ops.launch import arrivals
 from oscine.ops.norm import hopper, reference, triton

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
+from oscine.extensions.parallel.comm.ops import sample_across
 from oscine.ops.interface import SamplingBatch
-from oscine.ops.ranks import sample_across
 from oscine.ops.sample.noise import gumbel, hash_tokens
 from oscine.ops.sample.reference import _truncate, best, sample
 from oscine.ops.target import Communicator

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
+from oscine.extensions.parallel.comm.ops import sample_across
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
-from oscine.ops.ranks import sample_across
 from oscine.ops.sample import reference, triton
 from oscine.ops.target import Communicator
 from tests.ops.bound import bound

@@ -19,7 +19,7 @@ from oscine.api.serving.tools import ServerTools
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.api.telemetry.metrics import Metrics
-from oscine.api.telemetry.tracing import Tracing
+from oscine.api.telemetry.traces import tracing_of
 from oscine.engine.process.client import Engine, EngineError
 from oscine.settings.config import Config, EngineOptions
 from oscine.system.grammar_sandbox.pool import sandbox
@@ -70,7 +70,7 @@ class Service:
         self.keys = ApiKeys(config.server)
         if config.server.seed is not None:
             random.seed(config.server.seed)
-        self.tracing = Tracing(config.server.traces) if config.server.traces else None
+        self.tracing = tracing_of(config.server)
         self.reasoning = ReasoningMemory()
         self.tools = ServerTools(config.tools)
         self.bodies = Bodies()

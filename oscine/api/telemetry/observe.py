@@ -11,7 +11,7 @@ from oscine.api.common.memory import Bodies, Held
 from oscine.api.common.record import CLIENT_LEFT, RequestRecord, current
 from oscine.api.telemetry.logs import log_request
 from oscine.api.telemetry.metrics import Metrics
-from oscine.api.telemetry.tracing import Tracing
+from oscine.api.telemetry.traces import Tracing
 
 
 def note(record: RequestRecord, metrics: Metrics) -> None:

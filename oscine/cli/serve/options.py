@@ -1,7 +1,7 @@
 """The names that `oscine serve` knows, and its command line. Options are declared in oscine.settings.config.
 
-Names of other servers for these options are declared there too; those of options that Oscine does not have are in
-dialects.
+Names of other servers for these options are declared there too; options that only other servers have are in an
+extension.
 """
 
 import argparse
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from oscine.cli.parser import HelpAll
-from oscine.cli.serve import dialects
 from oscine.settings.config import OPTIONS
 from oscine.settings.name import Name, Values, merge
 from oscine.settings.option import Option, OptionError
@@ -32,9 +31,10 @@ ALIASES = {alias: option.name for option in OPTIONS.values() for alias in option
 OPPOSITES = {flag: option.name for option in OPTIONS.values() for flag in option.opposites}
 _CONFIG_HELP = "YAML file whose keys are names of options; the command line wins over it"
 _HELP_ALL_HELP = "show this help with the names that other servers have for options, and exit"
+_OTHERS = "oscine.extensions.apis.conventions.other_servers"  # options that only other servers have
 # option -> function of its value; the extension that reads it may be missing
 _READERS = {
-    "kv-events-config": "oscine.cli.serve.kv_events_config:read_kv_events_config",
+    "kv-events-config": "oscine.extensions.kv_events.config:read_kv_events_config",
     "speculative-config": "oscine.extensions.speculation.speculative_config:read_speculative_config",
 }
 
@@ -63,12 +63,14 @@ def _flag(option: Option, help: str, meaning: bool) -> Name:
     return Name(help, lambda value: {option.name: option.read(value) == meaning}, 0)
 
 
+_THEIRS: dict[str, Name] = load(f"{_OTHERS}:NAMES") if is_there(_OTHERS) else {}
+_SHORT: dict[str, tuple[str, ...]] = load(f"{_OTHERS}:SHORT") if is_there(_OTHERS) else {}
 OWN = {name: _name_of(option) for name, option in OPTIONS.items()} | {"profile": _name_of(PROFILE)}
-NAMES = {
+NAMES: dict[str, Name] = {
     **OWN,
     **{alias: dataclasses.replace(OWN[name], help=f"same as --{name}") for alias, name in ALIASES.items()},
     **{flag: _flag(OPTIONS[name], f"undoes --{name}", OPTIONS[name].default) for flag, name in OPPOSITES.items()},
-    **dialects.NAMES,
+    **_THEIRS,
 }
 
 
@@ -104,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser, *, groups: Collection[str] = GR
         add_some(parser.add_argument_group(title), own)
     others = parser.add_argument_group("names of other servers")
     texts = {
-        _add(others, f"--{name}", *dialects.SHORT.get(name, ()), name=theirs, help=argparse.SUPPRESS): theirs.help
+        _add(others, f"--{name}", *_SHORT.get(name, ()), name=theirs, help=argparse.SUPPRESS): theirs.help
         for name, theirs in _theirs(groups).items()
         if "." not in name
     }
@@ -121,4 +123,4 @@ def add_some(to: argparse._ActionsContainer, options: Iterable[Option]) -> None:
 def _theirs(groups: Collection[str]) -> dict[str, Name]:
     """The names of other servers, which --help leaves out."""
     known = {name: NAMES[name] for name, ours in (ALIASES | OPPOSITES).items() if OPTIONS[ours].group in groups}
-    return {"model": dataclasses.replace(OWN["model"], help="same as MODEL"), **known, **dialects.NAMES}
+    return {"model": dataclasses.replace(OWN["model"], help="same as MODEL"), **known, **_THEIRS}

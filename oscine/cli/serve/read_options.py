@@ -15,9 +15,10 @@ from oscine.executor.start.parts import check_parts
 from oscine.settings.config import NANO, OPTIONS, Config
 from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import FileKeyError, OptionError, did_you_mean
-from oscine.system.extensions import is_there, load
+from oscine.system.extensions import is_there, lacking, load
 from oscine.system.yaml_text import parse_yaml
 
+_LAYOUT = "oscine.extensions.timing.layout:lay_out"  # of several GPUs
 _NIM = "oscine.extensions.apis.conventions.nim_variables"
 _SECTIONS = frozenset(name.partition(".")[0] for name in NAMES if "." in name)  # keys of a file that have keys
 _WHEN_NULL = {"cuda-graph-config": "enforce-eager"}  # a section that is null -> the flag that it stands for
@@ -78,9 +79,7 @@ def make_config(
         replaced = {theirs for ours, theirs in _EXCLUSIONS if ours in layer}
         values = {name: value for name, value in values.items() if name not in replaced} | layer
     if (count := _used_gpus(values, num_gpus)) > 1:
-        from oscine.cli.serve.layout import lay_out
-
-        layout = lay_out(values, count)
+        layout = load(_LAYOUT)(values, count)
         for text in layout.pop(NOTES):
             note(text)
         values |= layout
@@ -95,11 +94,15 @@ def make_config(
 def _used_gpus(values: Values, num_gpus: int | None) -> int:
     """Those of --gpus, or all where no option says what to use, or 1. `num_gpus`: None if there can be only one."""
     given = values.get("gpus")
+    if given is None and not is_there(_LAYOUT):
+        return 1
     if given is None:
         is_published = values.get("model", NANO) != NANO and values.get("executor") != "fake"
         return (num_gpus or 1) if is_published and not any(values.get(name) for name in _CHOSEN) else 1
     if num_gpus is None:
         raise OptionError("gpus", "is for oscine serve")
+    if not is_there(_LAYOUT):
+        raise OptionError("gpus", lacking(_LAYOUT))
     count = num_gpus if given == "all" else int(given)
     if not 0 < count <= num_gpus:
         raise OptionError("gpus", f"must be at most the number of GPUs ({num_gpus}), not {given}")

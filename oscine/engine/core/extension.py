@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from oscine.engine.core.kv_cache_manager import KVCacheManager
+from oscine.engine.core.prefix_index import PageEvents
 from oscine.engine.core.request import Request
 from oscine.types import EngineStats, StepPlan
 
@@ -82,6 +83,21 @@ class EngineExtension:
 
     def flush(self, limit_s: float) -> None:
         """The engine ends: saves what it would lose, for so long at most."""
+
+
+class KVPublisher(PageEvents, Protocol):
+    """Tells other processes what the prefix cache has. It collects events while a step is made and committed."""
+
+    endpoint: str  # where subscribers connect
+    replay_endpoint: str | None  # where they ask for messages that they missed
+
+    def flush(self) -> None:
+        """Publishes what has been collected, without waiting."""
+        ...
+
+    def publish_stats(self, stats: EngineStats) -> None:
+        """Publishes statistics, where the readers want them."""
+        ...
 
 
 class LoopState(Protocol):

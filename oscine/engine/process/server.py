@@ -16,12 +16,13 @@ import msgspec
 import zmq
 
 from oscine.engine.build import BuiltEngine, build_engine
-from oscine.engine.kv_events import KVEvents
+from oscine.engine.core.extension import KVPublisher
 from oscine.engine.process.parent import Parent
 from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
 from oscine.engine.wire.clients import Clients
+from oscine.executor.start.parts import KV_EVENTS, part
 from oscine.executor.start.torch_process import import_torch
 from oscine.settings.config import EngineOptions
 from oscine.system.collector import paused
@@ -48,7 +49,7 @@ class EngineServer:
         clients: _Clients,
         engine: BuiltEngine,
         info: EngineInfo,
-        events: KVEvents | None,
+        events: KVPublisher | None,
         prefills: Prefills,
     ) -> None:
         self._clients, self._info, self._events, self._prefills = clients, info, events, prefills
@@ -160,7 +161,7 @@ class EngineServer:
         self._stats_at, self._told_idle = now, is_idle
         return self._loop.stats()
 
-    def _publish(self, events: KVEvents, stats: EngineStats | None) -> None:
+    def _publish(self, events: KVPublisher, stats: EngineStats | None) -> None:
         """Before the outputs of a step are sent: the next turn of a request that ends finds the router informed."""
         events.flush()
         if stats is not None:
@@ -173,10 +174,10 @@ class EngineServer:
                 self._loop.cancel(request_id)
 
 
-def _open_to_peers(clients: _Clients, options: EngineOptions) -> tuple[Endpoints | None, KVEvents | None]:
+def _open_to_peers(clients: _Clients, options: EngineOptions) -> tuple[Endpoints | None, KVPublisher | None]:
     """Raises ValueError for an endpoint that cannot be had."""
     peers = options.peers
-    events = KVEvents(peers, options.cache.page_size) if peers.kv_events else None
+    events: KVPublisher | None = part(KV_EVENTS)(peers, options.cache.page_size) if peers.kv_events else None
     if peers.host is None:
         return None, events
     requests = clients.listen(peers.host, peers.key)
@@ -208,8 +209,7 @@ def _serve(clients: _Clients, parent: Parent, launch: wire.Launch, started_s: fl
     ready_s = time.monotonic() - started_s
     info = replace(engine.info, ready_s=ready_s, endpoints=endpoints)
     if events is not None:
-        engine.loop.cache.index.events = events
-        engine.announce()
+        engine.announce(events)
     gc.collect()
     gc.freeze()  # the collector need not look at the model's objects again in the middle of a step
     try:

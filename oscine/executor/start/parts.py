@@ -17,8 +17,10 @@ LOCKSTEP = Place("--enable-expert-parallel", "oscine.extensions.parallel.start.s
 GROUP = Place("--enable-expert-parallel", "oscine.extensions.parallel.together:EngineGroup")
 RANK_PROCESSES = Place("--tensor-parallel-size", "oscine.extensions.parallel.processes:RankProcesses")
 LOAD_RANKS = Place("--tensor-parallel-size", "oscine.extensions.parallel.start.ranks:load_ranks")
+EXPERTS_ON_HOST = Place("--experts-on-host", "oscine.extensions.experts_on_host.layers:HostLayers")
 STORE = Place("--kv-offload-bytes", "oscine.extensions.offload.start:store_of")
 FAKE_STORE = Place("--kv-offload-bytes", "oscine.extensions.offload.start:fake_store_of")
+KV_EVENTS = Place("--kv-events-config", "oscine.extensions.kv_events.publisher:KVEvents")
 TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:transfers_of")
 FOLLOWER = Place("moving pages between engines", "oscine.extensions.disaggregation.start:follower_of")
 FAKE_TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:fake_transfers_of")
@@ -29,7 +31,9 @@ def check_parts(options: EngineOptions) -> None:
     wanted = {
         DRAFTING: options.speculation.is_on,
         LOAD_RANKS: options.model.tensor_parallel_size > 1,
+        EXPERTS_ON_HOST: options.model.experts_on_host,
         STORE: options.cache.kv_offload_bytes,
+        KV_EVENTS: options.peers.kv_events,
         TRANSFERS: options.peers.kv_transfer,
     }
     for place in filter(wanted.get, wanted):

@@ -15,15 +15,13 @@ from oscine.executor.lockstep import OwnSteps
 from oscine.executor.sampling.rules import NewRules
 from oscine.executor.start.device_memory import Budget, device_memory, smallest_gpu
 from oscine.executor.start.drafting import Drafting, MakeDrafting
-from oscine.executor.start.parts import DRAFTING, LOCKSTEP, part
+from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, LOCKSTEP, part
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
-from oscine.model.config import ModelConfig
 from oscine.model.packed import PackedFiles
 from oscine.model.tensors import Part, Shard
-from oscine.ops.comm.collectives import CollectiveCommunicator
+from oscine.model.weights import HostPlace
 from oscine.ops.interface import Ops
-from oscine.ops.moe.on_host import MAX_TOKENS, HostLayers
 from oscine.ops.native.library import unavailable
 from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Communicator, Target
@@ -61,8 +59,6 @@ class Start:
             check_triton(report)
         self.lockstep = OwnSteps() if handle is None else part(LOCKSTEP)(handle, self.opened, options)
         target = Target.of(self.opened.device, communicator and communicator(self.opened), self.lockstep.exchange)
-        if isinstance(target.communicator, CollectiveCommunicator):
-            report(_without_peer_access(self.opened.config))
         made = options.model.cpu_weights, options.model.activation_dtype
         self.target = replace(target, cpu_weights=made[0], activation_dtype=made[1])
         self.platform = platform_of(self.target, self.opened.dtype)
@@ -84,7 +80,7 @@ class Start:
         self.ops = resolve(self.target, self.choice)
         self.projection_bytes = self._projection_bytes()
         self.ops = self._with_projections(self.ops)
-        self.on_host: HostLayers | None = None
+        self.on_host: HostPlace | None = None
         self.budget: Budget | None = None  # of a GPU
         self.cache: LateCache | None = None  # that gets its memory when all else has its own
 
@@ -143,7 +139,7 @@ class Start:
         with_drafts = scheduler.max_num_seqs * (1 + self.drafting.most)
         most = max(scheduler.max_num_seqs, min(with_drafts, _MAX_VERIFYING, scheduler.max_num_batched_tokens))
         if self.on_host is not None:
-            most = min(most, MAX_TOKENS)
+            most = min(most, self.on_host.max_tokens)
         return sizes_up_to(most) if capturable else []
 
     @property
@@ -165,17 +161,13 @@ class Start:
             raise ValueError(f"--experts-on-host needs the native kernels for CPUs: {why}")
         config, threads = self.config, self.options.num_threads
         layers = range(config.num_hidden_layers - num_layers, config.num_hidden_layers)
-        self.on_host = HostLayers(self.target, layers, config.hidden_size, config.num_experts_per_tok, threads)
+        on_host: HostPlace = part(EXPERTS_ON_HOST)(
+            self.target, layers, config.hidden_size, config.num_experts_per_tok, threads
+        )
+        self.on_host = on_host
         ops = self._with_projections(resolve(self.target, self.choice, leave_choice=False))
-        self.ops = replace(ops, moe=self.on_host.beside(ops.moe))
+        self.ops = replace(ops, moe=on_host.beside(ops.moe))
 
     def _with_projections(self, ops: Ops) -> Ops:
         """Without a second form of the projections, where there is no room for it."""
         return ops if self.projection_bytes else replace(ops, prepare_projection=ops.prepare_dense)
-
-
-def _without_peer_access(config: ModelConfig) -> str:
-    return (
-        f"these GPUs cannot reach each other's memory: the {2 * config.num_hidden_layers + 1} messages of a step go "
-        "through NCCL, and take 7 us or more each instead of 2; engines of one GPU (--data-parallel-size) need none"
-    )

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from oscine.cli.error import FAILED, CommandError
-from oscine.cli.serve.layout import choose
 from oscine.cli.serve.options import PROFILES
 from oscine.cli.serve.read_options import read_profile
 from oscine.extensions.doctor.facts import Facts, gather
+from oscine.extensions.timing.layout import choose
 from oscine.ops.triton_range import CUDA_REMEDY, REMEDY, TESTED, TORCH, is_tested
 from oscine.system.environment import Environment
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import oscine
 from oscine.executor.start.host_memory import available_bytes
 from oscine.extensions.bench.machine import find_commit
+from oscine.extensions.timing.gpus import Machine, describe_gpus
 from oscine.system.cores import usable_cores
 from oscine.system.environment import Environment
-from oscine.system.gpus import Machine, describe_gpus
 
 _FEATURES = (  # that the C kernels use, as /proc/cpuinfo spells them
     *("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8"),
@@ -30,7 +30,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuFacts:
     name: str
     total: int  # bytes
     free: int  # bytes
@@ -50,7 +50,7 @@ class Facts:
     cores: int  # physical ones that this process may use
     memory: int  # bytes
     available: int | None  # bytes that this process may take
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuFacts, ...]
     devices: int  # GPUs that the system has and this process may use, with or without a driver that answers
     compiler: str | None
     disk: dict[str, int]  # free bytes, by folder
@@ -96,7 +96,7 @@ def _features(flags: str) -> tuple[str, ...]:
     return tuple(feature for feature in _FEATURES if feature in found)
 
 
-def _gpus(visible: str | None) -> tuple[Gpu, ...]:
+def _gpus(visible: str | None) -> tuple[GpuFacts, ...]:
     """Those that nvidia-smi reports, of the numbers in CUDA_VISIBLE_DEVICES."""
     program = shutil.which("nvidia-smi")
     if program is None or visible in ("", "-1"):
@@ -111,13 +111,13 @@ def _gpus(visible: str | None) -> tuple[Gpu, ...]:
     return tuple(gpus[int(number)] for number in numbers) if numbers else tuple(gpus)
 
 
-def _gpu(line: str) -> Gpu | None:
+def _gpu(line: str) -> GpuFacts | None:
     """Unified memory is reported as "[N/A]"; such a GPU has the system's."""
     parts = [part.strip() for part in line.split(",")]
     if len(parts) != len(_QUERY):
         return None
     name, total, free, capability, driver = parts
-    return Gpu(name, _bytes(total), _bytes(free), capability, driver, unified=not total.isdigit())
+    return GpuFacts(name, _bytes(total), _bytes(free), capability, driver, unified=not total.isdigit())
 
 
 def _bytes(mebibytes: str) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 from oscine.extensions.apis.conventions.profiles import Profile
-from oscine.extensions.doctor.facts import Facts, Gpu
+from oscine.extensions.doctor.facts import Facts, GpuFacts
 from oscine.settings.config import NANO, Config, EngineOptions
 
 MODELS = ("gpt-oss-20b", "gpt-oss-120b")
@@ -60,7 +60,7 @@ def _plan(model: str, options: EngineOptions, facts: Facts, num_ranks: int) -> M
     return plan_on_gpus(config, options, _memory(gpu), num_ranks, facts.available, hopper=gpu.capability == "9.0")
 
 
-def _memory(gpu: Gpu) -> DeviceMemory:
+def _memory(gpu: GpuFacts) -> DeviceMemory:
     return DeviceMemory(gpu.total, gpu.free, unified=gpu.unified)
 
 

@@ -158,7 +158,7 @@ class RankProcesses:
             raise self._failure
 
     def watch(self) -> Callable[[], None]:
-        """Begins a wait for the ranks; see oscine.ops.comm.host.Watch."""
+        """Begins a wait for the ranks; see oscine.extensions.parallel.comm.host.Watch."""
         return PeerWatchdog(self.check, self._awaited).look
 
     def close(self) -> None:

@@ -5,10 +5,10 @@ import time
 from collections import deque
 
 from oscine.executor.runner import TorchExecutor
+from oscine.extensions.parallel.comm.collectives import CollectiveCommunicator
 from oscine.extensions.parallel.messages import decode_plan, encode_plan
 from oscine.extensions.parallel.processes import RankProcesses
 from oscine.extensions.parallel.ring import RingReader, RingWriter
-from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.types import RankLostError, SamplingParams, StepPlan, StepResult
 
 _PAUSE_S = 0.00005

@@ -21,7 +21,7 @@ _LENGTH_BYTES = 8  # before each message
 _SPIN_S = 0.002
 _PAUSE_S = 0.00005  # of a writer that finds the ring full
 
-Watch = Callable[[], Callable[[], None]]  # as of oscine.ops.comm.host
+Watch = Callable[[], Callable[[], None]]  # as of oscine.extensions.parallel.comm.host
 _barrier = threading.Lock()
 
 

@@ -2,8 +2,8 @@
 
 import mmap
 
+from oscine.extensions.parallel.comm.host import bytes_of
 from oscine.extensions.parallel.ring import RING_BYTES
-from oscine.ops.comm.host import bytes_of
 
 
 class SharedMemory:

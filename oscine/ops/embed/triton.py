@@ -10,13 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.comm.exchange import COLUMNS_PER_WARP, row_bytes, sum_over_ranks
-from oscine.ops.comm.symmetric import partial_sums
+from oscine.ops.comm.sums import COLUMNS_PER_WARP, partial_sums, row_bytes, sum_over_ranks
 from oscine.ops.embed import reference
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
-ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
 
 prepare_embedding = reference.prepare_embedding
 

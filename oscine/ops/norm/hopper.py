@@ -9,7 +9,7 @@ from oscine.ops.moe.hopper_choice import can_choose
 from oscine.ops.norm import triton
 from oscine.ops.target import Target
 
-ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
 
 
 def norm_route(target: Target, *arguments: Any, leave_choice: bool = False) -> tuple[Tensor, Tensor, Routing]:

@@ -15,21 +15,19 @@ Shape suffixes: T tokens, H hidden, J partial sums, E experts, K experts per tok
 of squares of a token.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.comm.exchange import COLUMNS_PER_WARP, add_ranks, row_bytes, sum_over_ranks
 from oscine.ops.comm.push import clear, poll, push
-from oscine.ops.comm.symmetric import ALONE, partial_sums
-from oscine.ops.comm.tokens import SymmetricExchange
+from oscine.ops.comm.sums import ALONE, COLUMNS_PER_WARP, add_ranks, partial_sums, row_bytes, sum_over_ranks
 from oscine.ops.interface import Routing
 from oscine.ops.launch import NUM_ARRIVALS, after_wait, arrivals
 from oscine.ops.planes import Planes, empty_planes, plane_arguments, store_planes, wanted
-from oscine.ops.target import Target
+from oscine.ops.target import DispatchingExchange, Target
 
 FUSED_TOKENS = 4  # up to here norm and router are one launch
 UNCOUNTED_TOKENS = 16  # up to here norm_route gives neither counts nor ranks
@@ -37,7 +35,7 @@ SMALL_TOKENS = 512  # up to here the router splits the hidden dimension into pro
 FUSED_ROWS = 4  # router rows of one program of the fused kernel
 SPLIT_H = 256  # hidden dimension of one program while tokens are few
 LONG_SPLIT_H = 512  # the same where several tiles of tokens share the GPU
-ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
 LONG_SPLIT_BYTES = 147_456  # of shared memory, which its program takes
 # A few programs on an empty GPU: without a limit of its own, ptxas saves registers for an occupancy that cannot come,
 # and lets the loads of partial sums wait for one another.
@@ -96,14 +94,14 @@ def _norm_and_route_all(
     target: Target, x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor, router: "_Router", fp8: bool
 ) -> tuple[Tensor, Tensor, Routing]:
     """norm_route where ranks share experts: the first result and the routing are of the tokens of all ranks."""
-    assert isinstance(target.exchange, SymmetricExchange)
+    exchange = cast(DispatchingExchange, target.exchange)
     y_TH, sum_TH = rms_norm(target, x, weight_H, eps, residual_TH)
-    num_tokens, num_experts, device = sum(target.exchange.tokens), len(router.bias_E), y_TH.device
+    num_tokens, num_experts, device = sum(exchange.tokens), len(router.bias_E), y_TH.device
     number = wanted(target, num_tokens, router.experts_per_token, num_experts) if fp8 else 0
     planes = empty_planes(number, num_tokens, y_TH.shape[1], device) if number else None
     counted = num_tokens > UNCOUNTED_TOKENS
     counts_E = torch.empty(num_experts, dtype=torch.int32, device=device) if counted else None
-    all_nH = target.exchange.dispatch(y_TH, counts_E, planes)
+    all_nH = exchange.dispatch(y_TH, counts_E, planes)
     return all_nH, sum_TH, _route(target, all_nH, router, counts_E)._replace(prepared=planes)
 
 

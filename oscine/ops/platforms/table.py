@@ -17,8 +17,10 @@ import torch
 from oscine.ops.interface import Ops, Shapes, Use
 from oscine.ops.platforms import cuda, hopper, native, reference
 from oscine.ops.platforms.interface import Platform
-from oscine.ops.ranks import NORMS, across, sample_across
 from oscine.ops.target import Target
+
+ACROSS = "oscine.extensions.parallel.comm.ops"  # the ops of one of several ranks
+NORMS = ("rms_norm", "norm_qkv", "norm_route")
 
 # op -> backend -> its module, which has a function of the op's name, and <op>_use if it serves some steps only
 TABLE: dict[str, dict[str, str]] = {
@@ -56,7 +58,7 @@ TABLE: dict[str, dict[str, str]] = {
     "choose_few": {"reference": "choose.few", "native": "choose.native"},
     "prepare_step": {"reference": "step.reference", "native": "step.native", "triton": "step.triton"},
 }
-# op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ranks.py).
+# op -> other functions of the same module. embed_part, best and best_of_few are for one of several ranks (ACROSS).
 BESIDE = {
     "embed": ("embed_part", "prepare_embedding"),
     "out_proj": ("prepare_dense", "prepare_projection"),
@@ -118,8 +120,9 @@ def resolve(target: Target, choice: Mapping[str, str], *, leave_choice: bool = T
         functions["norm_route"] = partial(functions["norm_route"], leave_choice=True)
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
-        logits_and_choice = functions["lm_head"], sample_across(functions["best"], target.communicator)
-        functions |= across(functions, target.communicator, _adding(target, choice))
+        ranks = import_module(ACROSS)
+        logits_and_choice = functions["lm_head"], ranks.sample_across(functions["best"], target.communicator)
+        functions |= ranks.across(functions, target.communicator, _adding(target, choice))
     if target.exchange is not None:
         functions["moe"] = target.exchange.share(functions["moe"])
     functions["chooser"] = functions["chooser"](*logits_and_choice)

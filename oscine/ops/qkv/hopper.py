@@ -34,7 +34,7 @@ from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
 
-ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
 HEAD = 64  # the head dimension of the streaming kernel
 CARRY, TOP_EXPONENT, LEAST_EXPONENT = map(gl.constexpr, (fp8.CARRY, fp8.TOP_EXPONENT, fp8.LEAST_EXPONENT))
 

@@ -8,7 +8,7 @@ from oscine.ops.norm.triton import rms_norm
 from oscine.ops.rope.triton import rope_and_write
 from oscine.ops.target import Target
 
-ADDS_UP = True  # partial sums over ranks (ops/ranks.py)
+ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
 
 
 def norm_qkv(

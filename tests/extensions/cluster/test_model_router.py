@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from oscine.engine.kv_events import page_hash
+from oscine.extensions.kv_events.publisher import page_hash
 from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.routing.model_router import ModelRouter
 from oscine.extensions.replicas.spec.deployment import ModelSpec, PrefillLimits, QueueLimits, RoleSpec

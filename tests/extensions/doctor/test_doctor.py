@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from oscine.cli.serve.layout import choose
 from oscine.cli.serve.read_options import read_profile
 from oscine.extensions.doctor import facts as facts_module
 from oscine.extensions.doctor.checks import diagnose, report
-from oscine.extensions.doctor.facts import Facts, Gpu, gather
+from oscine.extensions.doctor.facts import Facts, GpuFacts, gather
 from oscine.extensions.doctor.fits import Fit, fits
-from oscine.system.gpus import Gpu as MachineGpu
-from oscine.system.gpus import Machine
-from oscine.timing.machine import Link
+from oscine.extensions.timing.gpus import Gpu, Machine
+from oscine.extensions.timing.layout import choose
+from oscine.extensions.timing.machine import Link
 from tests.cli.test_commands import run
 from tests.extensions.doctor.test_nim import GIB, H200, facts
 
-SMALL = Gpu("NVIDIA RTX 4080", 16 * GIB, 15 * GIB, "8.9", "570.1")
+SMALL = GpuFacts("NVIDIA RTX 4080", 16 * GIB, 15 * GIB, "8.9", "570.1")
 LINES = "NVIDIA H200, 143771, 143000, 9.0, 570.1\nNVIDIA GB10, [N/A], [N/A], 12.1, 580.0\nbroken\n"
 
 
@@ -124,7 +123,7 @@ def test_it_works_without_a_torch_that_can_be_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("link", "says"), [(Link("NVLink", 1.66e-6, 3.5e11), "NVLink"), (None, "no peer access")])
 def test_several_gpus_are_used_as_the_server_would(link: Link | None, says: str) -> None:
-    h200 = MachineGpu("NVIDIA H200", H200.total, H200.free, (9, 0), 4.9e12, 1.07e15)
+    h200 = Gpu("NVIDIA H200", H200.total, H200.free, (9, 0), 4.9e12, 1.07e15)
     machine = Machine((h200, h200), link)
     diagnosis = diagnose(replace(facts(H200, H200), machine=machine))
     text = report(diagnosis)

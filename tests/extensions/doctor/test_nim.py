@@ -11,15 +11,15 @@ from oscine.cli.error import CommandError
 from oscine.cli.serve.read_options import read_config
 from oscine.extensions.apis.conventions.profiles import PROFILES
 from oscine.extensions.doctor import nim as nim_command
-from oscine.extensions.doctor.facts import Facts, Gpu
+from oscine.extensions.doctor.facts import Facts, GpuFacts
 from oscine.settings.config import Config
 
 GIB = 1 << 30
-H200 = Gpu("NVIDIA H200", 141 * GIB, 140 * GIB, "9.0", "570.1")
+H200 = GpuFacts("NVIDIA H200", 141 * GIB, 140 * GIB, "9.0", "570.1")
 THROUGHPUT = next(p for p in PROFILES if (p.model, p.engines) == ("gpt-oss-120b", 4))
 
 
-def facts(*gpus: Gpu, available: int = 32 * GIB) -> Facts:
+def facts(*gpus: GpuFacts, available: int = 32 * GIB) -> Facts:
     return Facts(
         *("Linux", "3.12.0", "0.1.0", "unknown", "a processor", ("avx2",), 8, 64 * GIB),
         *(available, gpus, len(gpus), "/usr/bin/cc", {"/cache": 100 * GIB}, {"torch": "2.13.0"}),

@@ -11,10 +11,10 @@ from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.extensions.parallel.comm import collectives
+from oscine.extensions.parallel.comm.ops import across
 from oscine.extensions.parallel.start.communicator import reach_each_other
-from oscine.ops.comm import collectives
 from oscine.ops.norm import reference
-from oscine.ops.ranks import across
 from oscine.ops.target import Communicator
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationRequest, SamplingParams

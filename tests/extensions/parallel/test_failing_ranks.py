@@ -10,7 +10,7 @@ import torch
 
 from oscine.engine.build import build_engine
 from oscine.engine.core.offline import generate
-from oscine.ops.comm.collectives import CollectiveCommunicator
+from oscine.extensions.parallel.comm.collectives import CollectiveCommunicator
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions
 from oscine.types import GenerationRequest, RankLostError, SamplingParams
 from tests.children import children, shared_files

@@ -19,6 +19,7 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.load import load_executor
 from oscine.executor.start.parts import FOLLOWER, part
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.extensions.parallel.comm.host import HostCommunicator
 from oscine.extensions.parallel.liveness import PeerWatchdog, is_stopped
 from oscine.extensions.parallel.processes import Failed, Launch
 from oscine.extensions.parallel.ranked import follow
@@ -26,7 +27,6 @@ from oscine.extensions.parallel.ring import RingReader
 from oscine.extensions.parallel.rules import ReceivedRules
 from oscine.extensions.parallel.shared import SharedMemory
 from oscine.extensions.parallel.start.communicator import between_ranks
-from oscine.ops.comm.host import HostCommunicator
 
 _STDIN = 0
 _FAILED = 3

@@ -12,13 +12,13 @@ from oscine.executor.start.device_memory import smallest_gpu
 from oscine.executor.start.load import Loaded, load_executor
 from oscine.executor.start.shared import Report
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.extensions.parallel.comm.host import HostCommunicator
 from oscine.extensions.parallel.processes import RankProcesses
 from oscine.extensions.parallel.ranked import RankedExecutor
 from oscine.extensions.parallel.ring import RingWriter
 from oscine.extensions.parallel.rules import SentRules
 from oscine.extensions.parallel.shared import SharedMemory, bytes_of_all
 from oscine.extensions.parallel.start.communicator import between_ranks
-from oscine.ops.comm.host import HostCommunicator
 from oscine.settings.config import CPU_CACHE_BYTES, EngineOptions
 
 
@@ -45,6 +45,6 @@ def load_ranks(
         new_rules = grammar_rules(tokenizer_file, vocab_size)
         return lambda num_slots, device: SentRules(new_rules(num_slots, device), ring)
 
-    loaded = load_executor(own, report, watch, between_ranks(host, ranks.store, own), sent)
+    loaded = load_executor(own, report, watch, between_ranks(host, ranks.store, own, report), sent)
     ranks.serve()
     return loaded, RankedExecutor(loaded.executor, ranks, ring)

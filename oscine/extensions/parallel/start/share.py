@@ -7,17 +7,17 @@ import torch
 
 from oscine.checkpoint.opened import OpenedModel
 from oscine.extensions.parallel.clock import StepClock
+from oscine.extensions.parallel.comm.collectives import CollectiveCommunicator
 from oscine.extensions.parallel.exchange import MemoryExchange
 from oscine.extensions.parallel.lockstep import Lockstep
 from oscine.extensions.parallel.rendezvous import broadcast, recv_broadcast
 from oscine.extensions.parallel.start.communicator import between_gpus
-from oscine.ops.comm.collectives import CollectiveCommunicator
 from oscine.ops.target import Exchange
 from oscine.settings.config import EngineOptions
 from oscine.types import RankHandle
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
-    from oscine.ops.comm.tokens import SymmetricExchange
+    from oscine.extensions.parallel.comm.tokens import SymmetricExchange
 
 _STEP_LIMIT_S = 10.0  # for a rank to come to a step on a GPU; on a CPU a single step may take longer
 
@@ -39,7 +39,7 @@ def _through_memory(handle: RankHandle, opened: OpenedModel, options: EngineOpti
 def _between_gpus(handle: RankHandle, opened: OpenedModel, options: EngineOptions) -> "SymmetricExchange":
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from oscine.ops.comm.tokens import SymmetricExchange
+    from oscine.extensions.parallel.comm.tokens import SymmetricExchange
 
     if opened.dtype != torch.bfloat16:
         raise ValueError(f"--enable-expert-parallel on GPUs needs --dtype bfloat16, not {opened.dtype}")

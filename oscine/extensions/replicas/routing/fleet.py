@@ -11,7 +11,7 @@ from functools import partial
 
 import zmq.asyncio
 
-from oscine.engine.kv_events import page_hash
+from oscine.extensions.kv_events.publisher import page_hash
 from oscine.extensions.replicas.routing.cost import rank, sticky_key
 from oscine.extensions.replicas.routing.kv_index import KVIndex
 from oscine.extensions.replicas.routing.kv_subscriber import KVSubscriber

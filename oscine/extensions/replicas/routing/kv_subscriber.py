@@ -1,6 +1,7 @@
 """Follows the events of one engine: pages stored, removed, cleared, and its statistics, over ZeroMQ.
 
-The format is that of vLLM's publisher (see oscine.engine.kv_events), whose engines can be followed as well.
+The format is that of vLLM's publisher (see oscine.extensions.kv_events.publisher), whose engines can be followed
+too.
 
 Messages can be lost, and engines can restart. Either leaves a gap in the numbers, or numbers that go back. Then the
 subscriber asks for the last known message and all later ones. If that message is unchanged, no other is missing. If
@@ -17,9 +18,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from oscine.engine.kv_events import END, STATS_TOPIC
 from oscine.engine.wire.messages import UNREADABLE
 from oscine.engine.wire.tcp import connect
+from oscine.extensions.kv_events.publisher import END, STATS_TOPIC
 from oscine.extensions.replicas.routing.kv_index import CACHE, DISK, HOST, KVIndex
 from oscine.types import Endpoints, EngineStats
 

@@ -1,0 +1,3 @@
+from tests.engine_process.conftest import folder
+
+__all__ = ["folder"]

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.extensions.experts_on_host.layers import HostLayers
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.tensors import Shard
-from oscine.model.weights import load_weights
+from oscine.model.weights import HostPlace, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Target
@@ -52,7 +51,7 @@ SHAPES = [
 
 
 def build(
-    config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None = None, host: HostLayers | None = None
+    config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None = None, host: HostPlace | None = None
 ) -> GptOss:
     """A model with the shard's part of a whole model's random weights."""
     device = torch.device("cuda", torch.cuda.current_device())
@@ -91,7 +90,7 @@ def errors(
     shard: Shard | None = None,
     steps: Steps = STEPS,
     begin: Callable[[int], None] = lambda index: None,
-    host: HostLayers | None = None,
+    host: HostPlace | None = None,
 ) -> list[Error]:
     """Of each step. `shard`: the rank's, unless everything is divided."""
     layers, ranks = shape.num_layers, target.communicator
@@ -124,8 +123,11 @@ def test_kernels_cost_at_most_twice_what_bfloat16_costs(shape: Shape) -> None:
     check(shape, errors(shape, Target.of(torch.device("cuda"))))
 
 
+@pytest.mark.needs("experts_on_host")
 def test_the_error_with_experts_on_the_host() -> None:
     """Half of the layers and the embedding are on the host. The CPU computes single tokens; chunks are streamed."""
+    from oscine.extensions.experts_on_host.layers import HostLayers
+
     target, shape = Target.of(torch.device("cuda")), SHAPES[1]
     host = HostLayers(target, range(2, 4), shape.config.hidden_size, shape.config.num_experts_per_tok)
     check(shape, errors(shape, target, host=host))

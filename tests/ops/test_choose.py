@@ -197,6 +197,7 @@ def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:
         assert torch.equal(chosen_N, (x_NH @ weight_VH.T).argmax(1))
 
 
+@pytest.mark.needs("parallel")
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_ranks_choose_among_few_tokens(num_ranks: int) -> None:
     """Tokens of one rank, of all ranks, and equal ones on two of them."""

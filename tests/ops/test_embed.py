@@ -59,6 +59,7 @@ def test_the_kernel_fits(arch: int) -> None:
     assert compiled.registers <= 64
 
 
+@pytest.mark.needs("parallel")
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_ranks_embed_as_one(num_ranks: int) -> None:
     weight_VH, token_ids_T = torch.randn(64, 16), torch.randint(0, 64, (50,))

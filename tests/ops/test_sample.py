@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.extensions.parallel.comm.ops import sample_across
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.sample.noise import gumbel, hash_tokens
 from oscine.ops.sample.reference import _truncate, best, sample
@@ -156,10 +155,13 @@ def test_greedy_takes_the_first_of_equal_logits_and_draws_nothing(monkeypatch: p
     assert sample(torch.tensor([[1.0, 3.0, 3.0]]), one_row()).token_ids_N.tolist() == [1]
 
 
+@pytest.mark.needs("parallel")
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_best_of_parts_is_that_of_all_logits(num_ranks: int, greedy: bool) -> None:
     """Also where a part has no token, where tokens of several parts are equal, and where there is none at all."""
+    from oscine.extensions.parallel.comm.ops import sample_across
+
     torch.manual_seed(0)
     logits_NV = torch.randn(40, 64)
     logits_NV[:10] = logits_NV[:10].round()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.extensions.parallel.comm.ops import sample_across
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
 from oscine.ops.sample import reference, triton
@@ -107,6 +106,7 @@ def check_restriction(logits_NV: Tensor, why: str) -> None:
 
 def check_parts(logits_NV: Tensor, batch: SamplingBatch) -> None:
     """Bitwise: each of two ranks has half of the vocabulary. Nothing is left to zero in what a part writes."""
+    from oscine.extensions.parallel.comm.ops import sample_across
 
     def choose(own: Communicator) -> Tensor:
         part_NV = logits_NV.chunk(2, 1)[own.rank]

@@ -29,12 +29,13 @@ from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, load_weights
 from oscine.ops.attention import hopper as attention
-from oscine.ops.choose import screen_gemm, screened
+from oscine.ops.choose import hopper as screened
+from oscine.ops.choose import hopper_gemm as screen_gemm
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Batch, KVCache, Ops
 from oscine.ops.linear import hopper as linear
-from oscine.ops.linear.bf12 import dense_of
-from oscine.ops.linear.stream import CHUNK, CHUNK_BYTES, Tile, tile_for
+from oscine.ops.linear.hopper_bf12 import dense_of
+from oscine.ops.linear.hopper_stream import CHUNK, CHUNK_BYTES, Tile, tile_for
 from oscine.ops.moe import hopper as moe
 from oscine.ops.moe import reference
 from oscine.ops.moe.hopper import Tiling, large

@@ -2,7 +2,7 @@
 
 For each number of rows this times lm_head and sample, the screened choice (greedy and with noise), and the int8 product
 alone in all shapes that fit, the chosen one first. It also counts the tokens of a greedy row that are computed exactly.
-A result that differs from that of the chosen shape is marked. The best shapes belong in screen_gemm.TILES.
+A result that differs from that of the chosen shape is marked. The best shapes belong in hopper_gemm.TILES.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from torch import Tensor
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.extensions.bench.timer import time_call
 from oscine.model.config import gpt_oss_120b
-from oscine.ops.choose import screened
-from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.choose import hopper as screened
+from oscine.ops.choose.hopper_gemm import TILES, logits
 from oscine.ops.interface import SamplingBatch
-from oscine.ops.linear.stream import Tile, tile_for
+from oscine.ops.linear.hopper_stream import Tile, tile_for
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 

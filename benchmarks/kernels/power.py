@@ -20,10 +20,10 @@ from benchmarks.kernels.inputs import random_experts
 from benchmarks.kernels.routings import draw_for
 from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.model.config import gpt_oss_120b
-from oscine.ops.choose import screened
-from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.choose import hopper as screened
+from oscine.ops.choose.hopper_gemm import TILES, logits
 from oscine.ops.interface import Routing
-from oscine.ops.linear.stream import tile_for
+from oscine.ops.linear.hopper_stream import tile_for
 from oscine.ops.moe import hopper
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target

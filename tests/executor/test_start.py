@@ -12,7 +12,7 @@ from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
 from oscine.executor.start import load, shared
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.ops import triton_range
-from oscine.ops.choose import screened
+from oscine.ops.choose import hopper as screened
 from oscine.ops.native.library import unavailable
 from oscine.ops.platforms.table import choose, named
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions

@@ -135,7 +135,7 @@ def _described(ptx: str, cubin: bytes, shared: int, ttgir: str, arch: int) -> Co
 
 
 def box_type(*shape: int) -> str:
-    """Of an argument that is a descriptor of bfloat16 boxes, as oscine.ops.linear.stream makes them."""
+    """Of an argument that is a descriptor of bfloat16 boxes, as oscine.ops.linear.hopper_stream makes them."""
     return f"tensordesc<bf16[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from oscine.ops.linear import bf12
-from oscine.ops.linear.bf12 import Bf12Matrix, dense_of, pack, read_by
+from oscine.ops.linear import hopper_bf12 as bf12
 from oscine.ops.linear.bf12_size import bf12_bytes
 from oscine.ops.linear.hopper import OUT_PROJ_BF12_TILES
+from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of, pack, read_by
 from oscine.ops.qkv.hopper import BF12_TILES
 
 

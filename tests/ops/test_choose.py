@@ -9,12 +9,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from benchmarks.kernels.inputs import sampling_batch
-from oscine.ops.choose import screen_gemm, screened
+from oscine.ops.choose import hopper as screened
+from oscine.ops.choose import hopper_gemm as screen_gemm
 from oscine.ops.choose.few import choose_few
 from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.launch import arrivals
-from oscine.ops.linear.stream import CHUNK_BYTES, Tile
+from oscine.ops.linear.hopper_stream import CHUNK_BYTES, Tile
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.sample import reference
 from oscine.ops.target import Communicator

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.extra.cuda import gdc_wait
 
-from oscine.ops.linear.stream import descriptor
+from oscine.ops.linear.hopper_stream import descriptor
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.gluon_interpreter.ptx import run_ptx
 

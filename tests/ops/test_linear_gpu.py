@@ -14,8 +14,8 @@ from torch import Tensor
 from oscine.ops.interface import QkvProjection
 from oscine.ops.linear import hopper, reference
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.bf12 import Bf12Matrix, pack
-from oscine.ops.linear.stream import CHUNK, Tile
+from oscine.ops.linear.hopper_bf12 import Bf12Matrix, pack
+from oscine.ops.linear.hopper_stream import CHUNK, Tile
 from oscine.ops.qkv import hopper as qkv_hopper
 from oscine.ops.qkv import reference as qkv_reference
 from oscine.ops.qkv import triton as qkv_portable

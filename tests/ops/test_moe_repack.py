@@ -9,8 +9,8 @@ from torch import Tensor
 from benchmarks.kernels.inputs import random_experts
 from oscine.ops.moe import native
 from oscine.ops.moe.hopper import prepare_experts
+from oscine.ops.moe.hopper_repack import Units, gate_up_order, repack
 from oscine.ops.moe.mxfp4 import dequantize
-from oscine.ops.moe.repack import Units, gate_up_order, repack
 from tests.ops.bound import CPU_TARGET
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oscine.ops.attention import hopper as attention
-from oscine.ops.choose import screened
+from oscine.ops.choose import hopper as screened
 from oscine.ops.interface import Shapes
 from oscine.ops.linear import hopper as linear
 from oscine.ops.platforms.table import choose, describe

@@ -179,7 +179,7 @@ class MemoryPlan:
 def second_form_bytes(
     gpu: DeviceMemory, options: EngineOptions, weights: int, shapes: Mapping[str, Sequence[int]]
 ) -> int:
-    """Bytes of the projections of attention in 12 bits (oscine/ops/linear/bf12.py), beside bfloat16.
+    """Bytes of the projections of attention in 12 bits (oscine/ops/linear/hopper_bf12.py), beside bfloat16.
 
     0 if they would take more than SECOND_FORM_SHARE of the memory for the cache, and so of the sequences. How many may
     run does not matter: at times one runs alone. All ranks decide alike. weights: bytes of all other weights on the

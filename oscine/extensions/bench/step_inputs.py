@@ -20,7 +20,7 @@ from oscine.model.gpt_oss import rope_table
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.interface import Batch, Ops, PageGroup, QkvProjection, Routing, SamplingBatch
-from oscine.ops.linear.bf12 import Bf12Matrix, read_by
+from oscine.ops.linear.hopper_bf12 import Bf12Matrix, read_by
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
 KV_BYTES = 256 << 20  # at least this much KV memory for one op to cycle through, in several layers ...

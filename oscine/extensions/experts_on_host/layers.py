@@ -1,8 +1,8 @@
 """Layers whose experts stay in host memory, since the GPU is too small for them.
 
-In a step of few tokens the CPU computes these experts (native.py): the GPU sends the tokens, and reads the sums. The
+In a step of few tokens the CPU computes these experts: the GPU sends the tokens, and reads the sums (few.py). The
 CPU's part is a host function of the CUDA stream, so a CUDA graph can contain it. A step of many tokens needs all
-experts: they are copied to the GPU, which computes them (stream.py).
+experts: they are copied to the GPU, which computes them (many.py).
 
 Host memory has the experts once, in the layout for CPUs. The GPU unpacks them after the copy.
 """

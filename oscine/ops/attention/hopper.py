@@ -15,7 +15,7 @@ from oscine.ops.attention import triton as portable
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
 from oscine.ops.interface import Shapes, Use, unmet
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
-from oscine.ops.linear.stream import descriptor
+from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.target import Target
 
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES

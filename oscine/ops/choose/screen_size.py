@@ -1,4 +1,4 @@
-"""How large the head in int8 is (screened.py). Memory plans are made without Triton."""
+"""How large the head in int8 is (hopper.py). Memory plans are made without Triton."""
 
 
 def screen_bytes(vocab: int, hidden: int) -> int:

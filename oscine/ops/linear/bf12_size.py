@@ -1,4 +1,4 @@
-"""How large weights in 12 bits are (bf12.py). Memory plans are made without torch."""
+"""How large weights in 12 bits are (hopper_bf12.py). Memory plans are made without torch."""
 
 WORDS = 3  # of a thread and atom
 ROWS, COLUMNS = 64, 16  # of an atom

@@ -2,7 +2,7 @@
 
 Up to 64 tokens, memory bandwidth bounds both: they read the weights. out_proj then splits its sums over J programs, so
 that every SM has a share of the few rows. The next norm adds them up. Up to 32 tokens its weights may have 12 bits
-(bf12.py).
+(hopper_bf12.py).
 
 Shape suffixes: T or N tokens, J partial sums, F rows of the weight matrix.
 """
@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.interface import Shapes, Use
 from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.bf12 import Bf12Matrix, pack
-from oscine.ops.linear.bf12_stream import start_words, word_descriptor
-from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
+from oscine.ops.linear.hopper_bf12 import Bf12Matrix, pack
+from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
+from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
 prepare_dense = reference.prepare_dense
 

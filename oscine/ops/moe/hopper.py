@@ -1,6 +1,7 @@
 """The mixture of experts on Hopper: schedule and launches of the Gluon GEMMs.
 
-Knows which tile shapes suit how many tokens; not the kernels' insides (hopper_gemm.py) nor the weights' (repack.py).
+Knows which tile shapes suit how many tokens; not the insides of kernels (hopper_gemm.py) and weights
+(hopper_repack.py).
 
     few tokens:  gemm(x, gate_up) -> h, and which pair each of its rows is of;  gemm(h, down) -> y
     more tokens: sort: x rows by expert, and a table of entries (expert, first row, rows <= N); then the same two
@@ -27,10 +28,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
-from oscine.ops.linear.stream import descriptor
+from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.moe.hopper_gemm import gemm
+from oscine.ops.moe.hopper_repack import UNIT, gate_up_order, padded_rows, repack
 from oscine.ops.moe.hopper_tiles import DIRECT_PAIRS
-from oscine.ops.moe.repack import UNIT, gate_up_order, padded_rows, repack
 from oscine.ops.target import Target
 
 CAN_CHOOSE = True  # the experts of a single token, from the router's logits

@@ -11,7 +11,7 @@ unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
     producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
     consumer: wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
 
-What a tile is: hopper_tiles.py. Layout of a unit: repack.py.
+What a tile is: hopper_tiles.py. Layout of a unit: hopper_repack.py.
 """
 
 from triton.experimental import gluon
@@ -26,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.compat import async_load, reinterpret
 from oscine.ops.moe.hopper_choice import store_choice
+from oscine.ops.moe.hopper_repack import FIELDS, SCALE_BITS, TABLE, V_FROM_B, V_SHIFT, VALUE_BITS, Y_FROM_A, A, B
 from oscine.ops.moe.hopper_tiles import (
     Config,
     find_entries,
@@ -38,15 +39,14 @@ from oscine.ops.moe.hopper_tiles import (
     rows_of,
     tile_at,
 )
-from oscine.ops.moe.repack import FIELDS, SCALE_BITS, TABLE, V_FROM_B, V_SHIFT, VALUE_BITS, Y_FROM_A, A, B
 from oscine.ops.record import record
 
 
 def _half_asm() -> str:
     """PTX that expands the thread's 32 nibbles: $0-$15 out (fp16x2), $16-$19 nibble words, $20 a scale word.
 
-    Turned and masked (repack.py) a nibble is, as fp16, its value times 2^-14, subnormals included. The scale f at bits
-    14..10 is 2^(f - 15); the product takes it from the lower or upper half of a word, for free.
+    Turned and masked (hopper_repack.py) a nibble is, as fp16, its value times 2^-14, subnormals included. The scale f
+    at bits 14..10 is 2^(f - 15); the product takes it from the lower or upper half of a word, for free.
     """
     lines = [".reg .b32 a, y, v, scales<2>, scale<2>;", ".reg .b16 lower, upper;"]
     for r in range(2):

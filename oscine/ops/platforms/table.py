@@ -54,7 +54,7 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "sample": {"reference": "sample.reference", "triton": "sample.triton"},
     # made of the chosen lm_head and sample
-    "chooser": {"reference": "choose.reference", "native": "choose.native", "screened": "choose.screened"},
+    "chooser": {"reference": "choose.reference", "native": "choose.native", "screened": "choose.hopper"},
     "choose_few": {"reference": "choose.few", "native": "choose.native"},
     "prepare_step": {"reference": "step.reference", "native": "step.native", "triton": "step.triton"},
 }

@@ -13,8 +13,8 @@ rows of the tensor cores' operand are these 2 R dimensions once for each part; w
     rows x lower         wanted          not used
     rows x upper        not used          wanted
 
-Up to 32 tokens weights may be in 12 bits (bf12.py). Their groups of 16 rows are eight such pairs, so a program then has
-32 / parts / 8 groups for each part, and its rows are first put in the order above.
+Up to 32 tokens weights may be in 12 bits (hopper_bf12.py). Their groups of 16 rows are eight such pairs, so a program
+then has 32 / parts / 8 groups for each part, and its rows are first put in the order above.
 
 Shape suffixes: R pairs of dimensions of a program, T tokens of a program, S sums of squares of a token.
 """
@@ -26,10 +26,10 @@ from triton.experimental.gluon import language as gl
 from oscine.ops.interface import QkvProjection, Shapes, Use, unmet
 from oscine.ops.kv import fp8
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
-from oscine.ops.linear.bf12 import Bf12Matrix, dense_of
 from oscine.ops.linear.bf12_size import COLUMNS as ATOM
-from oscine.ops.linear.bf12_stream import start_words, word_descriptor
-from oscine.ops.linear.stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
+from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of
+from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
+from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target

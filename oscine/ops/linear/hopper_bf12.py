@@ -14,7 +14,7 @@ to the left by n bits:
 
     R0 = A & MASK     R1 = turn(B, 28) & MASK     R2 = turn(C, 8) & MASK     R3 = turn(their free bits, 4) & MASK
 
-That is 9 instructions for eight values, and 4 products with 2^112 (bf12_stream.py).
+That is 9 instructions for eight values, and 4 products with 2^112 (hopper_bf12_stream.py).
 
 Shape suffixes: F rows of the matrix, K its columns.
 """

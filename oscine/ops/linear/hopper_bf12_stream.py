@@ -1,4 +1,4 @@
-"""Products of weights in 12 bits (bf12.py) with few tokens on Hopper, in Gluon; stream.py has those in bfloat16.
+"""Products of weights in 12 bits (hopper_bf12.py) with few tokens, in Gluon; hopper_stream.py has those in bfloat16.
 
 The words of three planes arrive by TMA and become the register operand of wgmma. This takes longer than to multiply, so
 a kernel does it for its first weights while it waits for the tokens.
@@ -11,9 +11,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.compat import async_load, reinterpret
-from oscine.ops.linear.bf12 import MASK, SHIFT, TURNS, Bf12Matrix, spare_bits
 from oscine.ops.linear.bf12_size import WORDS
-from oscine.ops.linear.stream import CHUNK, descriptor
+from oscine.ops.linear.hopper_bf12 import MASK, SHIFT, TURNS, Bf12Matrix, spare_bits
+from oscine.ops.linear.hopper_stream import CHUNK, descriptor
 from oscine.ops.record import record
 
 GROUPS = 4  # of 16 rows, of a program

@@ -3,7 +3,7 @@
 Each row of weights has a scale, and so has each token. A token is two int8 planes: x = scale (128 high + low). The
 planes are adjacent columns of the tensor cores' operand, whose sums are integers.
 
-screened.py bounds the error of the logits, and uses them.
+hopper.py bounds the error of the logits, and uses them.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.linear.stream import CHUNK_BYTES, Tile, descriptor, start_ring
+from oscine.ops.linear.hopper_stream import CHUNK_BYTES, Tile, descriptor, start_ring
 
 # From the fewest tokens up; a token is two columns of the operand. Measured on an NVIDIA H200.
 TILES = (

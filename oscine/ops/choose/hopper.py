@@ -12,7 +12,7 @@ to a hundred when greedy, and one or two with noise. So what is chosen is what a
 decides only how long it takes.
 
     quantize   x -> planes, scales and norms
-    logits     of int8, from memory: nearly all of the time (screen_gemm.py)
+    logits     of int8, from memory: nearly all of the time (hopper_gemm.py)
     floor      the best score that is certain, of each part of a row
     decide     the exact scores of those that reach it, and the best of them
 
@@ -28,11 +28,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.choose.screen_gemm import TILES, logits
+from oscine.ops.choose.hopper_gemm import TILES, logits
 from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals, depend
-from oscine.ops.linear.stream import tile_for
+from oscine.ops.linear.hopper_stream import tile_for
 from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, settle
 from oscine.ops.target import Target
 

@@ -1,4 +1,4 @@
-"""How many files a new platform, and a new type of keys and values, touch. A copy of the package gets a fake of each."""
+"""How many files a new platform, and a new type of keys and values, touch: a copy of the package gets a fake one."""
 
 import os
 import shutil

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from oscine.api.common.errors import invalid, not_found, unavailable
+from oscine.api.common.errors import invalid, not_found
 from oscine.api.common.keys import ApiKeys
 from oscine.api.common.memory import Bodies
 from oscine.api.common.record import current
-from oscine.api.serving.names import meant_by
+from oscine.api.serving.names import ServedModels
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.served_model import ANY_NAME, ModelState, ServedModel
+from oscine.api.serving.served_model import ModelState, ServedModel
 from oscine.api.serving.tools import ServerTools
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
@@ -77,8 +77,7 @@ class Service:
         self.apis: dict[str, ServiceApi] = {}
         self.draining = False
         self.started = int(time.time())
-        self._by_name: dict[str, ServedModel] = {}
-        self._leaving: set[ServedModel] = set()  # removed, with requests that still run
+        self._served = ServedModels()
         self._retiring: set[asyncio.Task[None]] = set()  # of replaced models
 
     def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
@@ -88,12 +87,13 @@ class Service:
         a name that another has.
         """
         model = self._made(engine, options, names)
-        self._name(model)
+        self._served.add(model)
+        model.draining = self.draining
         return model
 
     def remove(self, model: ServedModel) -> Coroutine[Any, Any, None]:
         """Its names are unknown at once, and free; await until its requests have ended and its engine has stopped."""
-        self._unname(model)
+        self._served.let_go(model)
         return self._retire(model)
 
     async def replace(
@@ -107,12 +107,8 @@ class Service:
         new = self._made(engine, options, names)
         try:
             await new.start()
-            self._unname(old)
-            try:
-                self._name(new)
-            except ValueError:
-                self._name(old)
-                raise
+            self._served.replace(old, new)
+            new.draining = self.draining
         except BaseException:
             await new.stop()
             raise
@@ -125,33 +121,21 @@ class Service:
         apart = self.config.server.cache_salt_by_key
         return ServedModel(engine, options, names, self.metrics, cache_salt_by_key=apart)
 
-    def _name(self, model: ServedModel) -> None:
-        names = (*model.names, ANY_NAME) if model.has_any_name else model.names
-        for name in names:
-            if name in self._by_name:
-                raise ValueError(f"there is a model {name!r} already")
-        self._by_name |= dict.fromkeys(names, model)
-        model.draining = self.draining
-
-    def _unname(self, model: ServedModel) -> None:
-        self._by_name = {name: other for name, other in self._by_name.items() if other is not model}
-        self._leaving.add(model)
-
     async def _retire(self, model: ServedModel, after_s: float = 0.0) -> None:
         """`after_s`: for requests that have found the model and are not admitted yet."""
         await asyncio.sleep(after_s)
         await model.drain(self.config.server.drain_s)
         await model.stop()
-        self._leaving.discard(model)
+        self._served.leaving.discard(model)
 
     @property
     def models(self) -> list[ServedModel]:
         """In the order in which they came."""
-        return list(dict.fromkeys(self._by_name.values()))
+        return self._served.models
 
     @property
     def names(self) -> list[str]:
-        return [name for name in self._by_name if name != ANY_NAME]
+        return self._served.names
 
     async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
         """Returns when each model is ready or has failed. `on_ready` is called with each ready one.
@@ -188,7 +172,7 @@ class Service:
             await api.stop()
         for task in self._retiring:
             task.cancel()
-        await asyncio.gather(*(model.stop() for model in self._all()))
+        await asyncio.gather(*(model.stop() for model in self._served.all))
         await self.tools.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
@@ -200,19 +184,16 @@ class Service:
         for api in self._apis:
             await api.drain()
         self.draining = True
-        await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._all()))
+        await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._served.all))
 
     def cancel_all(self) -> None:
-        for model in self._all():
+        for model in self._served.all:
             model.cancel_all()
-
-    def _all(self) -> list[ServedModel]:
-        return [*self.models, *self._leaving]
 
     @property
     def running(self) -> int:
         """The number of sequences that are admitted and not over."""
-        return sum(model.admission.sequences for model in self._all())
+        return sum(model.admission.sequences for model in self._served.all)
 
     @property
     def is_quiet(self) -> bool:
@@ -243,7 +224,7 @@ class Service:
         Raises APIError: 404 for a name that is not served, 400 if a name is needed.
         """
         record = current.get()
-        model = self._default() if name is None else self._named(name)
+        model = self._served.find(name)
         if record is not None:
             record.model = name or (model.names[0] if model is not None else None)
         if model is not None:
@@ -252,14 +233,3 @@ class Service:
         if name is None:
             raise invalid("model", f"it is required: {there}")
         raise not_found(f"The model '{name}' does not exist; {there}.", "model_not_found", "model")
-
-    def _named(self, name: str) -> ServedModel | None:
-        known = self._by_name
-        return known.get(name) or known.get(ANY_NAME) or known.get(meant_by(name, known) or "")
-
-    def _default(self) -> ServedModel | None:
-        """Raises APIError 503 where there is no model yet."""
-        models = self.models
-        if not models:
-            raise unavailable("The server has no model yet.", code="starting")
-        return models[0] if len(models) == 1 else None

@@ -252,11 +252,11 @@ class Server(uvicorn.Server):
         if self._drain is None:
             self._drain = asyncio.create_task(self._drain_and_exit())
             drain_s = self.service.config.server.drain_s
-            if drain_s and (awaited := self.service.running):
+            if drain_s and (awaited := self.service.served.running):
                 within = f"up to {drain_s:g} s for {awaited} running requests"
                 logger.warning("the server stops: it waits %s; a second ctrl-C or SIGTERM ends them at once", within)
         else:
-            self.service.cancel_all()
+            self.service.served.cancel_all()
 
     async def _drain_and_exit(self) -> None:
         if self._shares_port and self.started:

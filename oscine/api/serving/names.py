@@ -76,6 +76,15 @@ class ServedModels:
     def names(self) -> list[str]:
         return [name for name in self._by_name if name != ANY_NAME]
 
+    @property
+    def running(self) -> int:
+        """The number of sequences that are admitted and not over."""
+        return sum(model.admission.sequences for model in self.all)
+
+    def cancel_all(self) -> None:
+        for model in self.all:
+            model.cancel_all()
+
     def find(self, name: str | None) -> ServedModel | None:
         """Without a name: the only model. Raises APIError 503 where there is no model yet."""
         known = self._by_name

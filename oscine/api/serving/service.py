@@ -74,10 +74,10 @@ class Service:
         self.reasoning = ReasoningMemory()
         self.tools = ServerTools(config.tools)
         self.bodies = Bodies()
-        self.apis: dict[str, ServiceApi] = {}
+        self.apis: dict[str, ServiceApi] = {}  # a later one may use the others, and so starts and stops first
         self.draining = False
         self.started = int(time.time())
-        self._served = ServedModels()
+        self.served = ServedModels()
         self._retiring: set[asyncio.Task[None]] = set()  # of replaced models
 
     def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
@@ -86,14 +86,14 @@ class Service:
         `options`: of its engine. `names`: for clients, if not the model's own. Raises ValueError for
         a name that another has.
         """
-        model = self._made(engine, options, names)
-        self._served.add(model)
+        model = _made(self, engine, options, names)
+        self.served.add(model)
         model.draining = self.draining
         return model
 
     def remove(self, model: ServedModel) -> Coroutine[Any, Any, None]:
         """Its names are unknown at once, and free; await until its requests have ended and its engine has stopped."""
-        self._served.let_go(model)
+        self.served.let_go(model)
         return self._retire(model)
 
     async def replace(
@@ -104,10 +104,10 @@ class Service:
         Returns when it is ready; the old one drains afterwards. Raises as the start of a model does, and nothing has
         changed.
         """
-        new = self._made(engine, options, names)
+        new = _made(self, engine, options, names)
         try:
             await new.start()
-            self._served.replace(old, new)
+            self.served.replace(old, new)
             new.draining = self.draining
         except BaseException:
             await new.stop()
@@ -117,25 +117,21 @@ class Service:
         leaving.add_done_callback(self._retiring.discard)
         return new
 
-    def _made(self, engine: Engine, options: EngineOptions, names: Sequence[str]) -> ServedModel:
-        apart = self.config.server.cache_salt_by_key
-        return ServedModel(engine, options, names, self.metrics, cache_salt_by_key=apart)
-
     async def _retire(self, model: ServedModel, after_s: float = 0.0) -> None:
         """`after_s`: for requests that have found the model and are not admitted yet."""
         await asyncio.sleep(after_s)
         await model.drain(self.config.server.drain_s)
         await model.stop()
-        self._served.leaving.discard(model)
+        self.served.leaving.discard(model)
 
     @property
     def models(self) -> list[ServedModel]:
         """In the order in which they came."""
-        return self._served.models
+        return self.served.models
 
     @property
     def names(self) -> list[str]:
-        return self._served.names
+        return self.served.names
 
     async def start(self, on_ready: Callable[[EngineInfo], None] = lambda info: None) -> None:
         """Returns when each model is ready or has failed. `on_ready` is called with each ready one.
@@ -143,7 +139,7 @@ class Service:
         Raises an error of the server itself or of an API, and the first model's error if all have failed.
         """
         models = self.models  # a caller that adds others starts them
-        for api in self._apis:
+        for api in reversed(self.apis.values()):
             await api.open()
         await self.tools.start()
         sandbox().start()
@@ -159,41 +155,27 @@ class Service:
             if error is not None:
                 trace = None if isinstance(error, EngineError | ValueError) else error
                 logger.error("%s cannot be served: %s", model.names[0], error, exc_info=trace)
-        for api in self._apis:
+        for api in reversed(self.apis.values()):
             await api.started()
 
-    @property
-    def _apis(self) -> list[ServiceApi]:
-        """The last one first: it may use the others."""
-        return [*reversed(self.apis.values())]
-
     async def stop(self) -> None:
-        for api in self._apis:
+        for api in reversed(self.apis.values()):
             await api.stop()
         for task in self._retiring:
             task.cancel()
-        await asyncio.gather(*(model.stop() for model in self._served.all))
+        await asyncio.gather(*(model.stop() for model in self.served.all))
         await self.tools.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
-        for api in self._apis:
+        for api in reversed(self.apis.values()):
             await api.close()
 
     async def drain(self) -> None:
         """Refuses new requests, lets running ones finish within drain_s seconds, then cancels the rest."""
-        for api in self._apis:
+        for api in reversed(self.apis.values()):
             await api.drain()
         self.draining = True
-        await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self._served.all))
-
-    def cancel_all(self) -> None:
-        for model in self._served.all:
-            model.cancel_all()
-
-    @property
-    def running(self) -> int:
-        """The number of sequences that are admitted and not over."""
-        return sum(model.admission.sequences for model in self._served.all)
+        await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self.served.all))
 
     @property
     def is_quiet(self) -> bool:
@@ -224,7 +206,7 @@ class Service:
         Raises APIError: 404 for a name that is not served, 400 if a name is needed.
         """
         record = current.get()
-        model = self._served.find(name)
+        model = self.served.find(name)
         if record is not None:
             record.model = name or (model.names[0] if model is not None else None)
         if model is not None:
@@ -233,3 +215,9 @@ class Service:
         if name is None:
             raise invalid("model", f"it is required: {there}")
         raise not_found(f"The model '{name}' does not exist; {there}.", "model_not_found", "model")
+
+
+def _made(service: Service, engine: Engine, options: EngineOptions, names: Sequence[str]) -> ServedModel:
+    return ServedModel(
+        engine, options, names, service.metrics, cache_salt_by_key=service.config.server.cache_salt_by_key
+    )

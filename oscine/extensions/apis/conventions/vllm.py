@@ -25,7 +25,7 @@ class Vllm:
         self.service = service
 
     async def load(self, request: Request) -> Response:
-        return json_response(ServerLoad(self.service.running))
+        return json_response(ServerLoad(self.service.served.running))
 
     async def server_info(self, request: Request) -> Response:
         """The options of each engine by their names, with the limits that a GPU's memory has set; the built-in tools.

@@ -31,9 +31,17 @@ class Parser(Protocol):
     """Makes events of tokens. See HarmonyParser."""
 
     separator: str  # between the texts of several messages, as events have it
-    num_tokens: int  # fed, up to and with the one that ended the turn
-    num_reasoning_tokens: int
-    num_tool_calls: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Fed, up to and with the one that ended the turn."""
+        ...
+
+    @property
+    def num_reasoning_tokens(self) -> int: ...
+
+    @property
+    def num_tool_calls(self) -> int: ...
 
     @property
     def done(self) -> bool: ...

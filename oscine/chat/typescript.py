@@ -40,6 +40,52 @@ def compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+class _Definitions:
+    """The schemas that references lead to, and the names of their types. See SchemaTypes."""
+
+    def __init__(self, root: dict[str, Any], owner: str, taken: dict[str, int]) -> None:
+        self._root = root
+        self._owner = owner  # the tool, for errors
+        self._taken = taken
+        self._names: dict[str, str] = {}  # by the URI of the reference
+        self.uris: list[str] = []  # in order of first use
+
+    def name(self, uri: str) -> str:
+        """Of the type that a reference stands for."""
+        if uri not in self._names:
+            self.target(uri)
+            document, _, fragment = uri.partition("#")
+            last = (fragment or document).rstrip("/").rpartition("/")[2]
+            stem = re.sub(r"\W", "_", unquote(last))[:_LONGEST_NAME].strip("_") or f"{self._owner}_parameters"
+            name = stem
+            while name in self._taken:
+                self._taken[stem] += 1
+                name = f"{stem}_{self._taken[stem]}"
+            self._taken[name] = 1
+            self._names[uri] = name
+            self.uris.append(uri)
+        return self._names[uri]
+
+    @cached_property
+    def _references(self) -> References:
+        return References(self._root)
+
+    def uri(self, schema: dict[str, Any]) -> str:
+        try:
+            return self._references.uri(schema["$ref"], schema)
+        except ValueError as error:
+            raise self._refusal(error) from None
+
+    def target(self, uri: str) -> Any:
+        try:
+            return self._references.target(uri)[0]
+        except ValueError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: ValueError) -> ConversationError:
+        return ConversationError("tools", f"tool {self._owner!r}: {error}")
+
+
 class SchemaTypes:
     """Writes the types of one root schema and collects the definitions it refers to.
 
@@ -48,23 +94,20 @@ class SchemaTypes:
     """
 
     def __init__(self, root: dict[str, Any], owner: str, taken: dict[str, int]) -> None:
-        self._root = root
-        self._owner = owner  # the tool, for errors
-        self._taken = taken
-        self._names: dict[str, str] = {}  # type names by the URI of the reference
-        self._uris: list[str] = []  # in order of first use
+        self._definitions = _Definitions(root, owner, taken)
 
     def declarations(self) -> Iterator[str]:
         """Every definition referred to so far, as lines that end in a blank one. Writing one may refer to others."""
-        for uri in self._uris:  # which grows meanwhile
-            schema = self._target(uri)
+        definitions = self._definitions
+        for uri in definitions.uris:  # which grows meanwhile
+            schema = definitions.target(uri)
             about = _keywords(schema)
             for comment in [*text_lines(about.get("description")), *constraints(schema)]:
                 yield f"// {comment}"
             bare = {key: value for key, value in about.items() if key != "description"}
             if isinstance(bare.get("$ref"), str):
-                bare["$ref"] = self._uri(about)
-            yield f"type {self._names[uri]} = {self.type_of(bare if about else schema)};\n"
+                bare["$ref"] = definitions.uri(about)
+            yield f"type {definitions.name(uri)} = {self.type_of(bare if about else schema)};\n"
 
     def type_of(self, schema: Any, indent: str = "") -> str:
         """The type of a schema; `indent` stands before the lines of an object's properties."""
@@ -81,7 +124,7 @@ class SchemaTypes:
     def _combined(self, schema: dict[str, Any], indent: str) -> Iterator[str]:
         """The types of $ref, allOf, anyOf and oneOf; all of them hold at once."""
         if isinstance(schema.get("$ref"), str):
-            yield self._reference(self._uri(schema))
+            yield self._definitions.name(self._definitions.uri(schema))
         for part in _list(schema, "allOf"):
             yield self.type_of(part, indent)
         any_of = _list(schema, "anyOf")
@@ -175,41 +218,6 @@ class SchemaTypes:
         if schema.get("nullable") is True and not _admits_null(schema):
             lines.append(" | null")
         return "".join(f"{indent}{line}\n" for line in [*lines, ","])
-
-    def _reference(self, uri: str) -> str:
-        """The name of the type that a reference stands for."""
-        if uri not in self._names:
-            self._target(uri)
-            document, _, fragment = uri.partition("#")
-            last = (fragment or document).rstrip("/").rpartition("/")[2]
-            stem = re.sub(r"\W", "_", unquote(last))[:_LONGEST_NAME].strip("_") or f"{self._owner}_parameters"
-            name = stem
-            while name in self._taken:
-                self._taken[stem] += 1
-                name = f"{stem}_{self._taken[stem]}"
-            self._taken[name] = 1
-            self._names[uri] = name
-            self._uris.append(uri)
-        return self._names[uri]
-
-    @cached_property
-    def _references(self) -> References:
-        return References(self._root)
-
-    def _uri(self, schema: dict[str, Any]) -> str:
-        try:
-            return self._references.uri(schema["$ref"], schema)
-        except ValueError as error:
-            raise self._refusal(error) from None
-
-    def _target(self, uri: str) -> Any:
-        try:
-            return self._references.target(uri)[0]
-        except ValueError as error:
-            raise self._refusal(error) from None
-
-    def _refusal(self, error: ValueError) -> ConversationError:
-        return ConversationError("tools", f"tool {self._owner!r}: {error}")
 
 
 def _name(key: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from oscine.api.common.record import SequenceTimes
+from oscine.api.serving.prompt import Prompts
 from oscine.api.serving.served_model import ReadyModel
 from oscine.chat.events import (
     BuiltinCallBegin,
@@ -31,9 +32,17 @@ class Parser(Protocol):
     """Makes events of tokens. See HarmonyParser."""
 
     separator: str  # between the texts of several messages, as events have it
-    num_tokens: int  # fed, up to and with the one that ended the turn
-    num_reasoning_tokens: int
-    num_tool_calls: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Fed, up to and with the one that ended the turn."""
+        ...
+
+    @property
+    def num_reasoning_tokens(self) -> int: ...
+
+    @property
+    def num_tool_calls(self) -> int: ...
 
     @property
     def done(self) -> bool: ...
@@ -73,8 +82,47 @@ class ContinuationPolicy:
     final: str | None = None  # grammar of what the final message says
     later: str | None = None  # grammar of all that follows a tool's result
 
+    def into_final(self, prompts: Prompts, token_ids: Sequence[int]) -> tuple[list[int], str | None]:
+        """The prompt and the grammar that make the model answer."""
+        return prompts.into_final(token_ids), self.final
+
 
 PLAIN = ContinuationPolicy()
+
+
+class _Calls:
+    """The calls of a turn, and the reasoning that led to them, as its events report them."""
+
+    def __init__(self, separator: str, remember: Remember | None) -> None:
+        self._between, self._remember = "" if separator else "\n\n", remember
+        self.builtin: BuiltinCallBegin | None = None  # complete at an interruption
+        self._builtin_text: list[str] = []
+        self._ids: list[str] = []
+        self._thoughts: list[str] = []
+
+    def note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case ReasoningDelta():
+                    self._thoughts.append(event.text)
+                case MessageEnd(kind="reasoning"):
+                    self._thoughts.append(self._between)
+                case ToolCallBegin():
+                    self._ids.append(event.id)
+                case BuiltinCallBegin():
+                    self.builtin, self._builtin_text = event, []
+                    self._thoughts = []  # they led to this call
+                case BuiltinCallDelta():
+                    self._builtin_text.append(event.content)
+
+    def take_builtin(self) -> BuiltinCall | None:
+        begin, self.builtin = self.builtin, None
+        return None if begin is None else BuiltinCall(begin.recipient, "".join(self._builtin_text), begin.channel)
+
+    def remember(self) -> None:
+        """The turn is complete."""
+        if self._remember is not None and self._ids:
+            self._remember(self._ids, "".join(self._thoughts).removesuffix(self._between))
 
 
 class Turn:
@@ -103,17 +151,14 @@ class Turn:
         self.times: SequenceTimes | None = None  # set when the sequence begins to run
         self.interrupted = False  # whether the engine's request is to end now, for `go_on`
         self._model, self._parser, self._course, self._toolbox = model, parser, course, toolbox
-        self._ignore_eos, self._remember = ignore_eos, remember
+        self.may_call = remember is not None  # functions of the client
+        self._ignore_eos = ignore_eos
         self._budget = request.sampling.max_tokens
         self._begin = 0  # index in `generated` of the request's first token
         self._headroom = course.headroom
         self._force_at = self._budget - course.headroom if course.headroom else _NEVER  # index in `generated`
-        self._notes = toolbox is not None or remember is not None
-        self._call: BuiltinCallBegin | None = None  # of a built-in tool, complete at an interruption
-        self._call_text: list[str] = []
-        self._call_ids: list[str] = []
-        self._thoughts: list[str] = []
-        self._between = "" if parser.separator else "\n\n"
+        self._calls = _Calls(parser.separator, remember)
+        self._notes_calls = toolbox is not None or remember is not None
 
     @property
     def num_tokens(self) -> int:
@@ -122,11 +167,6 @@ class Turn:
     @property
     def num_reasoning_tokens(self) -> int:
         return self._parser.num_reasoning_tokens
-
-    @property
-    def may_call(self) -> bool:
-        """Whether functions of the client may be called."""
-        return self._remember is not None
 
     @property
     def has_called(self) -> bool:
@@ -148,7 +188,8 @@ class Turn:
         before, after = _cut(output, max(room, 0))
         events = self._take(before)
         if self._goes_on and self._parser.thinking and not self._parser.done:
-            events += self._force()
+            # Unless the context has no room for an answer.
+            events += self._continue(*self._course.into_final(self._model.prompts, self._all_tokens)) or []
         return events + self._take(after) if self._goes_on else events
 
     @property
@@ -165,8 +206,8 @@ class Turn:
         ends = output.finish_reason is not None or self._is_over
         rest = self._parser.finish() if ends else []
         events += rest
-        if self._notes:
-            self._note(events)
+        if self._notes_calls:
+            self._calls.note(events)
         if ends:
             self._end(rest, is_cut=output.finish_reason == "length" and not self._is_over)
         return events
@@ -186,35 +227,14 @@ class Turn:
                 if type(event) is MessageEnd:
                     event.cut = True
             self._finish("length")
-        elif self._call is not None:
+        elif self._calls.builtin is not None:
             self.interrupted = True
         else:
             self._finish("tool_calls" if self._parser.num_tool_calls else "stop")
 
     def _finish(self, reason: Literal["stop", "length", "tool_calls"]) -> None:
         self.finish_reason = reason
-        if self._remember is not None and self._call_ids:
-            self._remember(self._call_ids, "".join(self._thoughts).removesuffix(self._between))
-
-    def _note(self, events: Sequence[Event]) -> None:
-        for event in events:
-            match event:
-                case ReasoningDelta():
-                    self._thoughts.append(event.text)
-                case MessageEnd(kind="reasoning"):
-                    self._thoughts.append(self._between)
-                case ToolCallBegin():
-                    self._call_ids.append(event.id)
-                case BuiltinCallBegin():
-                    self._call, self._call_text = event, []
-                    self._thoughts = []  # they led to this call
-                case BuiltinCallDelta():
-                    self._call_text.append(event.content)
-
-    def _force(self) -> list[Event]:
-        """Makes the model answer, unless the context has no room for an answer."""
-        prompt = self._model.prompts.into_final(self._all_tokens)
-        return self._continue(prompt, self._course.final) or []
+        self._calls.remember()
 
     @property
     def _all_tokens(self) -> list[int]:
@@ -240,9 +260,8 @@ class Turn:
 
         Afterwards the turn is complete, or `request` is the one that goes on.
         """
-        if self._call is not None:
-            call = BuiltinCall(self._call.recipient, "".join(self._call_text), self._call.channel)
-            self._call = None
+        call = self._calls.take_builtin()
+        if call is not None:
             yield [ToolBegins()]
             assert self._toolbox is not None
             result = await self._toolbox.call(call.recipient, call.content)
@@ -258,7 +277,7 @@ class Turn:
         prompt = await prompts.after_call(self._all_tokens, call, result.text)
         assert self._toolbox is not None
         if result.details is None and self._toolbox.exhausted:  # it does not take no for an answer
-            prompt, grammar = prompts.into_final(prompt), self._course.final
+            prompt, grammar = self._course.into_final(prompts, prompt)
         events = self._continue(prompt, grammar)
         if events is None:
             self._finish("length")

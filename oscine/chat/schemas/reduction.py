@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from oscine.chat.schemas.exclusive import are_exclusive
 from oscine.chat.schemas.formats import FORMATS, MISSING, WITHOUT_LOOK_AROUND
 from oscine.chat.schemas.references import References
 from oscine.chat.schemas.rules import (
@@ -22,7 +23,6 @@ from oscine.chat.schemas.rules import (
     Schema,
     add,
     collapsed,
-    equality_key,
     kinds,
     listed,
     requiring,
@@ -229,60 +229,10 @@ class _Reduction:
         return target if reference.tag is None else requiring(target, reference.tag)
 
     def _are_exclusive(self, variants: Iterable[Any]) -> bool:
-        """Whether it is plain that no value satisfies two of them: by types, listed values or a tag of objects."""
-        types: list[str] = []
-        values: list[str] = []
-        objects: list[Any] = []
-        for variant in variants:
-            schema = self._target(variant["$ref"]) if isinstance(variant, dict) and "$ref" in variant else variant
-            schema = self._followed(schema)
-            if (of := listed(schema)) is not None:
-                values += self._keys(of)
-                types += {f"listed {_type_of(value)}" for value in of} - {*types}
-            elif kinds(schema) == ["object"]:
-                objects.append(schema)
-            elif kinds(schema):
-                types += kinds(schema)
-            else:
-                return False
-        types += ["object"] if objects else []
-        return (
-            len({*types}) == len(types)
-            and len({*values}) == len(values)
-            and not any(f"listed {kind}" in types for kind in types)
-            and (len(objects) < 2 or self._have_tag(objects))
-        )
-
-    def _have_tag(self, objects: list[dict[str, Any]]) -> bool:
-        """Whether a property is required in all objects, and no two list a common value for it."""
-        names = {*texts(objects[0], "required")}
-        for schema in objects:
-            required = texts(schema, "required")
-            self._spend(len(required))
-            names.intersection_update(required)
-        return any(self._is_tag(name, objects) for name in sorted(names))
-
-    def _is_tag(self, name: str, objects: Iterable[dict[str, Any]]) -> bool:
-        seen: set[str] = set()
-        for schema in objects:
-            of = listed(schema.get("properties", {}).get(name))
-            keys = {*self._keys(of or ())}
-            if of is None or not seen.isdisjoint(keys):
-                return False
-            seen |= keys
-        return True
-
-    def _keys(self, values: Iterable[Any]) -> list[str]:
-        """Texts that are equal for values that are equal in JSON."""
-        keys = [*map(equality_key, values)]
-        self._spend(1 + sum(map(len, keys)))
-        return keys
+        """See are_exclusive. References are followed."""
+        resolved = (self._target(v["$ref"]) if isinstance(v, dict) and "$ref" in v else v for v in variants)
+        return are_exclusive(map(self._followed, resolved), self._spend)
 
 
 def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(path)[:_LONGEST_PATH]
-
-
-def _type_of(value: Any) -> str:
-    names = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "number")

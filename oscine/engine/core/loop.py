@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from oscine.engine.core.extension import MakeExtension, Progress, overrides, overriding
+from oscine.engine.core.extension import MakeExtension, overrides, overriding
 from oscine.engine.core.kv_cache_manager import KVCacheManager
+from oscine.engine.core.pending_requests import PendingRequests
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
 from oscine.kv_group import KVGroup, Slots
@@ -18,7 +19,6 @@ from oscine.types import (
     FinishReason,
     GenerationOutput,
     GenerationRequest,
-    RemotePrefill,
     ScheduledSequence,
     StepResult,
 )
@@ -65,15 +65,13 @@ class EngineLoop:
         )
         self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
         self.extensions = tuple(make(self) for make in extensions)
-        self._holders = tuple(one for one in self.extensions if overrides(one, "admit"))
-        self._fetches_prompts = any(one.fetches_prompts for one in self.extensions)
+        self._pending = PendingRequests(executor, self._scheduler, self.extensions)
         self._busy = tuple(one for one in self.extensions if overrides(one, "is_busy"))
         self._before_step = overriding(self.extensions, "before_step")
         self._idle_step = overriding(self.extensions, "idle_step")
         self._first_token = overriding(self.extensions, "first_token")
         self._after_drafts = overriding(self.extensions, "after_drafts")
         self._after_step = overriding(self.extensions, "after_step")
-        self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
         self._max_launched = 2 if self._options.overlap else 1
@@ -88,7 +86,7 @@ class EngineLoop:
     @property
     def is_full(self) -> bool:
         """Whether one more request would be refused because too many wait."""
-        return len(self._waiting()) >= self._options.max_waiting
+        return len(self._pending.waiting()) >= self._options.max_waiting
 
     def add(self, request: GenerationRequest) -> None:
         """Queues a request. One that cannot be run gets its only output, an error, from the next step."""
@@ -109,7 +107,7 @@ class EngineLoop:
             self._news.append(live.take_output())
             return
         self._requests[live.request_id] = live
-        self._admit(live, 0)
+        self._pending.add(live)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at once, wherever it is; unknown ids are of requests that have just ended by themselves."""
@@ -125,7 +123,7 @@ class EngineLoop:
 
     def step(self) -> list[GenerationOutput]:
         """Schedules and launches a step, commits the oldest one. Returns all news. Raises what the executor raises."""
-        self._receive()
+        self._pending.poll(self.counters.steps, len(self._launched))
         for before_step in self._before_step:
             before_step(self._scheduler.running.values())
         step = self._scheduler.schedule()
@@ -136,21 +134,8 @@ class EngineLoop:
         done = self._execute(step)
         return self._commit(done)
 
-    def _receive(self) -> None:
-        """Queues the requests whose pages, or grammars, are here now."""
-        if self._holders:
-            running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-            progress = Progress(self.counters.steps, len(self._launched), running, waiting)
-            for place, holder in enumerate(self._holders, 1):
-                for request in holder.poll(progress):
-                    self._admit(request, place)
-        if self._unprepared:
-            unprepared, self._unprepared = self._unprepared, []
-            for request in unprepared:
-                self._queue(request)
-
     def stats(self) -> EngineStats:
-        running, waiting = self._scheduler.running.values(), self._waiting()
+        running, waiting = self._scheduler.running.values(), self._pending.waiting()
         full, *sliding = self.cache.pools
         slots = self.cache.pools.usage
         missing = [request.num_missing for request in running]
@@ -171,7 +156,7 @@ class EngineLoop:
             active_tokens=sum(len(r.token_ids) for r in running),
         )
         for request in self._requests.values():
-            self._count_further_tokens(request, stats)
+            _count_further_tokens(stats, request, self._committed_s)
         for extension in self.extensions:
             extension.count(stats)
         return stats
@@ -194,7 +179,7 @@ class EngineLoop:
             return news
         step, result = done
         assert result.step == step.plan.step
-        self._count_step(step.plan.num_tokens)
+        _count_step(self.counters, step.plan.num_tokens)
         began_s, self._committed_s = max(step.launched_s, self._committed_s), self._clock()
         seconds = self._committed_s - began_s if result.seconds is None else result.seconds
         in_vain = True
@@ -206,25 +191,12 @@ class EngineLoop:
             after_step(step.plan, sum(result.num_drafted or ()), seconds, in_vain=in_vain)
         return news
 
-    def _count_step(self, num_tokens: int) -> None:
-        counters, bucket = self.counters, (num_tokens - 1).bit_length()
-        counters.steps += 1
-        counters.step_tokens += num_tokens
-        counters.steps_by_tokens += [0] * (bucket + 1 - len(counters.steps_by_tokens))
-        counters.steps_by_tokens[bucket] += 1
-
     def _count_first_token(self, request: Request) -> None:
         request.first_token_s = self._committed_s
         self.counters.first_tokens += 1
         self.counters.first_token_s += self._committed_s - request.arrival_s
         for first_token in self._first_token:
             first_token(request)
-
-    def _count_further_tokens(self, request: Request, stats: EngineStats) -> None:
-        """The time between the first and the last token of a request is the sum of all waits between them."""
-        if request.first_token_s is not None:
-            stats.inter_tokens += len(request.token_ids) - request.num_given - 1
-            stats.inter_token_s += self._committed_s - request.first_token_s
 
     def _advance(
         self, request: Request, sequence: ScheduledSequence, result: StepResult, i: int, news: list[GenerationOutput]
@@ -290,36 +262,29 @@ class EngineLoop:
             return f"{num_tokens} prompt tokens and {end - num_tokens} more do not fit a KV cache of {capacity} tokens"
         return None
 
-    def _admit(self, request: Request, first: int) -> None:
-        """Queues a request, unless an extension holds it: the `first` of those that may, or one after it."""
-        for holder in self._holders[first:]:
-            if holder.admit(request):
-                return
-        source = request.given.prefill
-        if source is not None and not self._fetches_prompts:
-            request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
-        self._queue(request)
-
-    def _waiting(self) -> list[Request]:
-        held = [request for holder in self._holders for request in holder.requests]
-        return self._scheduler.waiting + self._unprepared + held
-
-    def _queue(self, request: Request) -> None:
-        if self._executor.prepare(request.sampling):
-            self._scheduler.add(request)
-        else:
-            self._unprepared.append(request)
-
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> GenerationOutput:
         """Ends a live request and frees what it holds. Returns its last output."""
         request.finish_reason = reason
         del self._requests[request.request_id]
-        self._count_further_tokens(request, self.counters)
-        if request in self._unprepared:
-            self._unprepared.remove(request)
-        elif not any(holder.abandon(request) for holder in self._holders):
+        _count_further_tokens(self.counters, request, self._committed_s)
+        if not self._pending.remove(request):
             self._scheduler.remove(request)
         self.cache.holds.release_of(request)
         output = request.take_output()
         output.error = error
         return output
+
+
+def _count_step(counters: EngineStats, num_tokens: int) -> None:
+    bucket = (num_tokens - 1).bit_length()
+    counters.steps += 1
+    counters.step_tokens += num_tokens
+    counters.steps_by_tokens += [0] * (bucket + 1 - len(counters.steps_by_tokens))
+    counters.steps_by_tokens[bucket] += 1
+
+
+def _count_further_tokens(stats: EngineStats, request: Request, committed_s: float) -> None:
+    """The time between the first and the last token of a request is the sum of all waits between them."""
+    if request.first_token_s is not None:
+        stats.inter_tokens += len(request.token_ids) - request.num_given - 1
+        stats.inter_token_s += committed_s - request.first_token_s

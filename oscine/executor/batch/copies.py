@@ -9,12 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_ALIGNED = 4  # elements of 4 or 8 bytes: at least 16 bytes
+
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """A copy on a GPU, or the memory of the array itself on a CPU; contiguous, row by row."""
     assert array.flags.c_contiguous, "a tensor would have its strides, and kernels do not expect them"
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_columns(table: NDArray[np.generic], device: torch.device) -> list[Tensor]:
+    """The rows of a table, each contiguous as kernels read it, and aligned: for others they are compiled anew."""
+    height, count = table.shape
+    padded = np.zeros((height, -(-count // _ALIGNED) * _ALIGNED), table.dtype)  # row by row, unlike a selection
+    padded[:, :count] = table
+    return [column[:count] for column in upload(padded, device)]
 
 
 def staging(shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -1,12 +1,11 @@
 """Sampling parameters of the running sequences, and what a step samples with them.
 
-Greedy rows cost an argmax, and histories exist only for sequences with penalties. One row with penalties or
-log-probabilities makes all rows sampled with it pay for them. The arithmetic itself is an op. Nothing here waits for
-the device. Suffixes as in ops/interface.py.
+Greedy rows cost an argmax. One row with penalties or log-probabilities makes all rows sampled with it pay for them. The
+arithmetic itself is an op. Nothing here waits for the device. Suffixes as in ops/interface.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,39 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscine.executor.batch.copies import upload
+from oscine.executor.batch.copies import upload, upload_columns
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
 from oscine.executor.kv.memory import LOGITS_AT_ONCE, SAMPLED_AT_ONCE
 from oscine.executor.sampling.headers import CandidateSet
+from oscine.executor.sampling.logit_changes import LogitChanges
 from oscine.executor.sampling.logprobs import joined
 from oscine.ops.interface import Sampled, SamplingBatch
 from oscine.ops.sample.noise import gumbel_of
-from oscine.types import NewSequence, SamplingParams
+from oscine.types import NewSequence
 
 _INTEGERS = ("top_k", "seed")
-_FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_FLOATS = ("temperature", "top_p", "min_p")
 
 # (x_KH, few_KA, temperature_K, noise_KA) -> token ids_K, as in ops/choose/few.py
 ChooseFew = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-_ALIGNED = 4  # elements of 4 or 8 bytes: at least 16 bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PenaltyState:
-    """The tokens of one sequence with penalties, on the device."""
-
-    output_counts_V: Tensor  # int32
-    prompt_mask_V: Tensor  # bool
-
-
-@dataclass(frozen=True, slots=True)
-class Bias:
-    """Values added to the logits of one sequence; -inf forbids."""
-
-    values: dict[int, float]  # by token id
-    stop_token_ids: list[int]  # forbidden before min_end
-    min_end: int  # position
 
 
 class AllowedTokens(NamedTuple):
@@ -60,14 +41,13 @@ class Sampler:
     def __init__(
         self, num_slots: int, vocab_size: int, device: torch.device, sample: Callable[[Tensor, SamplingBatch], Sampled]
     ) -> None:
-        self._vocab_size, self._device, self._sample = vocab_size, device, sample
+        self._device, self._sample = device, sample
         self._integers = np.zeros((len(_INTEGERS), num_slots), np.int64)
         self._floats = np.zeros((len(_FLOATS), num_slots), np.float32)
         self._temperature: NDArray[np.float32] = self._floats[_FLOATS.index("temperature")]  # a view
         self._truncated = np.zeros(num_slots, np.bool_)
         self._num_logprobs = np.full(num_slots, -1, np.int64)  # -1: none
-        self._biases: dict[int, Bias] = {}  # by slot
-        self._histories: dict[int, PenaltyState] = {}  # by slot
+        self._changes = LogitChanges(num_slots, vocab_size, device)
         self._no_floats = torch.zeros(num_slots, dtype=torch.float32, device=device)
         self._no_integers = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
@@ -78,12 +58,7 @@ class Sampler:
         shortens = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self._truncated[slot] = shortens and sampling.temperature > 0
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self._biases.pop(slot, None)
-        self._histories.pop(slot, None)
-        if sampling.logit_bias or (sampling.min_tokens and sampling.grammar is None):  # which knows when it must end
-            self._biases[slot] = self._bias(sampling, new.num_prompt_tokens)
-        if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
-            self._histories[slot] = self._history(new)
+        self._changes.assign(new)
 
     def wants_argmax(self, slots_N: IntArray) -> bool:
         """Whether these rows need only the most probable token."""
@@ -91,7 +66,7 @@ class Sampler:
 
     def _wants_logits(self, slots_N: IntArray) -> bool:
         """Whether a row asks for log-probabilities, or changes logits."""
-        special = self._biases.keys() | self._histories.keys()
+        special = self._changes.slots
         return bool((self._num_logprobs[slots_N] >= 0).any() or (special and not special.isdisjoint(slots_N.tolist())))
 
     def num_logprobs(self, slots_N: IntArray) -> list[int]:
@@ -150,7 +125,7 @@ class Sampler:
 
         def batch_of(part: slice) -> SamplingBatch:
             batch = self._batch(rows.slots_N[part], positions_N[part], num_logprobs)
-            changes = self._bias_fields(rows, part) | self._penalty_fields(rows, part, token_ids_N)
+            changes = self._changes.fields(rows, part, token_ids_N)
             batch = replace(batch, **changes)  # type: ignore[arg-type]
             if allowed is not None and (allowed.row_N[part] >= 0).any():
                 batch = self._restricted(batch, allowed.masks_KW, allowed.row_N[part])
@@ -168,21 +143,18 @@ class Sampler:
 
     def count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:
         """Adds tokens to the histories of sequences with penalties; negative ids are none."""
-        if self._histories:
-            for row, slot in enumerate(slots_N.tolist()):
-                if slot in self._histories:
-                    id_1 = token_ids_N[row : row + 1].long()
-                    self._histories[slot].output_counts_V.scatter_add_(0, id_1.clamp(min=0), (id_1 >= 0).int())
+        if self._changes.histories:
+            self._changes.count(slots_N, token_ids_N)
 
     def _batch(self, slots_N: IntArray, positions_N: Tensor, num_logprobs: int | None) -> SamplingBatch:
-        integers = self._columns(self._integers[:, slots_N])
-        floats = dict(zip(_FLOATS, self._columns(self._floats[:, slots_N]), strict=True))
+        top_k_N, seed_N = upload_columns(self._integers[:, slots_N], self._device)
+        temperature_N, top_p_N, min_p_N = upload_columns(self._floats[:, slots_N], self._device)
         return SamplingBatch(
-            temperature_N=floats["temperature"],
-            top_k_N=integers[0],
-            top_p_N=floats["top_p"],
-            min_p_N=floats["min_p"],
-            seed_N=integers[1],
+            temperature_N=temperature_N,
+            top_k_N=top_k_N,
+            top_p_N=top_p_N,
+            min_p_N=min_p_N,
+            seed_N=seed_N,
             position_N=positions_N,
             greedy=not self._temperature[slots_N].any(),
             truncated=bool(self._truncated[slots_N].any()),
@@ -191,65 +163,3 @@ class Sampler:
 
     def _restricted(self, batch: SamplingBatch, masks_KW: Tensor, row_N: ColumnArray) -> SamplingBatch:
         return replace(batch, allowed_KW=masks_KW, allowed_row_N=upload(row_N, self._device))
-
-    def _columns(self, table: NDArray[np.generic]) -> list[Tensor]:
-        """The rows of a table, each contiguous as kernels read it, and aligned: for others they are compiled anew."""
-        height, count = table.shape
-        padded = np.zeros((height, -(-count // _ALIGNED) * _ALIGNED), table.dtype)  # row by row, unlike a selection
-        padded[:, :count] = table
-        return [column[:count] for column in upload(padded, self._device)]
-
-    def _bias_fields(self, rows: Rows, part: slice) -> dict[str, Tensor]:
-        entries: list[tuple[int, int, float]] = []
-        if not self._biases.keys().isdisjoint(slots := rows.slots_N[part].tolist()):
-            for row, (slot, position) in enumerate(zip(slots, rows.positions()[part].tolist(), strict=True)):
-                bias = self._biases.get(slot)
-                if bias is None:
-                    continue
-                entries += [(row, i, value) for i, value in bias.values.items()]
-                if position < bias.min_end:
-                    entries += [(row, i, -torch.inf) for i in bias.stop_token_ids]
-        if not entries:
-            return {}
-        numbers, ids, values = zip(*entries, strict=True)
-        return {
-            "bias_rows": upload(np.array(numbers, np.int64), self._device),
-            "bias_ids": upload(np.array(ids, np.int64), self._device),
-            "bias_values": upload(np.array(values, np.float32), self._device),
-        }
-
-    def _penalty_fields(self, rows: Rows, part: slice, token_ids_N: Tensor) -> dict[str, Tensor]:
-        """The drafts that a row comes after count as generated."""
-        slots_N, places = rows.slots_N[part], rows.places_N[part].tolist()
-        if self._histories.keys().isdisjoint(slots := slots_N.tolist()):
-            return {}
-        shape = (len(slots), self._vocab_size)
-        counts_NV = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        prompt_NV = torch.zeros(shape, dtype=torch.bool, device=self._device)
-        for row, (slot, place) in enumerate(zip(slots, places, strict=True)):
-            history = self._histories.get(slot)
-            if history is not None:
-                counts_NV[row], prompt_NV[row] = history.output_counts_V, history.prompt_mask_V
-                end = part.start + row + 1
-                drafts = token_ids_N[end - place : end].long()
-                counts_NV[row].scatter_add_(0, drafts, torch.ones_like(drafts, dtype=torch.int32))
-        floats = dict(zip(_FLOATS, self._columns(self._floats[:, slots_N]), strict=True))
-        return {
-            "presence_N": floats["presence_penalty"],
-            "frequency_N": floats["frequency_penalty"],
-            "repetition_N": floats["repetition_penalty"],
-            "output_counts_NV": counts_NV,
-            "prompt_mask_NV": prompt_NV,
-        }
-
-    def _bias(self, sampling: SamplingParams, num_prompt_tokens: int) -> Bias:
-        # Harmony defines an id past the embedding: it cannot be sampled, so it needs no mask.
-        stops = [i for i in sampling.stop_token_ids if i < self._vocab_size and sampling.grammar is None]
-        return Bias(sampling.logit_bias, stops, num_prompt_tokens + sampling.min_tokens)
-
-    def _history(self, new: NewSequence) -> PenaltyState:
-        prompt, generated = new.token_ids[: new.num_prompt_tokens], new.token_ids[new.num_prompt_tokens :]
-        counts = np.bincount(np.array(generated, np.int64), minlength=self._vocab_size).astype(np.int32)
-        mask = np.zeros(self._vocab_size, np.bool_)
-        mask[prompt] = True
-        return PenaltyState(upload(counts, self._device), upload(mask, self._device))

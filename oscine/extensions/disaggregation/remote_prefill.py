@@ -25,7 +25,7 @@ from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused,
 from oscine.executor.start.build import BuiltExecutor
 from oscine.extensions.disaggregation.kv_link import Transfer, Transfers
 from oscine.settings.config import EngineOptions
-from oscine.types import PageMoves, PrefillSource, RemotePrefill
+from oscine.types import EngineStats, PageMoves, PrefillSource, RemotePrefill
 
 _LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
 
@@ -34,9 +34,32 @@ _LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
 class _Source:
     """Another engine."""
 
+    transfers: Transfers
     peer: Any = None  # of Transfers, once the engine has introduced itself
     endpoint: KVEndpoint | None = None  # as it told
     refusal: str | None = None  # why its pages are of no use here
+
+    def meet(self, endpoint: KVEndpoint | None) -> None:
+        """It introduces itself."""
+        try:
+            if endpoint is None:
+                raise ValueError("it gives no pages to others")
+            check_endpoint(endpoint)
+            self.peer = self.transfers.connect(endpoint.model, endpoint.groups, endpoint.ranks)
+            self.endpoint = endpoint
+        except ValueError as error:
+            self.refusal = str(error)
+
+    def check(self, answer: Prefilled, num_pages: int) -> None:
+        """Raises ValueError for an invalid answer."""
+        if self.endpoint is None:
+            raise ValueError("it offers pages without an address")
+        lengths = [num_pages - group.first_needed(num_pages) for group in self.endpoint.groups]
+        check_pages(answer.pages, self.endpoint, lengths)
+
+    def disconnect(self) -> None:
+        if self.peer is not None:
+            self.transfers.disconnect(self.peer)
 
 
 @dataclass(slots=True)
@@ -106,9 +129,9 @@ class RemotePrefills(EngineExtension):
         if num_pages == num_known or num_lacking < source.min_tokens:
             return False
         self._listen()  # so that nothing is sent to an engine that is gone
-        known = self._sources.setdefault(source.address, _Source())
+        known = self._sources.setdefault(source.address, _Source(self._transfers))
         if known.refusal is not None:
-            self._count_failure(request, source, known.refusal)
+            _count_failure(self._counters, request, source, known.refusal)
             return False
         now = self._clock()
         self._num_asked += 1
@@ -157,9 +180,14 @@ class RemotePrefills(EngineExtension):
         for address, message in self._links.receive():
             match message:
                 case None:
-                    self._lose(address)
+                    lost = self._sources.pop(address)
+                    self._fail_all(address, "the connection to {replica} was lost")
+                    lost.disconnect()
                 case Met():
-                    self._meet(address, message.endpoint)
+                    source = self._sources[address]
+                    source.meet(message.endpoint)
+                    if source.refusal is not None:
+                        self._fail_all(address, source.refusal)
                 case Prefilled():
                     self._answer(message)
                 case PrefillRefused():
@@ -167,43 +195,17 @@ class RemotePrefills(EngineExtension):
                     if fetch is not None:
                         self._fail(fetch, f"{fetch.source.replica}: {message.message}")
 
-    def _meet(self, address: str, endpoint: KVEndpoint | None) -> None:
-        source = self._sources[address]
-        try:
-            if endpoint is None:
-                raise ValueError("it gives no pages to others")
-            check_endpoint(endpoint)
-            source.peer = self._transfers.connect(endpoint.model, endpoint.groups, endpoint.ranks)
-            source.endpoint = endpoint
-        except ValueError as error:
-            source.refusal = str(error)
-            self._fail_all(address, source.refusal)
-
     def _answer(self, answer: Prefilled) -> None:
         fetch = self._fetches.get(answer.request_id)
         if fetch is None or fetch.answer is not None:
             return  # it was released before the answer came, or this is a second answer
         try:
-            self._check(fetch, answer)
+            self._sources[fetch.source.address].check(answer, len(fetch.arrival.digests))
         except ValueError as error:
             self._fail(fetch, f"{fetch.source.replica}: {error}")
             return
         fetch.answer, fetch.answered_s = answer, self._clock()
         fetch.deadline_s = min(fetch.deadline_s, fetch.asked_s + answer.lease_s)
-
-    def _check(self, fetch: _Fetch, answer: Prefilled) -> None:
-        """Raises ValueError for an invalid answer."""
-        endpoint = self._sources[fetch.source.address].endpoint
-        if endpoint is None:
-            raise ValueError("it offers pages without an address")
-        num_pages = len(fetch.arrival.digests)
-        check_pages(answer.pages, endpoint, [num_pages - group.first_needed(num_pages) for group in endpoint.groups])
-
-    def _lose(self, address: str) -> None:
-        source = self._sources.pop(address)
-        self._fail_all(address, "the connection to {replica} was lost")
-        if source.peer is not None:
-            self._transfers.disconnect(source.peer)
 
     def _fail_all(self, address: str, failure: str) -> None:
         for fetch in [fetch for fetch in self._fetches.values() if fetch.source.address == address]:
@@ -226,7 +228,7 @@ class RemotePrefills(EngineExtension):
         if transfer.state == "done":
             self._succeed(fetch, transfer.num_bytes)
         elif transfer.state == "failed":
-            self._transfers.disconnect(self._sources[fetch.source.address].peer)  # the next one connects anew
+            self._sources[fetch.source.address].disconnect()  # the next one connects anew
             self._fail(fetch, f"the transfer from {fetch.source.replica} failed: {transfer.error}")
 
     def _succeed(self, fetch: _Fetch, num_bytes: int) -> None:
@@ -247,12 +249,8 @@ class RemotePrefills(EngineExtension):
     def _fail(self, fetch: _Fetch, failure: str) -> None:
         """The prompt is computed here."""
         self._give_up(fetch)
-        self._count_failure(fetch.request, fetch.source, failure)
+        _count_failure(self._counters, fetch.request, fetch.source, failure)
         self._ready.append(fetch.request)
-
-    def _count_failure(self, request: Request, source: PrefillSource, failure: str) -> None:
-        request.remote_prefill = RemotePrefill(source.replica, failure=failure)
-        self._counters.remote_prefill_failures += 1
 
     def _give_up(self, fetch: _Fetch) -> None:
         self._forget(fetch)
@@ -262,6 +260,11 @@ class RemotePrefills(EngineExtension):
         del self._fetches[fetch.fetch_id]
         if fetch.source.address in self._sources:
             self._links.send(fetch.source.address, Release(fetch.fetch_id))
+
+
+def _count_failure(counters: EngineStats, request: Request, source: PrefillSource, failure: str) -> None:
+    request.remote_prefill = RemotePrefill(source.replica, failure=failure)
+    counters.remote_prefill_failures += 1
 
 
 def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:

@@ -3,18 +3,15 @@
 It belongs to one event loop: its subscriptions run there, and everything is called there.
 """
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-import zmq.asyncio
-
 from oscine.extensions.kv_events.publisher import page_hash
 from oscine.extensions.replicas.routing.cost import rank, sticky_key
 from oscine.extensions.replicas.routing.kv_index import KVIndex
-from oscine.extensions.replicas.routing.kv_subscriber import KVSubscriber
+from oscine.extensions.replicas.routing.kv_subscriber import KVSubscriptions
 from oscine.extensions.replicas.routing.recent_placements import RecentPlacements
 from oscine.extensions.replicas.routing.replica_view import Expected, ReplicaView
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport, ReplicaSnapshot
@@ -28,19 +25,16 @@ class Fleet:
 
     def __init__(self, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         """`key`: the cluster's; see oscine.engine.wire.tcp."""
-        self._key = key
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._views: dict[str, ReplicaView] = {}
         self._recent = RecentPlacements()
-        self._subscriptions: dict[str, tuple[KVSubscriber, asyncio.Task[None]]] = {}
-        self._ended_gaps = 0  # of subscriptions that are over
+        self._subscriptions = KVSubscriptions(self.index, key)
         self._placed: OrderedDict[str, str] = OrderedDict()  # the last requests -> replicas
         # The last request's pages, and how many each replica has.
         self._ranked: tuple[Sequence[bytes], dict[str, int]] = ([], {})
-        self._context: zmq.asyncio.Context | None = None  # made by the first subscription
 
     @property
     def is_missing(self) -> bool:
@@ -50,17 +44,11 @@ class Fleet:
     @property
     def num_gaps(self) -> int:
         """Times that events were missed, or began anew."""
-        return self._ended_gaps + sum(subscriber.num_gaps for subscriber, _ in self._subscriptions.values())
+        return self._subscriptions.num_gaps
 
     async def close(self) -> None:
         """Ends all subscriptions."""
-        tasks = [task for _, task in self._subscriptions.values()]
-        for name in list(self._subscriptions):
-            self._unsubscribe(name)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._context is not None:
-            self._context.term()
-            self._context = None
+        await self._subscriptions.close()
 
     # ---- which there are ----
 
@@ -69,20 +57,17 @@ class Fleet:
         self.index.add(name)
         view = self._views.setdefault(name, ReplicaView(name, self._clock()))
         view.report = report
-        self._follow(view)
-        self._changed()
+        if self._subscriptions.follow(name, report.endpoints, partial(self.hear, name)):
+            view.begin_life(self._clock())
+        self.info = _known_info(self._views.values(), self.info)
+        self.on_change()
 
     def remove(self, name: str) -> None:
         """The replica is gone."""
         self._views.pop(name, None)
-        self._unsubscribe(name)
+        self._subscriptions.end(name)
         self.index.drop(name)
-        self._changed()
-
-    def _changed(self) -> None:
-        if self._views:
-            reports = (view.report for view in self._views.values())
-            self.info = next((report.info for report in reports if report.info is not None), None)
+        self.info = _known_info(self._views.values(), self.info)
         self.on_change()
 
     def address(self, name: str) -> str | None:
@@ -155,27 +140,8 @@ class Fleet:
             self._views[name].hear(stats, self._clock())
             self.on_change()
 
-    # ---- subscriptions ----
 
-    def _follow(self, view: ReplicaView) -> None:
-        """Subscribes to the events of a replica's present engine."""
-        endpoints = view.report.endpoints
-        if view.name in self._subscriptions:
-            if self._subscriptions[view.name][0].endpoints == endpoints:
-                return
-            self._unsubscribe(view.name)
-            self.index.clear(view.name)
-            view.begin_life(self._clock())
-        if endpoints is None or endpoints.kv_events is None:
-            return
-        if self._context is None:
-            self._context = zmq.asyncio.Context()
-        hear = partial(self.hear, view.name)
-        subscriber = KVSubscriber(self._context, endpoints, self.index, view.name, hear, self._key)
-        self._subscriptions[view.name] = subscriber, asyncio.create_task(subscriber.run())
-
-    def _unsubscribe(self, name: str) -> None:
-        if name in self._subscriptions:
-            subscriber, task = self._subscriptions.pop(name)
-            self._ended_gaps += subscriber.num_gaps
-            task.cancel()
+def _known_info(views: Collection[ReplicaView], last: EngineInfo | None) -> EngineInfo | None:
+    """Of any replica; where there is none, the last one."""
+    infos = (view.report.info for view in views if view.report.info is not None)
+    return next(infos, None) if views else last

@@ -197,3 +197,48 @@ class KVSubscriber:
             _log.warning("%s gives no events again", address)
         finally:
             socket.close()
+
+
+class KVSubscriptions:
+    """Follows the present engine of each replica."""
+
+    def __init__(self, index: KVIndex, key: str) -> None:
+        """`key`: see oscine.engine.wire.tcp."""
+        self._index, self._key = index, key
+        self._running: dict[str, tuple[KVSubscriber, asyncio.Task[None]]] = {}  # by replica
+        self._ended_gaps = 0  # of subscriptions that are over
+        self._context: zmq.asyncio.Context | None = None  # made by the first subscription
+
+    @property
+    def num_gaps(self) -> int:
+        return self._ended_gaps + sum(subscriber.num_gaps for subscriber, _ in self._running.values())
+
+    def follow(self, replica: str, endpoints: Endpoints | None, hear: Callable[[EngineStats], None]) -> bool:
+        """Subscribes to the events of an engine. True: it replaces another one, whose pages are gone."""
+        replaces = replica in self._running
+        if replaces:
+            if self._running[replica][0].endpoints == endpoints:
+                return False
+            self.end(replica)
+            self._index.clear(replica)
+        if endpoints is not None and endpoints.kv_events is not None:
+            if self._context is None:
+                self._context = zmq.asyncio.Context()
+            subscriber = KVSubscriber(self._context, endpoints, self._index, replica, hear, self._key)
+            self._running[replica] = subscriber, asyncio.create_task(subscriber.run())
+        return replaces
+
+    def end(self, replica: str) -> None:
+        if replica in self._running:
+            subscriber, task = self._running.pop(replica)
+            self._ended_gaps += subscriber.num_gaps
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = [task for _, task in self._running.values()]
+        for replica in list(self._running):
+            self.end(replica)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.term()
+            self._context = None

@@ -6,8 +6,7 @@ request comes back. Belongs to one event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 
 from oscine.extensions.replicas.routing.fair_queue import FairQueue, Ticket
 from oscine.extensions.replicas.routing.fleet import Fleet
@@ -24,12 +23,27 @@ _LOOK_S = 0.05  # between looks for a first replica
 _EXCLUDED_S = 2.0  # a replica that failed a request is asked again: its engine may go on, and it may be the only one
 
 
-@dataclass(eq=False, slots=True)
 class _Waiter:
-    placement: Placement
-    excluded: Mapping[str, str | None]  # replica -> where the engine listened that failed the request
-    since_s: float
-    turn: asyncio.Future[Place] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """A request that waits for its turn, and the replicas that may take it."""
+
+    def __init__(self, placement: Placement, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self.placement, self._fleet, self._clock = placement, fleet, clock
+        # Replica -> where the engine listened that failed the request.
+        self._excluded = {name: fleet.address(name) for name in placement.exclude}
+        self.since_s = clock()
+        self.turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+
+    def excluded(self) -> list[str]:
+        """A replica whose engine was started again since it failed the request is another one."""
+        if self._clock() >= self.since_s + _EXCLUDED_S:
+            return []
+        return [name for name, address in self._excluded.items() if self._fleet.address(name) in (address, None)]
+
+    def candidates(self) -> list[ReplicaView]:
+        return self._fleet.candidates(self.excluded())
+
+    def has_room(self) -> bool:
+        return not self.placement.exclude or self._fleet.room(self.excluded()) > 0
 
 
 class ModelRouter:
@@ -95,17 +109,16 @@ class ModelRouter:
         """Waits for a place. Raises NoPlace."""
         if (place := self.place_now(placement)) is not None:
             return place
-        addresses = {name: self.generate.address(name) for name in placement.exclude}
-        waiter = _Waiter(placement, addresses, self._clock())
+        waiter = _Waiter(placement, self.generate, self._clock)
         ticket = self._push(waiter)
         self.pump()
         # A replica has room after a while; one that has to be started first takes longer.
-        patience_s = self.model.queue.max_wait_s if self._candidates(waiter) else self.model.start_timeout_s
+        patience_s = self.model.queue.max_wait_s if waiter.candidates() else self.model.start_timeout_s
         try:
             async with asyncio.timeout(patience_s):
                 return await self._turn(waiter, ticket)
         except TimeoutError:
-            if not self._candidates(waiter):
+            if not waiter.candidates():
                 raise self._no_replica() from None
             self._counters.refused += 1
             raise self._queue.overloaded(f"this one has waited {patience_s:g} s", None) from None
@@ -121,13 +134,13 @@ class ModelRouter:
         """Gives places to requests that wait, as many as the replicas can take."""
         self._pumping = None
         while len(self._queue) and self.generate.room() > 0:
-            ticket = self._queue.pop(self._has_room)
+            ticket = self._queue.pop(_Waiter.has_room)
             if ticket is None:
                 return
             waiter = ticket.item
             if not waiter.turn.done():  # else it is leaving
                 waited_s = self._clock() - waiter.since_s
-                waiter.turn.set_result(self._place(waiter.placement, self._excluded(waiter), waited_s))
+                waiter.turn.set_result(self._place(waiter.placement, waiter.excluded(), waited_s))
 
     # ---- a turn ----
 
@@ -155,18 +168,6 @@ class ModelRouter:
                 self.generate.withdraw(waiter.placement.request_id)
                 self.pump()
             raise
-
-    def _has_room(self, waiter: _Waiter) -> bool:
-        return not waiter.placement.exclude or self.generate.room(self._excluded(waiter)) > 0
-
-    def _excluded(self, waiter: _Waiter) -> list[str]:
-        """A replica whose engine was started again since it failed the request is another one."""
-        if self._clock() >= waiter.since_s + _EXCLUDED_S:
-            return []
-        return [name for name, address in waiter.excluded.items() if self.generate.address(name) in (address, None)]
-
-    def _candidates(self, waiter: _Waiter) -> list[ReplicaView]:
-        return self.generate.candidates(self._excluded(waiter))
 
     # ---- what comes out ----
 

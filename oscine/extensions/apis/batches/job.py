@@ -153,7 +153,7 @@ class BatchJob:
 
     async def _save(self) -> None:
         self._saved_s = time.monotonic()
-        await self._store.put_batch(self.batch, self.owner)
+        await self._store.batches.put(self.batch, self.owner)
 
     async def _validate(self) -> None:
         """The batch fails unless all its lines are requests of its endpoint."""
@@ -290,7 +290,7 @@ class BatchJob:
         file_id, name = self._id(kind), f"{self.batch.id}_{kind}.jsonl"
         size = self._store.path(file_id).stat().st_size
         file = FileObject(id=file_id, bytes=size, created_at=int(time.time()), filename=name, purpose="batch_output")
-        await self._store.put_file(file, self.owner)
+        await self._store.files.put(file, self.owner)
         return file_id
 
     @property

@@ -10,7 +10,6 @@ from typing import Any, Self, TypeVar, overload
 
 from oscine.api.serving.placement import place
 from oscine.api.serving.schemas import ChatCompletionRequest, CompletionRequest
-from oscine.api.serving.served_model import ServedModel
 from oscine.api.serving.service import Service
 from oscine.chat.tokenizer import Tokenizer
 from oscine.llm import options as llm_options
@@ -45,6 +44,7 @@ class AsyncLLM:
         config = llm_options.read(model, options, environment.num_gpus)
         self._service = Service(config)
         place(self._service, config, environment.num_gpus)
+        self._served = self._service.models[0]
         engines, scheduler = config.server.data_parallel_size, config.engine.scheduler
         self._at_once = 2 * engines * (scheduler.most_seqs if environment.num_gpus else scheduler.max_num_seqs)
         self._runner = Runner(self._service)
@@ -94,10 +94,6 @@ class AsyncLLM:
         with translated():
             return self._served.ready().tokenizer
 
-    @property
-    def _served(self) -> ServedModel:
-        return self._service.models[0]
-
     @overload
     async def chat(self, messages: Conversation, **parameters: Any) -> ChatResult: ...
 
@@ -135,11 +131,11 @@ class AsyncLLM:
 
     def stream_chat(self, messages: Conversation, **parameters: Any) -> AsyncIterator[StreamEvent]:
         """The events of one answer, the last of them Finished. `parameters` as for `chat`."""
-        return self._events(self.chat_request(messages, **parameters))
+        return _events(self.chat_request(messages, **parameters))
 
     def stream_generate(self, prompt: Prompt, **parameters: Any) -> AsyncIterator[StreamEvent]:
         """The same for a continuation."""
-        return self._events(self.text_request(prompt, **parameters))
+        return _events(self.text_request(prompt, **parameters))
 
     async def _run(
         self, given: Any, is_one: Callable[[Any], bool], make: Callable[..., Request[Any]], parameters: dict[str, Any]
@@ -196,16 +192,17 @@ class AsyncLLM:
 
         return run
 
-    async def _events(self, request: Request[Any]) -> AsyncIterator[StreamEvent]:
-        events: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
-        task = asyncio.ensure_future(request(events.put_nowait))
-        task.add_done_callback(lambda task: events.put_nowait(None))
-        try:
-            while (event := await events.get()) is not None:
-                yield event
-            yield Finished.of(await task)
-        finally:
-            task.cancel()
+
+async def _events(request: Request[Any]) -> AsyncIterator[StreamEvent]:
+    events: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
+    task = asyncio.ensure_future(request(events.put_nowait))
+    task.add_done_callback(lambda task: events.put_nowait(None))
+    try:
+        while (event := await events.get()) is not None:
+            yield event
+        yield Finished.of(await task)
+    finally:
+        task.cancel()
 
 
 def _fields(parameters: dict[str, Any]) -> tuple[dict[str, Any], Any]:

@@ -109,7 +109,7 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
         connection = await connection_of(state)
         if b"\r\n\r\n" in sent:
             await reader.readuntil(b"ok")
-        await until(lambda: connection._head_timer is not None, "the start of a head")
+        await until(lambda: connection._reader.head_timer is not None, "the start of a head")
         pass_time(LONG_S)
         data = await answer(reader)
         assert b"HTTP/1.1 408 " in data
@@ -182,7 +182,7 @@ def test_a_head_that_trickles_is_given_up_all_the_same() -> None:
         connection = await connection_of(state)
         for number, byte in enumerate(FIRST_LINE[:10], 1):
             writer.write(bytes([byte]))
-            await until(lambda number=number: connection._head_bytes == number, "another byte")  # type: ignore[misc]
+            await until(lambda number=number: connection._reader._head_bytes == number, "another byte")  # type: ignore[misc]
             pass_time(LONG_S / 10)
         assert b"HTTP/1.1 408 " in await answer(reader)
 
@@ -312,7 +312,7 @@ def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
         connection = await connection_of(state)
         await until(lambda: connection.flow.full, "more than is kept")
         assert len(connection.pipeline) < 32
-        assert len(connection._unparsed) < 1 << 20
+        assert len(connection._reader.unparsed) < 1 << 20
         go.set()
         writer.write(GET % b"/")
         assert (await reading).count(b"HTTP/1.1 200 ") == number + 1
@@ -323,13 +323,13 @@ def test_requests_sent_ahead_are_parsed_when_their_turn_comes() -> None:
 
 def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chunks cost ten times as much as they are long."""
-    whole, parsed, most = uvicorn_protocol.BoundedHttp._parse_slice, 0, 0
+    whole, parsed, most = uvicorn_protocol._RequestReader._parse_slice, 0, 0
     chunks = b"1\r\na\r\n" * 200_000
 
-    def counted(connection: uvicorn_protocol.BoundedHttp, data: bytes) -> None:
+    def counted(reader: uvicorn_protocol._RequestReader, data: bytes) -> None:
         nonlocal parsed
         parsed += len(data)
-        whole(connection, data)
+        whole(reader, data)
 
     async def measure() -> None:
         nonlocal parsed, most
@@ -351,7 +351,7 @@ def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPa
         measuring.cancel()
         assert most <= 1 << 16
 
-    monkeypatch.setattr(uvicorn_protocol.BoundedHttp, "_parse_slice", counted)
+    monkeypatch.setattr(uvicorn_protocol._RequestReader, "_parse_slice", counted)
     serve(test, reads)
 
 
@@ -390,7 +390,7 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
         _, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         connection = await connection_of(state)
-        await until(lambda: connection._stall_timer is not None, "a full buffer")
+        await until(lambda: connection.flow.stall_timer is not None, "a full buffer")
         pass_time(LONG_S)
         await until(lambda: not state.connections, "the end of the connection")
 
@@ -479,7 +479,7 @@ def test_a_request_is_answered_though_the_next_one_ends_in_its_head() -> None:
         writer.write(FIRST_LINE + b"Content-Length: 0\r\n\r\n" + FIRST_LINE)
         writer.write_eof()
         connection = await connection_of(state)
-        await until(lambda: connection._at_end, "the end of what the client sends")
+        await until(lambda: connection.at_end, "the end of what the client sends")
         go.set()
         assert (await answer(reader)).endswith(b"ok")
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from oscine.api.telemetry.energy import EnergyCollector
-from oscine.extensions.replicas.client.engine import MigrationCounters
+from oscine.extensions.replicas.client.dispatcher import MigrationCounters
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from tests.deploy.manifests import objects_of, of_kind
 from tests.extensions.cluster.test_metrics import Router

@@ -378,7 +378,7 @@ def test_an_engine_comes_back_when_there_are_descriptors_again(folder: Path) -> 
     run(test)
 
 
-@pytest.mark.parametrize("name", ["supervisor", "client"])
+@pytest.mark.parametrize("name", ["supervisor", "connection"])
 def test_a_lack_of_descriptors_that_lasts_is_a_failure(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

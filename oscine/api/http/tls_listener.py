@@ -57,7 +57,7 @@ class TlsListener:
             pass
         finally:
             if http.transport is None:
-                http.leave()
+                http.limit.leave(http)
 
     def close(self) -> None:
         if not self._closed:

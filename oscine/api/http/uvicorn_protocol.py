@@ -30,13 +30,28 @@ LINGER_S = 2.0  # for a client to read a response that came before it had sent i
 
 
 class _Flow(FlowControl):
-    """Flow control that stops reading while it is `full`, even if a request asks for more."""
+    """Flow control that stops reading while it is `full`, even if a request asks for more.
+
+    It ends the connection of a client that leaves a full buffer unread.
+    """
 
     full = False
+    stall_timer: asyncio.TimerHandle | None = None
 
     def resume_reading(self) -> None:
         if not self.full:
             super().resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.stall_timer is None:
+            self.stall_timer = asyncio.get_running_loop().call_later(STALLED_S, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.stall_timer is not None:
+            self.stall_timer.cancel()
+            self.stall_timer = None
 
 
 class _Parser(HttpRequestParser):
@@ -45,55 +60,206 @@ class _Parser(HttpRequestParser):
     llhttp takes what follows their head for that protocol. So a second parser reads their body.
     """
 
-    def __init__(self, protocol: "BoundedHttp") -> None:
-        super().__init__(protocol)
+    def __init__(self, reader: "_RequestReader") -> None:
+        super().__init__(reader)
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._protocol = protocol
-        self.of_body: HttpRequestParser | None = None
+        self.framing = b""  # the header that frames the body of a request that offers another protocol
+        self._reader = reader
+        self._of_body: HttpRequestParser | None = None
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]
-        if self.of_body is not None:
-            self.of_body.feed_data(data)
+        if self._of_body is not None:
+            self._of_body.feed_data(data)
             return
         try:
             super().feed_data(data)
         except HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
-            if framing := self._protocol.framing:
-                self.of_body = HttpRequestParser(self._protocol.of_body())
-                self.of_body.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n\r\n%b" % (framing, rest))
+            if self.framing:
+                self._of_body = HttpRequestParser(self._body_callbacks())
+                self._of_body.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n\r\n%b" % (self.framing, rest))
             elif rest:
                 self.feed_data(rest)
 
+    def _body_callbacks(self) -> SimpleNamespace:
+        """What a parser calls that reads a body only."""
+        reader = self._reader
 
-class BoundedHttp(HttpToolsProtocol):
-    """One connection. At the limit a new one replaces the one that has been without a request the longest.
+        def end() -> None:
+            self.framing, self._of_body = b"", None
+            reader.on_message_complete()
+
+        return SimpleNamespace(on_body=reader.on_body, on_chunk_header=reader.on_chunk_header, on_message_complete=end)
+
+
+class _RequestReader:
+    """Parses what a client sends, with bounds on heads, on the framing of bodies, and on what is parsed in one turn.
+
+    The parser calls its `on_` methods, and these call those of the connection.
+    """
+
+    in_message = False  # between the first byte of a request and the last of its body
+    in_head = True  # waiting for the end of a head, also on a new connection
+    head_timer: asyncio.TimerHandle | None = None
+    unparsed = b""  # kept while a request is answered
+    _head_bytes = 0
+    _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
+    _framing_bytes = 0  # size of the request's trailers and chunk extensions
+    _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
+    _body_left = 0  # bytes to come of a body with a length
+
+    def __init__(self, http: "BoundedHttp", feed: Callable[[bytes], None]) -> None:
+        """`feed` gives bytes to the parser."""
+        self._http, self._feed = http, feed
+        self.on_url = http.on_url
+
+    def receive(self, data: bytes) -> None:
+        if self.unparsed or self._http.pipeline:
+            self._keep(data)
+        else:
+            self._parse(data)
+
+    def _keep(self, data: bytes) -> None:
+        self.unparsed += data
+        if len(self.unparsed) > MAX_UNPARSED_BYTES:
+            self._http.flow.full = True
+            self._http.flow.pause_reading()
+
+    def parse_on(self) -> None:
+        """Parses the bytes that were kept, once the request before them is answered."""
+        data, self.unparsed = self.unparsed, b""
+        self._http.flow.full = False
+        self._http.flow.resume_reading()
+        if data:
+            self._parse(data)
+        if self._http.at_end and self._http.is_done:
+            self._http.transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes.
+
+        A body is one slice, as no request is within it.
+        """
+        begin = 0
+        while begin < len(data) and not self._http.transport.is_closing():
+            if self._http.pipeline:
+                self._keep(data[begin:])
+                return
+            if begin >= _TURN_BYTES:
+                self._keep(data[begin:])
+                self._http.loop.call_soon(self.parse_on)
+                return
+            end = begin + (_SLICE_BYTES if self.in_head else max(_SLICE_BYTES, self._body_left))
+            self._parse_slice(data[begin:end])
+            begin = end
+
+    def _parse_slice(self, data: bytes) -> None:
+        self._ended_here, self._accounted_bytes = False, 0
+        after_head = not self.in_head
+        self._feed(data)
+        if self._ended_here:
+            return
+        if self.in_head:
+            self._head_bytes += len(data)
+        elif after_head:
+            self._framing_bytes += max(0, len(data) - self._accounted_bytes)
+        self._check_size(self._head_bytes, MAX_HEAD_BYTES, "request line and the headers")
+        self._check_size(self._framing_bytes, MAX_FRAMING_BYTES, "trailers and chunk extensions")
+
+    def _check_size(self, size: int, most: int, what: str) -> None:
+        if size > most:
+            message = f"The {what} are larger than {most} bytes."
+            self._http.refuse(APIError(message, status=431, code="head_too_large"))
+
+    def start_head(self) -> None:
+        self.in_head = True
+        if self.head_timer is None:
+            self.head_timer = self._http.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self.head_timer = None
+        if self.unparsed:  # the server itself delays it
+            self.start_head()
+            return
+        self._http.refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
+
+    def on_message_begin(self) -> None:
+        self._http.on_message_begin()
+        self.in_message, self._body_left = True, 0
+        self.start_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_head:  # the parser calls this for trailers too
+            self._http.on_header(name, value)
+            if self._http.headers[-1][0] == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
+                self._body_left = int(value)
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        self._head_bytes = self._framing_bytes = 0
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+        parser, headers = self._http.parser, self._http.headers
+        if parser.should_upgrade():
+            framing = (b"%b: %b" % (n, v) for n, v in headers if n in (b"content-length", b"transfer-encoding"))
+            parser.framing = next(framing, b"")
+        self._http.on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._accounted_bytes += _CHUNK_FRAMING_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        self._accounted_bytes += len(body)
+        self._body_left -= len(body)
+        if not self._http.transport.is_closing():
+            self._http.on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._http.parser.framing or self._http.transport.is_closing():
+            return
+        self.in_message = False
+        self._ended_here = True
+        self._http.on_message_complete()
+
+
+class ConnectionLimit:
+    """One for all connections of a server. At the limit a new one replaces the one longest without a request.
 
     If all connections have requests, a few more are accepted, and only probes are answered on them.
     """
 
+    def __init__(self, most: int, probes: frozenset[bytes]) -> None:
+        """`probes`: paths."""
+        self.most, self.probes = most, probes
+        self.idle: dict[BoundedHttp, None] = {}  # connections without a request, oldest first
+
+    def enter(self, http: "BoundedHttp") -> bool:
+        """Counts the connection; closes the oldest idle one at the limit. Returns whether there are too many still."""
+        http.connections.add(http)
+        if len(http.connections) > self.most and self.idle:
+            next(iter(self.idle)).abort()
+        self.idle[http] = None
+        return len(http.connections) > self.most
+
+    def leave(self, http: "BoundedHttp") -> None:
+        self.idle.pop(http, None)
+        http.connections.discard(http)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
     # For the whole process; the server makes a subclass with its own values.
-    max_connections: int
-    probes: frozenset[bytes]  # paths
+    limit: ConnectionLimit
     on_refused: Callable[[str | None, APIError], None]
-    _idle: "dict[BoundedHttp, None]"  # connections without a request, oldest first
 
     flow: _Flow
     parser: _Parser
-    _head_timer: asyncio.TimerHandle | None = None
-    _stall_timer: asyncio.TimerHandle | None = None
+    _reader: _RequestReader
     _linger_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
-    _at_end = False  # whether the client has ended its sending side
-    _head_bytes = 0
-    _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
-    _in_message = False  # between the first byte of a request and the last of its body
-    _in_head = True  # waiting for the end of a head, also on a new connection
-    _framing_bytes = 0  # size of the request's trailers and chunk extensions
-    _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
-    _body_left = 0  # bytes to come of a body with a length
-    _unparsed = b""
-    framing = b""  # the header that frames the body of a request that offers another protocol
+    at_end = False  # whether the client has ended its sending side
     _handshake: "asyncio.Task[None] | None" = None
     _above_limit = False  # whether all other connections had requests when it was accepted
     _running: Any = None  # the request that is being answered; others may have been read behind it
@@ -101,37 +267,26 @@ class BoundedHttp(HttpToolsProtocol):
     def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
         """Counts a TLS connection before its handshake. Cancelling the handshake ends the connection."""
         self.client, self._handshake = client, handshake
-        self._enter()
+        self._above_limit = self.limit.enter(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow, self.parser = _Flow(transport), _Parser(self)
+        self._reader = _RequestReader(self, super().data_received)
+        self.flow, self.parser = _Flow(transport), _Parser(self._reader)
         if self._handshake is None:
-            self._enter()
+            self._above_limit = self.limit.enter(self)
         self._handshake = None
-        if len(self.connections) > self.max_connections + _RESERVE:
-            self._refuse(_full())
+        if len(self.connections) > self.limit.most + _RESERVE:
+            self.refuse(_full())
         else:
-            self._start_head()
+            self._reader.start_head()
 
-    def _enter(self) -> None:
-        """Counts the connection. At the limit the oldest one without a request is closed."""
-        self.connections.add(self)
-        if len(self.connections) > self.max_connections and self._idle:
-            next(iter(self._idle))._abort()
-        self._above_limit = len(self.connections) > self.max_connections
-        self._idle[self] = None
-
-    def _abort(self) -> None:
-        self.leave()
+    def abort(self) -> None:
+        self.limit.leave(self)
         if self._handshake is not None:
             self._handshake.cancel()
         else:
             self.transport.abort()
-
-    def leave(self) -> None:
-        self._idle.pop(self, None)
-        self.connections.discard(self)
 
     def shutdown(self) -> None:
         if self._handshake is not None:
@@ -140,38 +295,35 @@ class BoundedHttp(HttpToolsProtocol):
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.leave()
-        for timer in (self._head_timer, self._stall_timer, self._linger_timer, self._probe_timer):
+        self.limit.leave(self)
+        for timer in (self._reader.head_timer, self._linger_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._stall_timer = self._linger_timer = self._probe_timer = None
+        self._reader.head_timer = self._linger_timer = self._probe_timer = None
         if self._running is not None:  # uvicorn notifies only the newest one
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._unparsed or self.pipeline:
-            self._keep(data)
-        else:
-            self._parse(data)
+        self._reader.receive(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client may end its sending side and still read. What it has asked is answered before the connection is
         closed; TLS cannot be open on one side only. Returns whether the connection stays open."""
-        if self.scheme == "https" or self._is_done:
+        if self.scheme == "https" or self.is_done:
             return False
-        if not self._at_end:
-            self._at_end = True
+        if not self.at_end:
+            self.at_end = True
             self._probe(FIRST_PROBE_S)
         return True
 
     @property
-    def _is_done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether no request is to be answered, after the end of what the client sends."""
-        if self._unparsed or self.pipeline:
+        if self._reader.unparsed or self.pipeline:
             return False
-        in_body = self._in_message and not self._in_head  # of the request that runs
+        in_body = self._reader.in_message and not self._reader.in_head  # of the request that runs
         return in_body or self._running is None or self._running.response_complete
 
     def _probe(self, pause_s: float) -> None:
@@ -184,109 +336,17 @@ class BoundedHttp(HttpToolsProtocol):
         if running is not None and not running.response_started and running.scope["http_version"] == "1.1":
             self.transport.write(_PROBE)
 
-    def _keep(self, data: bytes) -> None:
-        self._unparsed += data
-        if len(self._unparsed) > MAX_UNPARSED_BYTES:
-            self.flow.full = True
-            self.flow.pause_reading()
-
-    def _parse_on(self) -> None:
-        """Parses the bytes that were kept, once the request before them is answered."""
-        data, self._unparsed = self._unparsed, b""
-        self.flow.full = False
-        self.flow.resume_reading()
-        if data:
-            self._parse(data)
-        if self._at_end and self._is_done:
-            self.transport.close()
-
-    def _parse(self, data: bytes) -> None:
-        """Parses in slices, so that few pipelined requests exist at once: objects are larger than their bytes.
-
-        A body is one slice, as no request is within it.
-        """
-        begin = 0
-        while begin < len(data) and not self.transport.is_closing():
-            if self.pipeline:
-                self._keep(data[begin:])
-                return
-            if begin >= _TURN_BYTES:
-                self._keep(data[begin:])
-                self.loop.call_soon(self._parse_on)
-                return
-            end = begin + (_SLICE_BYTES if self._in_head else max(_SLICE_BYTES, self._body_left))
-            self._parse_slice(data[begin:end])
-            begin = end
-
-    def _parse_slice(self, data: bytes) -> None:
-        self._ended_here, self._accounted_bytes = False, 0
-        after_head = not self._in_head
-        super().data_received(data)
-        if self._ended_here:
-            return
-        if self._in_head:
-            self._head_bytes += len(data)
-        elif after_head:
-            self._framing_bytes += max(0, len(data) - self._accounted_bytes)
-        self._check_size(self._head_bytes, MAX_HEAD_BYTES, "request line and the headers")
-        self._check_size(self._framing_bytes, MAX_FRAMING_BYTES, "trailers and chunk extensions")
-
-    def _check_size(self, size: int, most: int, what: str) -> None:
-        if size > most:
-            self._refuse(APIError(f"The {what} are larger than {most} bytes.", status=431, code="head_too_large"))
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_message, self._body_left = True, 0
-        self._start_head()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # the parser calls this for trailers too
-            super().on_header(name, value)
-            if self.headers[-1][0] == b"content-length" and value.isdigit() and len(value) < _MAX_DIGITS:
-                self._body_left = int(value)
-
-    def on_chunk_header(self) -> None:
-        self._accounted_bytes += _CHUNK_FRAMING_BYTES
-
-    def on_body(self, body: bytes) -> None:
-        self._accounted_bytes += len(body)
-        self._body_left -= len(body)
-        if not self.transport.is_closing():
-            super().on_body(body)
-
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._idle.pop(self, None)
-        self._head_bytes = self._framing_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        if self.parser.should_upgrade():
-            framing = (b"%b: %b" % (n, v) for n, v in self.headers if n in (b"content-length", b"transfer-encoding"))
-            self.framing = next(framing, b"")
-        above = self._above_limit and len(self.connections) > self.max_connections
-        if above and self.url.partition(b"?")[0] not in self.probes:
-            self._refuse(_full())
+        self.limit.idle.pop(self, None)
+        above = self._above_limit and len(self.connections) > self.limit.most
+        if above and self.url.partition(b"?")[0] not in self.limit.probes:
+            self.refuse(_full())
             return
         super().on_headers_complete()
         if above:
             self.cycle.keep_alive = False
 
-    def of_body(self) -> SimpleNamespace:
-        """What a parser calls that reads a body only."""
-
-        def end() -> None:
-            self.framing, self.parser.of_body = b"", None
-            self.on_message_complete()
-
-        return SimpleNamespace(on_body=self.on_body, on_chunk_header=self.on_chunk_header, on_message_complete=end)
-
     def on_message_complete(self) -> None:
-        if self.framing or self.transport.is_closing():
-            return
-        self._in_message = False
-        self._ended_here = True
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
@@ -300,40 +360,18 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
+        reader = self._reader
         if self.cycle.response_complete:
-            self._idle[self] = None
-            if self._in_message and not self._in_head and self._linger_timer is None:
+            self.limit.idle[self] = None
+            if reader.in_message and not reader.in_head and self._linger_timer is None:
                 self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
-        if self._unparsed or self._at_end:
-            self.loop.call_soon(self._parse_on)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALLED_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
-    def _start_head(self) -> None:
-        self._in_head = True
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._unparsed:  # the server itself delays it
-            self._start_head()
-            return
-        self._refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
+        if reader.unparsed or self.at_end:
+            self.loop.call_soon(reader.parse_on)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(APIError("This is not a valid HTTP request."))
+        self.refuse(APIError("This is not a valid HTTP request."))
 
-    def _refuse(self, error: APIError) -> None:
+    def refuse(self, error: APIError) -> None:
         """Writes the response itself, as there is no request, and closes."""
         if self.transport.is_closing():
             return
@@ -359,10 +397,5 @@ def protocol(
 
     `on_refused(address, error)` is called for errors answered here, which never reach the application.
     """
-    attributes: dict[str, Any] = {
-        "max_connections": max_connections,
-        "probes": frozenset(path.encode() for path in probes),
-        "on_refused": staticmethod(on_refused),
-        "_idle": {},
-    }
-    return type("Http", (BoundedHttp,), attributes)
+    limit = ConnectionLimit(max_connections, frozenset(path.encode() for path in probes))
+    return type("Http", (BoundedHttp,), {"limit": limit, "on_refused": staticmethod(on_refused)})

@@ -5,14 +5,12 @@ import logging
 import time
 from typing import Literal, Protocol
 
-import zmq
-
+from oscine.engine.process.connection import EngineConnection
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.engine.process.member import Member
 from oscine.engine.process.parent import SOCKETS
-from oscine.engine.process.supervisor import STARVED_S, EngineSupervisor, pause_s
+from oscine.engine.process.supervisor import EngineSupervisor
 from oscine.engine.wire import messages as wire
-from oscine.engine.wire.links import Link
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.settings.config import EngineOptions
 from oscine.system.owned_folder import OwnedFolder, make_temporary
@@ -97,11 +95,7 @@ class EngineClient:
         self._watching: asyncio.Task[None] | None = None
         self._heard_s = 0.0  # when the engine last said something, or was first asked for something after that
         self._greeted = False  # asked whether it is there; no answer yet
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by start()
-        self._link: Link[wire.ToClient] | None = None
-        self._starved_at: float | None = None  # time since which no socket can be opened
-        self._failures = 0  # consecutive failures to open one
-        self._streams: dict[str, RequestStream] = {}
+        self._connection = EngineConnection(self._receive, self._on_down, self._on_starved)
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
 
     @property
@@ -119,12 +113,12 @@ class EngineClient:
             self._folder = make_temporary(SOCKETS, logger.warning)  # mode 0700: no other user may connect
         except OSError as error:
             raise EngineError(str(error)) from None
-        self._context = zmq.Context()
         self.address = f"ipc://{self._folder.path}/engine"
+        self._connection.open(self.address)
         self._supervisor.start(self.address)
         if self._options.engine_timeout_s:
             self._watching = asyncio.create_task(self._watch())
-        self._connect()
+        self._connection.connect()
 
     async def stop(self) -> None:
         if self.state == "stopped":
@@ -133,8 +127,7 @@ class EngineClient:
         if self._watching is not None:
             self._watching.cancel()
         await self._supervisor.stop()
-        if self._context is not None:
-            self._context.term()
+        self._connection.close()
         if self._folder is not None:
             self._folder.remove(logger.warning)
 
@@ -153,30 +146,14 @@ class EngineClient:
     def submit(self, request: GenerationRequest) -> RequestStream:
         if self.state != "ready":
             raise EngineDied(self.error or "the engine is starting")
-        if request.request_id in self._streams:
-            raise ValueError(f"request id {request.request_id!r} is in use")
-        if not self._streams:
+        if not self._connection.has_requests:
             self._heard_s = time.monotonic()
-        self._send(wire.Submit(request))
-        stream = RequestStream(request.request_id, self._abandon)
-        self._streams[request.request_id] = stream
-        return stream
+        return self._connection.submit(request)
 
     def cancel(self, request_id: str) -> None:
-        stream = self._abandon(request_id)
+        stream = self._connection.abandon(request_id)
         if stream is not None:
             stream.put(GenerationOutput(request_id, finish_reason="cancelled"))
-
-    def _abandon(self, request_id: str) -> RequestStream | None:
-        """Tells the engine, and forgets the stream."""
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            self._send(wire.Cancel(request_id))
-        return stream
-
-    def _send(self, message: wire.ToEngine) -> None:
-        assert self._link is not None
-        self._link.send(message)
 
     async def _watch(self) -> None:
         """Kills an engine that has requests and says nothing: each step is news, and the engine waits for no client.
@@ -185,42 +162,17 @@ class EngineClient:
         """
         timeout_s, is_shared = self._options.engine_timeout_s, self._options.peers.host is not None
         while True:
-            waits = bool(self._streams) or self._greeted
+            waits = self._connection.has_requests or self._greeted
             if waits and time.monotonic() - self._heard_s >= timeout_s:
                 self.error = f"the engine process did nothing for {timeout_s:g} s and was killed"
                 self._supervisor.kill(self.error)
                 self._heard_s = time.monotonic()
             elif is_shared and not waits and self.state == "ready":
                 self._greeted, self._heard_s = True, time.monotonic()
-                self._send(wire.Hello())
+                self._connection.send(wire.Hello())
             await asyncio.sleep(max(timeout_s / _LOOKS, _WATCH_S))
 
-    # ---- what the link and the supervisor report ----
-
-    def _connect(self) -> None:
-        """Connects. If no socket can be opened, tries again after a pause, until the engine is given up."""
-        if self.state not in ("starting", "restarting"):
-            return
-        assert self._context is not None
-        try:
-            hear = (lambda: self._send(wire.Hello())), self._receive, self._on_down
-            self._link = Link(self._context, self.address, wire.decode_to_client, *hear)
-        except (zmq.ZMQError, OSError) as error:
-            self._starve(f"no socket can be opened for the engine: {error}")
-        else:
-            self._starved_at, self._failures = None, 0
-
-    def _starve(self, reason: str) -> None:
-        self._failures += 1
-        if self._starved_at is None:
-            logger.error(reason)
-            self._starved_at = time.monotonic()
-        if time.monotonic() - self._starved_at < STARVED_S:
-            asyncio.get_running_loop().call_later(pause_s(self._failures), self._connect)
-            return
-        self._supervisor.give_up()
-        self._supervisor.kill(reason)
-        self._enter("failed", reason)
+    # ---- what the connection and the supervisor report ----
 
     def _receive(self, message: wire.ToClient) -> None:
         self._heard_s, self._greeted = time.monotonic(), False
@@ -228,11 +180,9 @@ class EngineClient:
             case wire.Outputs():
                 if message.stats is not None:
                     self.stats = message.stats
-                self._deliver(message.outputs)
+                self._connection.deliver(message.outputs)
             case wire.Refused():
-                stream = self._streams.pop(message.request_id, None)
-                if stream is not None:
-                    stream.fail(EngineOverloaded(message.message))
+                self._connection.refuse(message.request_id, message.message)
             case wire.Ready():
                 self.info = message.info
                 self._supervisor.mark_ready()
@@ -243,23 +193,19 @@ class EngineClient:
                 self._supervisor.give_up()
                 self._enter("failed", message.message)
 
-    def _deliver(self, outputs: list[GenerationOutput]) -> None:
-        streams = self._streams
-        for output in outputs:
-            stream = streams.get(output.request_id)
-            if stream is None:
-                continue  # closed here while the output was under way
-            if output.finish_reason is not None:
-                del streams[output.request_id]
-            stream.put(output)
-
     def _on_down(self) -> None:
         """The engine's socket is gone; the next engine gets a link of its own."""
-        self._disconnect()
+        self._connection.disconnect()
         if self.state == "ready":
             self.restarts += 1
             self._enter("restarting", self.error or "the engine process ended")
-        self._connect()
+        if self.state in ("starting", "restarting"):
+            self._connection.connect()
+
+    def _on_starved(self, reason: str) -> None:
+        self._supervisor.give_up()
+        self._supervisor.kill(reason)
+        self._enter("failed", reason)
 
     def _on_exit(self, reason: str, gave_up: bool) -> None:
         """The process is gone, whether or not its socket ever was there; live streams end when the socket has."""
@@ -268,19 +214,12 @@ class EngineClient:
         elif self.state in ("ready", "starting", "restarting"):
             self.error = reason
 
-    def _disconnect(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-
     def _enter(self, state: EngineState, error: str | None) -> None:
         self.state, self.error = state, error
         if state != "ready":
             self.stats, self._greeted = EngineStats(), False
-            streams, self._streams = self._streams, {}
-            for stream in streams.values():
-                stream.fail(EngineDied(error))
+            self._connection.fail_all(error)
         if state in ("failed", "stopped"):
-            self._disconnect()
+            self._connection.disconnect()
         self._changed.set()
         self._changed = asyncio.Event()

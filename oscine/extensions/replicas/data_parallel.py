@@ -14,7 +14,8 @@ from oscine.api.serving.service import Service
 from oscine.engine.build import with_prefix_seed
 from oscine.engine.process.client import EngineClient, EngineState
 from oscine.executor.start.parts import GROUP, part
-from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationLimits
+from oscine.extensions.replicas.client.dispatcher import MigrationLimits
+from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.client.followed_models import as_one
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.client.reports import Reports

@@ -316,11 +316,11 @@ def test_batches_that_are_made_at_once_do_not_pass_the_limit_together(
 def test_a_list_begins_behind_an_entry_of_its_owner_alone(tmp_path: Path) -> None:
     async def work(store: FileStore) -> None:
         for owner, name in (("a", "file-1"), ("b", "file-2"), ("a", "file-3")):
-            await store.put_file(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
-        page = await store.page("file", "a", FileObject, 9, after="file-3")
+            await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
+        page = await store.files.page("a", 9, after="file-3")
         assert [file.id for file in page] == ["file-1"]
-        assert not await store.page("file", "a", FileObject, 9, after="file-2")
-        assert not await store.page("batch", "a", BatchObject, 9, after="file-3")
+        assert not await store.files.page("a", 9, after="file-2")
+        assert not await store.batches.page("a", 9, after="file-3")
 
     with_files(tmp_path, work)
 

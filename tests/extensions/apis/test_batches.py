@@ -145,19 +145,19 @@ def test_a_file_may_have_an_end(client: OpenAI) -> None:
 def test_files_whose_time_is_over_are_deleted_but_for_inputs(tmp_path: Path) -> None:
     async def go() -> None:
         jobs = BatchJobs(make_service(Config(server=ServerOptions(files_dir=str(tmp_path)))))
-        await jobs.files.open()
+        await jobs.store.open()
         for name, expires_at in (
             ("file-old", 5),
             ("file-input", 5),
             ("file-new", int(time.time()) + 100),
             ("file-plain", None),
         ):
-            jobs.files.path(name).touch()
+            jobs.store.path(name).touch()
             file = FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch", expires_at=expires_at)
-            await jobs.files.put_file(file, "me")
+            await jobs.store.files.put(file, "me")
         jobs.is_input = lambda file_id: file_id == "file-input"  # type: ignore[method-assign]
         await jobs.remove_expired()
-        await jobs.files.close()
+        await jobs.store.close()
 
     asyncio.run(go())
     assert {path.stem for path in tmp_path.glob("*.jsonl")} == {"file-input", "file-new", "file-plain"}
@@ -175,7 +175,7 @@ def test_uploads_of_a_server_that_was_killed_are_removed_after_a_day(tmp_path: P
         for name in others:
             (tmp_path / name).touch()
         content = FileObject(id=known, bytes=0, created_at=1, filename="a", purpose="batch")
-        await store.put_file(content, "me")
+        await store.files.put(content, "me")
         await store.close()
         long_ago = time.time() - 25 * 3600
         for name in (f"{cut}.jsonl", f"{known}.jsonl", *others):

@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from oscine.engine.process.client import EngineClient
-from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationLimits
+from oscine.extensions.replicas.client.dispatcher import MigrationLimits
+from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.settings.config import EngineOptions, PeerOptions
 from oscine.types import EngineInfo

@@ -9,7 +9,8 @@ import pytest
 from oscine.chat.grammar import JsonFormat, text_grammar
 from oscine.engine.process.client import EngineDied, EngineOverloaded
 from oscine.engine.wire.stream import RequestStream
-from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationLimits
+from oscine.extensions.replicas.client.dispatcher import MigrationLimits
+from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.settings.config import EngineOptions, ModelOptions
 from oscine.types import GenerationOutput
 from tests.engine_process.harness import options, read, request, run, running, tokens
@@ -239,7 +240,7 @@ def test_the_only_engine_comes_back_in_time_or_does_not(model_folder: Path) -> N
 
 
 def test_what_engines_report_is_added_up_over_their_lives(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oscine.extensions.replicas.client.engine._IDLE_S", 0.05)
+    monkeypatch.setattr("oscine.extensions.replicas.client.dispatcher._IDLE_S", 0.05)
 
     async def test() -> None:
         fake = options(model_folder)

@@ -8,7 +8,7 @@ import pytest
 
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.extensions.replicas.client import metrics
-from oscine.extensions.replicas.client.engine import MigrationCounters
+from oscine.extensions.replicas.client.dispatcher import MigrationCounters
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.spec.placement import NoPlace
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters

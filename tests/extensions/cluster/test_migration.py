@@ -10,7 +10,8 @@ import pytest
 from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.engine.wire.messages import Cancel, Ending, Hello, Refused
 from oscine.engine.wire.stream import EngineDied, EngineOverloaded
-from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationLimits
+from oscine.extensions.replicas.client.dispatcher import MigrationLimits
+from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.types import EngineInfo, PrefillSource, RemotePrefill, TokenLogprobs
 from tests.engine_process.harness import read, request, run, tokens

@@ -53,7 +53,7 @@ class BatchesApi(Api):
 
     async def open(self) -> None:
         """Raises ValueError when the folder of files cannot be used."""
-        await self.jobs.files.open()
+        await self.jobs.store.open()
 
     async def started(self) -> None:
         await self.jobs.go_on()
@@ -66,7 +66,7 @@ class BatchesApi(Api):
         await self.jobs.stop()
 
     async def close(self) -> None:
-        await self.jobs.files.close()
+        await self.jobs.store.close()
 
     @property
     def is_quiet(self) -> bool:

@@ -16,6 +16,7 @@ from oscine.api.common.memory import Held
 from oscine.api.http.body import json_response, read_body
 from oscine.api.serving.schemas import decode
 from oscine.extensions.apis.batches.jobs import BatchJobs
+from oscine.extensions.apis.batches.records import storage_failed
 from oscine.extensions.apis.batches.schemas import (
     BatchesQuery,
     BatchList,
@@ -26,7 +27,6 @@ from oscine.extensions.apis.batches.schemas import (
     FileObject,
     FilesQuery,
 )
-from oscine.extensions.apis.batches.store import storage_failed
 from oscine.extensions.apis.batches.upload import Upload, UploadRoom, read_upload, storage_full
 from oscine.extensions.apis.responses.schemas import read_query
 
@@ -38,14 +38,14 @@ T = TypeVar("T", FileObject, BatchObject)
 
 class Files:
     def __init__(self, jobs: BatchJobs) -> None:
-        self._jobs, self._store = jobs, jobs.files
+        self._jobs, self._store = jobs, jobs.store
         self._rooms: dict[str, UploadRoom] = {}  # by owner
 
     async def create(self, request: Request) -> Response:
         self._store.check()
         await self._jobs.remove_expired()
         owner, options = _owner(request), self._jobs.config.server
-        count, _, used = await self._store.use("file", owner)
+        count, used = await self._store.files.use(owner)
         room = self._rooms.setdefault(owner, UploadRoom())
         file_id = f"file-{secrets.token_hex(16)}"
         content_type = request.headers.get("content-type", "").encode("latin-1")
@@ -53,7 +53,7 @@ class Files:
             with room.reserved(options.max_file_bytes, MAX_FILES - count, options.files_max_bytes - used) as reserve:
                 upload = await read_upload(content_type, self._pieces(request), self._store.new(file_id), reserve)
                 file = _made(file_id, upload)
-                if not await self._store.add_file(file, owner, MAX_FILES, options.files_max_bytes):
+                if not await self._store.files.add(file, owner, MAX_FILES, options.files_max_bytes):
                     raise storage_full()
         except BaseException as error:
             self._store.discard(file_id)
@@ -75,14 +75,8 @@ class Files:
     async def list(self, request: Request) -> Response:
         query = read_query(request.query_params, FilesQuery)
         ascending = query.order == "asc"
-        found = await self._store.page(
-            "file",
-            _owner(request),
-            FileObject,
-            query.limit + 1,
-            purpose=query.purpose,
-            after=query.after,
-            ascending=ascending,
+        found = await self._store.files.page(
+            _owner(request), query.limit + 1, purpose=query.purpose, after=query.after, ascending=ascending
         )
         return json_response(FileList("list", *_page(found, query.limit)))
 
@@ -104,7 +98,7 @@ class Files:
 
     async def _found(self, request: Request) -> FileObject:
         file_id = request.path_params["id"]
-        file = await self._store.file(file_id, _owner(request))
+        file = await self._store.files.get(file_id, _owner(request))
         if file is None or (file.expires_at or sys.maxsize) < time.time():
             raise _no_file(file_id)
         return file
@@ -112,14 +106,14 @@ class Files:
 
 class Batches:
     def __init__(self, jobs: BatchJobs) -> None:
-        self._jobs, self._store = jobs, jobs.files
+        self._jobs, self._store = jobs, jobs.store
 
     async def create(self, request: Request) -> Response:
         self._store.check()
         owner = _owner(request)
         received = await read_body(request, self._jobs.config.server.max_body_bytes)
         body = await decode(received, BatchRequest, request.scope)
-        file = await self._store.file(body.input_file_id, owner)
+        file = await self._store.files.get(body.input_file_id, owner)
         if file is None:
             raise _no_file(body.input_file_id, "input_file_id")
         if file.purpose != "batch":
@@ -129,7 +123,7 @@ class Batches:
     async def list(self, request: Request) -> Response:
         query = read_query(request.query_params, BatchesQuery)
         owner = _owner(request)
-        found = await self._store.page("batch", owner, BatchObject, query.limit + 1, after=query.after)
+        found = await self._store.batches.page(owner, query.limit + 1, after=query.after)
         live = [job.batch if (job := self._jobs.job(batch.id, owner)) else batch for batch in found]
         return json_response(BatchList("list", *_page(live, query.limit)))
 
@@ -150,7 +144,7 @@ class Batches:
         return json_response(job.batch)
 
     async def _found(self, batch_id: str, owner: str) -> BatchObject:
-        batch = await self._store.batch(batch_id, owner)
+        batch = await self._store.batches.get(batch_id, owner)
         if batch is None:
             raise not_found(f"No batch found with id '{batch_id}'.", "batch_not_found")
         return batch

@@ -87,6 +87,82 @@ async def _in_thread(work: Callable[..., T], *args: object) -> T:
     return await asyncio.get_running_loop().run_in_executor(BATCHES, partial(work, *args))
 
 
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """The files of a batch's answers and of its errors."""
+
+    answers: BatchOutput
+    errors: BatchOutput
+
+    def missing(self, lines: BatchInput) -> Iterator[BatchLine]:
+        """The lines that are in neither."""
+        return (line for line in lines if not (self.answers.has(line) or self.errors.has(line)))
+
+    def write(self, line: BatchLine, answered: Answered) -> None:
+        output = self.answers if 200 <= answered.status < 300 else self.errors
+        output.answer(line, answered.status, answered.request_id, answered.body)
+
+    def expire(self, opening: AbstractContextManager[BatchInput]) -> None:
+        """Says so for each line without an answer."""
+        with opening as lines:
+            for line in self.missing(lines):
+                self.errors.refuse(line, "batch_expired", _EXPIRED)
+
+    def count(self, counts: RequestCounts) -> None:
+        counts.completed, counts.failed = self.answers.num_lines, self.errors.num_lines
+
+
+@asynccontextmanager
+async def _opened(store: FileStore, batch: BatchObject) -> AsyncIterator[_Outputs]:
+    """Opening reads the files, and closing waits for the disk."""
+    opened = ExitStack()
+    try:
+        answers, errors = [
+            await _in_thread(opened.enter_context, BatchOutput.open(store.new(_file_id(batch, kind))))
+            for kind in ("output", "error")
+        ]
+        yield _Outputs(answers, errors)
+    finally:
+        await _in_thread(opened.close)
+
+
+def _file_id(batch: BatchObject, kind: str) -> str:
+    return f"file-{batch.id.removeprefix('batch_')}{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class _LineRequests:
+    """The lines of a batch that have no answer, as requests that are sent one after another."""
+
+    lines: BatchInput
+    todo: Iterator[BatchLine]
+    room: Room
+    slots: asyncio.Semaphore
+    ask: Ask
+
+    async def send_next(self) -> tuple[BatchLine, Answered] | None:
+        """The next line, without its body, and its answer; None after the last one.
+
+        Tries again while the server is busy. A line that waits takes no slot and no memory: its body is read again.
+        """
+        retries, read = Retries(), partial(next, self.todo, None)
+        while True:
+            line, size = await self.room.read(read)
+            if line is None:
+                return None
+            try:
+                async with self.slots:
+                    answered = await self.ask(line)
+            finally:
+                self.room.give_back(size)
+            line = replace(line, body=b"")
+            delay_s = retries.delay_s(answered.status, answered.body, answered.retry_after)
+            if delay_s is None:
+                return line, answered
+            read = partial(self.lines.again, line)
+            await asyncio.sleep(delay_s)
+
+
 class BatchJob:
     """Runs one batch. `run` may be cancelled at any time; a new job of the same batch goes on where it was."""
 
@@ -108,32 +184,17 @@ class BatchJob:
 
     async def run(self, slots: asyncio.Semaphore, at_once: int) -> None:
         """Raises FileInUseError if another server runs the batch."""
-        async with self._outputs() as (output, errors):
+        async with _opened(self._store, self.batch) as outputs:
             if self.batch.status == "validating":
                 await self._validate()
-            if self.batch.status == "in_progress" and not await self._work_in_time(output, errors, slots, at_once):
-                await _in_thread(self._expire, output, errors)
+            if self.batch.status == "in_progress" and not await self._work_in_time(outputs, slots, at_once):
+                await _in_thread(outputs.expire, self._input())
             if self.batch.status != "failed":
-                await self._finish(output, errors)
+                await self._finish(outputs)
         if self.batch.output_file_id is None:
-            self._store.discard(self._id("output"))
+            self._store.discard(_file_id(self.batch, "output"))
         if self.batch.error_file_id is None:
-            self._store.discard(self._id("error"))
-
-    @asynccontextmanager
-    async def _outputs(self) -> AsyncIterator[list[BatchOutput]]:
-        """The files of answers and of errors. Opening reads them, and closing waits for the disk."""
-        opened = ExitStack()
-        try:
-            yield [
-                await _in_thread(opened.enter_context, BatchOutput.open(self._store.new(self._id(kind))))
-                for kind in ("output", "error")
-            ]
-        finally:
-            await _in_thread(opened.close)
-
-    def _id(self, kind: str) -> str:
-        return f"file-{self.batch.id.removeprefix('batch_')}{kind}"
+            self._store.discard(_file_id(self.batch, "error"))
 
     async def cancel(self) -> None:
         """Ends the batch with what is answered. Returns at once."""
@@ -153,13 +214,13 @@ class BatchJob:
 
     async def _save(self) -> None:
         self._saved_s = time.monotonic()
-        await self._store.put_batch(self.batch, self.owner)
+        await self._store.batches.put(self.batch, self.owner)
 
     async def _validate(self) -> None:
         """The batch fails unless all its lines are requests of its endpoint."""
         models: dict[str | None, int] = {}
         try:
-            errors, total = await _in_thread(self._read, models)
+            errors, total = await _in_thread(_check, self._input(), models)
         except BatchFileError:
             errors, total = [BatchError("invalid_file", "The input file was deleted.", "input_file_id")], 0
         for model, number in models.items():
@@ -174,31 +235,13 @@ class BatchJob:
         self.batch.request_counts = RequestCounts(total)
         await self._enter("in_progress")
 
-    def _read(self, models: dict[str | None, int]) -> tuple[list[BatchError], int]:
-        """The problems of the input, and its number of lines. Collects the models that lines name, with a line each."""
-        errors: list[BatchError] = []
-        total = 0
-        with self._input() as lines:
-            for line in islice(lines, MAX_LINES + 1):
-                total += 1
-                models.setdefault(line.model, line.number)
-                if line.problem and len(errors) < _MAX_ERRORS:
-                    errors.append(BatchError(line.code, line.problem, None, line.number))
-        if not total:
-            errors.append(BatchError("empty_file", "The input file has no lines.", "input_file_id"))
-        if total > MAX_LINES:
-            errors.append(BatchError("too_many_requests", f"The input file has more than {MAX_LINES} lines."))
-        return errors, total
-
     def _input(self) -> AbstractContextManager[BatchInput]:
         path = self._store.path(self.batch.input_file_id)
         return BatchInput.open(path, (self.batch.endpoint,), self._longest_line)
 
-    async def _work_in_time(
-        self, output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore, at_once: int
-    ) -> bool:
+    async def _work_in_time(self, outputs: _Outputs, slots: asyncio.Semaphore, at_once: int) -> bool:
         """Answers all lines, or those until the batch is cancelled. Returns False if the batch expires first."""
-        self._working = asyncio.create_task(self._work(output, errors, slots, at_once))
+        self._working = asyncio.create_task(self._work(outputs, slots, at_once))
         try:
             left_s = max(self.batch.expires_at - time.time(), 0)
             done, _ = await asyncio.wait((self._working,), timeout=left_s)
@@ -209,71 +252,28 @@ class BatchJob:
             self._working.cancel()
             await asyncio.wait((self._working,))
 
-    async def _work(self, output: BatchOutput, errors: BatchOutput, slots: asyncio.Semaphore, at_once: int) -> None:
+    async def _work(self, outputs: _Outputs, slots: asyncio.Semaphore, at_once: int) -> None:
         with self._input() as lines:
-            answers = partial(self._answer_next, lines, self._missing(lines, output, errors), slots)
-            self._count(output, errors)
+            requests = _LineRequests(lines, outputs.missing(lines), self._room, slots, self._ask)
+            outputs.count(self.batch.request_counts)
             async with asyncio.TaskGroup() as group:
                 for _ in range(at_once):
-                    group.create_task(self._take_turns(answers, output, errors))
+                    group.create_task(self._take_turns(requests, outputs))
 
-    def _missing(self, lines: BatchInput, output: BatchOutput, errors: BatchOutput) -> Iterator[BatchLine]:
-        return (line for line in lines if not (output.has(line) or errors.has(line)))
-
-    async def _take_turns(
-        self,
-        answer_next: Callable[[], Awaitable[tuple[BatchLine, Answered] | None]],
-        output: BatchOutput,
-        errors: BatchOutput,
-    ) -> None:
-        while (found := await answer_next()) is not None:
-            line, answered = found
-            kept = output if 200 <= answered.status < 300 else errors
-            kept.answer(line, answered.status, answered.request_id, answered.body)
-            self._count(output, errors)
+    async def _take_turns(self, requests: _LineRequests, outputs: _Outputs) -> None:
+        while (found := await requests.send_next()) is not None:
+            outputs.write(*found)
+            outputs.count(self.batch.request_counts)
             if time.monotonic() - self._saved_s >= _SAVE_S:
                 await self._save()
 
-    async def _answer_next(
-        self, lines: BatchInput, todo: Iterator[BatchLine], slots: asyncio.Semaphore
-    ) -> tuple[BatchLine, Answered] | None:
-        """The next line, without its body, and its answer; None after the last one.
-
-        Tries again while the server is busy. A line that waits takes no slot and no memory: its body is read again.
-        """
-        retries, read = Retries(), partial(next, todo, None)
-        while True:
-            line, size = await self._room.read(read)
-            if line is None:
-                return None
-            try:
-                async with slots:
-                    answered = await self._ask(line)
-            finally:
-                self._room.give_back(size)
-            line = replace(line, body=b"")
-            delay_s = retries.delay_s(answered.status, answered.body, answered.retry_after)
-            if delay_s is None:
-                return line, answered
-            read = partial(lines.again, line)
-            await asyncio.sleep(delay_s)
-
-    def _count(self, output: BatchOutput, errors: BatchOutput) -> None:
-        self.batch.request_counts.completed, self.batch.request_counts.failed = output.num_lines, errors.num_lines
-
-    def _expire(self, output: BatchOutput, errors: BatchOutput) -> None:
-        """Says so for each line without an answer."""
-        with self._input() as lines:
-            for line in self._missing(lines, output, errors):
-                errors.refuse(line, "batch_expired", _EXPIRED)
-
-    async def _finish(self, output: BatchOutput, errors: BatchOutput) -> None:
+    async def _finish(self, outputs: _Outputs) -> None:
         cancelled = self.batch.status == "cancelling"
         if not cancelled:
             await self._enter("finalizing")
-        self._count(output, errors)
-        self.batch.output_file_id = await self._keep(output, "output")
-        self.batch.error_file_id = await self._keep(errors, "error")
+        outputs.count(self.batch.request_counts)
+        self.batch.output_file_id = await self._keep(outputs.answers, "output")
+        self.batch.error_file_id = await self._keep(outputs.errors, "error")
         now = int(time.time())
         if cancelled:
             self.batch.status, self.batch.cancelled_at = "cancelled", now
@@ -287,12 +287,29 @@ class BatchJob:
         """The id of a file with these lines; None if there are none."""
         if not output.num_lines:
             return None
-        file_id, name = self._id(kind), f"{self.batch.id}_{kind}.jsonl"
+        file_id, name = _file_id(self.batch, kind), f"{self.batch.id}_{kind}.jsonl"
         size = self._store.path(file_id).stat().st_size
         file = FileObject(id=file_id, bytes=size, created_at=int(time.time()), filename=name, purpose="batch_output")
-        await self._store.put_file(file, self.owner)
+        await self._store.files.put(file, self.owner)
         return file_id
 
     @property
     def ended(self) -> bool:
         return self.batch.status in TERMINAL
+
+
+def _check(opening: AbstractContextManager[BatchInput], models: dict[str | None, int]) -> tuple[list[BatchError], int]:
+    """The problems of the input, and its number of lines. Collects the models that lines name, with a line each."""
+    errors: list[BatchError] = []
+    total = 0
+    with opening as lines:
+        for line in islice(lines, MAX_LINES + 1):
+            total += 1
+            models.setdefault(line.model, line.number)
+            if line.problem and len(errors) < _MAX_ERRORS:
+                errors.append(BatchError(line.code, line.problem, None, line.number))
+    if not total:
+        errors.append(BatchError("empty_file", "The input file has no lines.", "input_file_id"))
+    if total > MAX_LINES:
+        errors.append(BatchError("too_many_requests", f"The input file has more than {MAX_LINES} lines."))
+    return errors, total

@@ -33,7 +33,7 @@ class BatchJobs:
     """The files of a server, and the batches that run in it."""
 
     def __init__(self, service: Service) -> None:
-        self.config, self.files = service.config, FileStore(service.config.server.files_dir)
+        self.config, self.store = service.config, FileStore(service.config.server.files_dir)
         self._service = service
         self._endpoints: dict[str, ASGIApp] = {
             "/v1/chat/completions": ChatCompletions(service),
@@ -47,8 +47,8 @@ class BatchJobs:
 
     async def go_on(self) -> None:
         """With the batches that an earlier server has not ended. Call it when the models are ready."""
-        if self.files.is_offered:
-            for owner, batch in await self.files.unfinished():
+        if self.store.is_offered:
+            for owner, batch in await self.store.unfinished():
                 if self._wrong_model(batch.model) is None:  # else it belongs to a server with other models
                     self._run(batch, owner)
 
@@ -78,7 +78,7 @@ class BatchJobs:
             request_counts=RequestCounts(),
             metadata=request.metadata,
         )
-        if not await self.files.add_batch(batch, owner, MAX_ACTIVE):
+        if not await self.store.batches.add(batch, owner, MAX_ACTIVE):
             message = f"There are {MAX_ACTIVE} batches that have not ended, as many as a key may have."
             raise APIError(message, status=429, type="rate_limit_error", code="too_many_batches")
         self._run(batch, owner)
@@ -91,9 +91,9 @@ class BatchJobs:
 
     async def remove_expired(self) -> None:
         """Deletes the files whose time is over, but for inputs of batches that run."""
-        for file_id, owner in await self.files.expired(time.time()):
+        for file_id, owner in await self.store.expired(time.time()):
             if not self.is_input(file_id):
-                await self.files.delete_file(file_id, owner)
+                await self.store.delete_file(file_id, owner)
 
     def is_input(self, file_id: str) -> bool:
         """Whether a batch that runs in this server reads the file."""
@@ -103,7 +103,7 @@ class BatchJobs:
         places = sum(model.max_num_seqs for model in self._service.models)
         self._slots = self._slots or asyncio.Semaphore(places)
         longest = self.config.server.max_body_bytes + _BESIDE_BODY
-        job = BatchJob(batch, owner, self.files, partial(self._ask, owner), self._wrong_model, self._room, longest)
+        job = BatchJob(batch, owner, self.store, partial(self._ask, owner), self._wrong_model, self._room, longest)
         task = asyncio.create_task(self._run_job(job, self._slots, places))
         self._jobs[batch.id] = (job, task)
         task.add_done_callback(lambda task: self._jobs.pop(batch.id, None))

@@ -90,50 +90,45 @@ class ResponseStore:
     def __init__(self, path: str, max_bytes: int, max_age_s: float) -> None:
         """`path` may be MEMORY. When the responses outgrow `max_bytes`, the least recently used ones are deleted
         first."""
-        self._path = path
-        self._max_bytes = max_bytes
-        self._max_age_s = max_age_s
+        self._path, self._database = path, _Database(path, max_bytes, max_age_s)
         self._writer = ThreadPoolExecutor(1, "responses-writer")
         self._reader = ThreadPoolExecutor(1, "responses-reader") if path != MEMORY else self._writer
-        self._open_files: list[sqlite3.Connection | BinaryIO] = []
-        self._runner = secrets.randbits(60)
-        self._size = 0  # bytes of all responses
 
     async def open(self, interrupted: Callable[[bytes], bytes]) -> None:
         """`interrupted` changes the body of a response that ran when its server died. Raises ValueError."""
         try:
-            await _in(self._writer, self._open, interrupted)
+            await _in(self._writer, self._database.open, interrupted)
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"--responses-db {self._path} cannot be used: {error}") from None
 
     async def close(self) -> None:
         """Closes the store, even if it was not opened or not completely."""
         await _in(self._reader, int)  # the end of all reads before
-        await _in(self._writer, self._close)
+        await _in(self._writer, self._database.close)
         for thread in (self._reader, self._writer):
             thread.shutdown(wait=False)
 
     async def put(self, response: StoredResponse, items: Sequence[Item]) -> None:
         """Keeps a response, or replaces it. `items`: of its input and output, for references to them."""
-        await self._write(self._put, response, items)
+        await self._write(self._database.put, response, items)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        return next(iter(await self._read(self._get, _ONE, response_id, owner)), None)
+        return next(iter(await self._read(self._database.get, _ONE, response_id, owner)), None)
 
     async def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """The response and all earlier ones of its conversation, the oldest first. If the oldest has a `previous`, that
         one is lost."""
-        found = await self._read(self._get, _CHAIN, response_id, owner)
-        self._writer.submit(self._mark_used, [response.id for response in found])
+        found = await self._read(self._database.get, _CHAIN, response_id, owner)
+        self._writer.submit(self._database.mark_used, [response.id for response in found])
         return found
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
         """The items that are kept, by id. An item of several responses is returned as the first of them has it."""
-        return await self._read(self._items, ids, owner)
+        return await self._read(self._database.items, ids, owner)
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Deletes a response. Returns whether it existed."""
-        return await self._write(self._delete, response_id, owner)
+        return await self._write(self._database.delete, response_id, owner)
 
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with _unreachable():
@@ -147,13 +142,23 @@ class ResponseStore:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise sqlite3.OperationalError("the writes before it took too long")
-            self._db.execute(f"PRAGMA busy_timeout = {left_s * 1000:.0f}")
+            self._database.wait_for_locks(left_s)
             return work(*args, **kwargs)
 
         with _unreachable():
             return await _in(self._writer, write)
 
-    def _open(self, interrupted: Callable[[bytes], bytes]) -> None:
+
+class _Database:
+    """The tables. `get` and `items` run in the store's thread for reads, all other methods in the one for writes."""
+
+    def __init__(self, path: str, max_bytes: int, max_age_s: float) -> None:
+        self._path, self._max_bytes, self._max_age_s = path, max_bytes, max_age_s
+        self._open_files: list[sqlite3.Connection | BinaryIO] = []
+        self._runner = secrets.randbits(60)
+        self._size = 0  # bytes of all responses
+
+    def open(self, interrupted: Callable[[bytes], bytes]) -> None:
         if self._path != MEMORY:
             Path(self._path).parent.mkdir(0o700, parents=True, exist_ok=True)
             Path(self._path).touch(0o600)
@@ -167,13 +172,13 @@ class ResponseStore:
         for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA)
-        self._upgrade()
+        _add_owners(self._db)
         self._reads = self._db if self._path == MEMORY else self._connect()
         if self._path != MEMORY:
-            self._runners = Path(self._path + _RUNNERS).open("wb")  # noqa: SIM115
-            self._open_files.append(self._runners)
-            fcntl.lockf(self._runners, fcntl.LOCK_EX, 1, self._runner)
-            self._end_interrupted(interrupted)
+            runners = Path(self._path + _RUNNERS).open("wb")  # noqa: SIM115
+            self._open_files.append(runners)
+            fcntl.lockf(runners, fcntl.LOCK_EX, 1, self._runner)
+            self._end_interrupted(runners, interrupted)
         (self._size,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()
         self._make_room()
 
@@ -182,38 +187,22 @@ class ResponseStore:
         self._open_files.append(connection)
         return connection
 
-    def _upgrade(self) -> None:
-        if self._has_owners():
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
-            if not self._has_owners():  # another server may have added them meanwhile
-                self._db.execute(_OWNERS)
-
-    def _has_owners(self) -> bool:
-        return ("owner",) in self._db.execute("SELECT name FROM pragma_table_info('responses')").fetchall()
-
-    def _end_interrupted(self, interrupted: Callable[[bytes], bytes]) -> None:
+    def _end_interrupted(self, runners: BinaryIO, interrupted: Callable[[bytes], bytes]) -> None:
         running = self._db.execute("SELECT id, runner, body FROM responses WHERE runner IS NOT NULL").fetchall()
         for response_id, runner, body in running:
-            if not self._is_alive(runner):
+            if not _is_alive(runners, runner):
                 ended = (interrupted(body), response_id)
                 self._db.execute("UPDATE responses SET runner = NULL, body = ? WHERE id = ?", ended)
 
-    def _is_alive(self, runner: int) -> bool:
-        """A server locks one byte of a file for as long as it lives, so that others on its machine can tell."""
-        try:
-            fcntl.lockf(self._runners, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, runner)
-        except OSError:
-            return True
-        fcntl.lockf(self._runners, fcntl.LOCK_UN, 1, runner)
-        return False
-
-    def _close(self) -> None:
+    def close(self) -> None:
         for file in self._open_files:
             file.close()
 
-    def _put(self, response: StoredResponse, items: Sequence[Item]) -> None:
+    def wait_for_locks(self, at_most_s: float) -> None:
+        """Sets the longest wait of later statements."""
+        self._db.execute(f"PRAGMA busy_timeout = {at_most_s * 1000:.0f}")
+
+    def put(self, response: StoredResponse, items: Sequence[Item]) -> None:
         size = len(response.body) + len(response.input) + len(response.events or b"") + sum(len(b) for _, b in items)
         runner = self._runner if response.running else None
         row = (response.id, response.previous, response.created_s, time.time(), size, runner)
@@ -251,28 +240,51 @@ class ResponseStore:
     def _oldest_s(self) -> float:
         return time.time() - self._max_age_s
 
-    def _get(self, query: str, response_id: str, owner: str) -> list[StoredResponse]:
+    def get(self, query: str, response_id: str, owner: str) -> list[StoredResponse]:
         found = [StoredResponse(*row) for row in self._reads.execute(query, (response_id, owner)).fetchall()]
         return [response for response in found if response.running or response.created_s >= self._oldest_s()]
 
-    def _mark_used(self, ids: Sequence[str]) -> None:
+    def mark_used(self, ids: Sequence[str]) -> None:
         """Marks a whole chain, so that a long conversation does not lose its oldest responses first."""
         used = "UPDATE responses SET used_s = ? WHERE id IN (SELECT value FROM json_each(?))"
         try:
-            self._db.execute("PRAGMA busy_timeout = 0")
+            self.wait_for_locks(0)
             self._db.execute(used, (time.time(), msgspec.json.encode(ids).decode()))
         except sqlite3.Error as error:
             logger.warning("the time of use of a response was not stored: %s", error)
 
-    def _items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
+    def items(self, ids: Sequence[str], owner: str) -> dict[str, bytes]:
         found = (self._reads.execute(_ITEM, (item_id, owner, self._oldest_s())).fetchone() for item_id in ids)
         return dict(row for row in found if row is not None)
 
-    def _delete(self, response_id: str, owner: str) -> bool:
+    def delete(self, response_id: str, owner: str) -> bool:
         mine = self._db.execute("SELECT 1 FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).fetchone()
         deleted = mine is not None and self._forget(response_id)
         self._shrink()
         return deleted
+
+
+def _add_owners(db: sqlite3.Connection) -> None:
+    if _has_owners(db):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    with db:
+        if not _has_owners(db):  # another server may have added them meanwhile
+            db.execute(_OWNERS)
+
+
+def _has_owners(db: sqlite3.Connection) -> bool:
+    return ("owner",) in db.execute("SELECT name FROM pragma_table_info('responses')").fetchall()
+
+
+def _is_alive(runners: BinaryIO, runner: int) -> bool:
+    """A server locks one byte of a file for as long as it lives, so that others on its machine can tell."""
+    try:
+        fcntl.lockf(runners, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, runner)
+    except OSError:
+        return True
+    fcntl.lockf(runners, fcntl.LOCK_UN, 1, runner)
+    return False
 
 
 async def _in(thread: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

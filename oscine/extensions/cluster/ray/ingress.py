@@ -19,7 +19,8 @@ from oscine.api.apis import make_service
 from oscine.api.server import Server, ServerError
 from oscine.api.telemetry.logs import start_logging
 from oscine.extensions.cluster.ray.names import router_address
-from oscine.extensions.replicas.client.engine import ClusterEngine, MigrationCounters, MigrationLimits
+from oscine.extensions.replicas.client.dispatcher import MigrationCounters, MigrationLimits
+from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.client.followed_models import FollowedModels
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.client.router import RouterClient

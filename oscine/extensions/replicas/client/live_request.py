@@ -94,6 +94,13 @@ class LiveRequest:
         elif not self._silent_s:
             self._silent_s = now
 
+    def withdraw(self) -> None:
+        """Takes it from the engine that has it, or from the queue for one."""
+        if self.seating is not None:
+            self.seating.cancel()
+        if self.link is not None:
+            self.link.cancel(self)
+
     def take(self, output: GenerationOutput) -> None:
         """Passes news of the present engine on."""
         output.request_id = self.request.request_id

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from oscine.api.telemetry.engine_metrics import Samples, family_of
-from oscine.extensions.replicas.client.engine import MigrationCounters
+from oscine.extensions.replicas.client.dispatcher import MigrationCounters
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaSnapshot, RouterCounters
 from oscine.statistic import declared
 from oscine.types import STATISTICS

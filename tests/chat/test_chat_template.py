@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 import pytest
 from hypothesis import given, settings
+from jinja2 import nodes
 
 import oscine.model
 from oscine.chat.harmony import HarmonyRenderer
@@ -18,6 +19,7 @@ from .test_harmony import unique_call_ids
 from .test_typescript import NOTHING_LOST, REFERRING
 
 TEMPLATE = (Path(oscine.model.__file__).parent / "nano" / "chat_template.jinja").read_text()
+MINIJINJA = {"get", "isalnum", "items", "replace", "rstrip", "split", "splitlines", "strip"}  # some of its methods
 
 
 def wire(message: Message) -> dict[str, Any]:
@@ -94,3 +96,12 @@ def test_variables_of_the_template(rendered: Callable[[Conversation], str]) -> N
 def test_a_result_without_its_call_is_an_error() -> None:
     with pytest.raises(jinja2.TemplateError, match="x9"):
         templated(Conversation((Message("tool", "rain", tool_call_id="x9"),)))
+
+
+def test_the_template_needs_no_method_that_dynamos_frontend_lacks() -> None:
+    """Others may be called where the engine has them, as `is defined` tells."""
+    tree = jinja2.Environment().parse(TEMPLATE)
+    called = {call.node.attr for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr)}
+    defined = [test.node for test in tree.find_all(nodes.Test) if test.name == "defined"]
+    asked = {node.attr for node in defined if isinstance(node, nodes.Getattr)}
+    assert called - asked <= MINIJINJA

@@ -4,12 +4,17 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from oscine.chat.harmony import HarmonyRenderer
+from oscine.chat.messages import Conversation, FunctionTool, Message
+from oscine.chat.tokenizer import Tokenizer
+from oscine.checkpoint.hub import NANO_FOLDER
 from tests.extensions.dynamo.fleet import MODEL, Fleet
 from tests.waiting import wait_until
 
@@ -17,6 +22,15 @@ SUM = {"role": "user", "content": "What is 27 + 58?"}
 WEATHER = {"role": "user", "content": "What is the weather in Paris?"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+SCHEMAS: list[dict[str, Any]] = [
+    {"properties": dict.fromkeys(("city", "größe", "größe in cm", "$a-b.c_1", 'a"b'), True)},
+    {"properties": {"x": {"type": ["integer", "null"], "description": "a\nb"}, "y": {"type": ["array"], "items": {}}}},
+    {"properties": {"x": {"oneOf": [{"type": "string"}, {"minimum": 1}], "nullable": True, "default": "a"}}},
+    {
+        "properties": {"x": {"$ref": "#/$defs/road"}, "y": {"$ref": "#/$defs/road"}},
+        "$defs": {"city": {"type": "object", "description": "a"}, "road": {"items": {"$ref": "#/$defs/city"}}},
+    },
+]
 NUMBER = {
     "type": "object",
     "properties": {"number": {"type": "integer"}},
@@ -58,6 +72,17 @@ def test_a_function_is_called_and_its_result_used(fleet: Fleet) -> None:
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}
     said = choice.message.model_dump(exclude_none=True)
     assert "21" in fleet.ask(WEATHER, said, result, tools=[TOOL]).choices[0].message.content
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_prompt_with_tools_is_as_long_as_oscines_own(fleet: Fleet, schema: dict[str, Any]) -> None:
+    """The frontend renders the template of the model, by an engine of its own."""
+    parameters = {"type": "object"} | schema
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    today = datetime.now(UTC).date().isoformat()
+    own = Conversation((Message("user", SUM["content"]),), (FunctionTool("f", "", parameters),), current_date=today)
+    tokens = HarmonyRenderer(Tokenizer(NANO_FOLDER)).render(own)
+    assert fleet.ask(SUM, tools=[tool], max_tokens=1).usage.prompt_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])

@@ -189,6 +189,7 @@ class Phases(EngineExtension):
 @pytest.mark.parametrize("recorded", [True, False])
 def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
     """A step without drafts fills it before the head drafts again. Answers are the same."""
+    (request, *_), expected = workload(1), plain_answers(6)["0"]  # before steps are noted
     phases, asked = Phases(12, 24), replace(options("eagle3", overlap=False), cuda_graphs=recorded)
     loop = build_engine(asked, speculation=lambda *_: lambda loop: phases).loop
     taps: list[bool] = []  # by step: whether the head gets anything from it
@@ -210,7 +211,6 @@ def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.Mo
             return found
 
         monkeypatch.setattr(Forward, "_hidden", seen)
-    (request, *_), expected = workload(1), plain_answers(6)["0"]
     assert answers(loop, [request], lambda number: False)["0"] == expected
     assert len(expected[0]) >= 30
     without = taps.index(False), len(taps) - taps[::-1].index(False)

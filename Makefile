@@ -87,9 +87,11 @@ test: $(TEST)   ## the tests that need no GPU; some wait for processes, so there
 	$(INSTALL) --no-deps --upgrade --target $(@D) triton==$*
 	touch $@
 
+# Where the tests of kernels are
+KERNEL_TESTS := tests/ops $(addprefix tests/extensions/, experts_on_host/test_layers.py parallel/test_comm.py parallel/test_tokens.py speculation/test_draft.py)
 with_triton = export PYTHONPATH=$(CURDIR)/.venv-triton/$(1) OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 && \
 	$(BIN)/python -c 'import triton; assert triton.__version__ == "$(1)", triton.__file__' && \
-	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) tests/ops $(2)
+	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) $(KERNEL_TESTS) $(2)
 
 OTHER_CHIPS_AND_SIZES := --ignore tests/ops/test_chips.py --ignore tests/extensions/parallel/test_comm.py -k 'not 512 and not 8192 and not 65536'
 

@@ -6,6 +6,7 @@ the kernels.
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,10 @@ def _mind_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# A test with such a parameter needs the extension apis.
+PATHS_OF_APIS = ("/v1/responses", "/v1/messages", "/v1/files", "/v1/batches", "/api/", "/v2/", "/invocations")
+
+
 def _be_patient() -> None:
     """For hypothesis: examples have no deadline and may be slow to make. All examples of a test share its fixtures."""
     with suppress(ImportError):  # a GPU machine may lack it
@@ -118,16 +123,26 @@ def _begin_elsewhere(config: pytest.Config) -> None:
         config.args = paths[first:] + paths[:first]
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Modules whose imports need an extension that is not there."""
+    if collection_path.suffix != ".py":
+        return None
+    needed = set(re.findall(r"^from (?:oscine|tests)\.extensions\.(\w+)", collection_path.read_text(), re.MULTILINE))
+    return any(not is_there(f"oscine.extensions.{name}") for name in needed) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (place.get(item.location[0], len(place)), item.location[0]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for mark in item.iter_markers("needs"):
-        for name in mark.args:
-            if not is_there(f"oscine.extensions.{name}"):
-                pytest.skip(f"needs the extension {name}")
+    needed = [name for mark in item.iter_markers("needs") for name in mark.args]
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    needed += ["apis" for value in values if isinstance(value, str) and value.startswith(PATHS_OF_APIS)]
+    for name in needed:
+        if not is_there(f"oscine.extensions.{name}"):
+            pytest.skip(f"needs the extension {name}")
 
 
 def pytest_collection_finish() -> None:

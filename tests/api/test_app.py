@@ -30,6 +30,7 @@ def test_a_page_of_a_named_origin_may_reach_a_private_network(model_folder: Path
         assert "access-control-allow-private-network" not in answer.headers
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize("root", ["/llm", "/llm/", "/a/b/"])
 def test_the_path_of_a_proxy_may_end_in_a_slash(model_folder: Path, root: str) -> None:
     path = root.rstrip("/")
@@ -56,6 +57,7 @@ def test_a_websocket_is_not_what_this_server_speaks(scripted: ScriptedServer, pa
     assert "error" in answer.json()
 
 
+@pytest.mark.needs("apis")
 def test_other_upgrades_and_other_requests_are_as_ever(scripted: ScriptedServer) -> None:
     assert scripted.get("/v1/responses").status_code == 405
     assert scripted.get("/v1/responses", {"Connection": "Upgrade", "Upgrade": "h2c"}).status_code == 405

@@ -47,6 +47,7 @@ def result_seen(server: ScriptedServer, path: str, body: dict[str, Any]) -> str:
     return prompt.rpartition("functions.see to=assistant<|channel|>commentary<|message|>")[2].partition("<|end|>")[0]
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize(
     ("block", "seen"),
     [
@@ -88,6 +89,7 @@ def test_what_a_tool_shows_to_anthropics_clients(scripted: ScriptedServer, block
     assert result_seen(scripted, *anthropic([block], is_error=True)) == f"Error: {seen}\n"
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize(
     ("make", "part", "seen"),
     [
@@ -116,6 +118,7 @@ def test_what_a_tool_shows_to_openais_clients(scripted: ScriptedServer, make: An
     assert result_seen(scripted, *make([{**part, "text": None} if make is openai else part])) == f"{seen}\n"
 
 
+@pytest.mark.needs("apis")
 def test_what_a_tool_shows_to_ollamas_clients(scripted: ScriptedServer) -> None:
     calls = [{"function": {"name": "see", "arguments": {}}}]
     turns = [USER, {"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "See: ", "images": [PNG]}]
@@ -123,6 +126,7 @@ def test_what_a_tool_shows_to_ollamas_clients(scripted: ScriptedServer) -> None:
     assert seen == f"See: [image: 70 bytes; {NOT_SHOWN}\n"
 
 
+@pytest.mark.needs("apis")
 def test_what_was_shown_stays_in_a_conversation(scripted: ScriptedServer) -> None:
     path, body = responses([{"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}])
     t = scripted.tokenizer
@@ -136,6 +140,7 @@ def test_what_was_shown_stays_in_a_conversation(scripted: ScriptedServer) -> Non
     assert scripted.post(f"{path}/compact", model | body).status_code == 200
 
 
+@pytest.mark.needs("apis")
 def test_what_stands_beside_results_is_from_tools(scripted: ScriptedServer) -> None:
     """Claude Code sends a PDF that a tool has read in this way."""
     path, body = anthropic("Read.")
@@ -183,6 +188,7 @@ def test_a_users_own_picture_is_refused(scripted: ScriptedServer, path: str, mes
     assert not scripted.engine.requests
 
 
+@pytest.mark.needs("apis")
 def test_a_users_document_of_text_is_read(scripted: ScriptedServer) -> None:
     note = {"type": "document", "title": "n", "source": source("text", media_type="text/plain", data="Read me.")}
     body = {"model": scripted.service.names[0], "max_tokens": 9, "messages": [{"role": "user", "content": [note]}]}
@@ -204,6 +210,7 @@ FOUND = [
 PAGE = {"type": "document", "title": "Ponds", "source": source("text", media_type="text/plain", data="Wet.")}
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize(
     ("block", "seen"),
     [
@@ -254,6 +261,7 @@ def test_what_a_vendors_own_tools_left_in_a_history_is_text(scripted: ScriptedSe
     assert f"<|channel|>final<|message|>Let me see. {seen}\nSo.<|end|>" in prompt
 
 
+@pytest.mark.needs("apis")
 def test_parts_within_parts_do_not_end(scripted: ScriptedServer) -> None:
     block: dict[str, Any] = {"type": "text", "text": "deep"}
     for _ in range(300):

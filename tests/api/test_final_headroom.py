@@ -167,6 +167,7 @@ def test_bounds(scripted: ScriptedServer, headroom: int) -> None:
     assert response.json()["error"]["param"] == "final_headroom"
 
 
+@pytest.mark.needs("apis")
 def test_a_budget_of_thinking_is_one_of_anthropics(scripted: ScriptedServer) -> None:
     thinks_for_ever(scripted, 5)
     asked = {"model": scripted.service.names[0], "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}

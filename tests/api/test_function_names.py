@@ -64,6 +64,7 @@ def ollama(name: str) -> tuple[str, dict[str, Any]]:
     return "/api/chat", {"messages": turns, "tools": [{"function": function}], "stream": False}
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize(
     ("make", "longest"), [(chat, 64), (messages, 128), (responses, 128), (custom, 128), (namespace, 128)]
 )
@@ -79,6 +80,7 @@ def test_each_api_has_a_limit_of_its_own(scripted: ScriptedServer, make: Any, lo
         assert f"1 to {longest} letters" in refused.text
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize("name", ["n" * 1000, "two words", "github.search", "caf\u00e9 au lait", "\n", "", "<|end|>"])
 def test_ollamas_clients_name_functions_as_they_like(scripted: ScriptedServer, name: str) -> None:
     path, body = ollama(name)
@@ -103,6 +105,7 @@ def test_names_that_would_be_the_same_are_distinct() -> None:
     assert names.seen("a b") == "a_b_3"
 
 
+@pytest.mark.needs("apis")
 def test_a_namespace_and_a_function_may_spell_the_same_name(scripted: ScriptedServer) -> None:
     inner = {"type": "function", "name": "b", "parameters": SCHEMA}
     tools = [{"type": "namespace", "name": "a", "tools": [inner]}, {**inner, "name": "a__b"}]

@@ -447,6 +447,7 @@ def test_json_is_json_whatever_its_parameters(scripted: ScriptedServer, kind: st
     assert request(scripted, CHAT, Content_Type=kind).status_code == 200
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
 )

@@ -49,6 +49,7 @@ def test_the_served_name_for_a_requested_name(asked: str, served: list[str], fou
     assert meant_by(asked, served) == found
 
 
+@pytest.mark.needs("apis")
 def test_names_of_ollamas_list_work_in_every_api(model_folder: Path) -> None:
     with ScriptedServer(model_folder, served_model_names=("openai/gpt-oss-20b", "mine")) as server:
         listed = [model["name"] for model in server.get("/api/tags").json()["models"]]
@@ -64,6 +65,7 @@ def test_names_of_ollamas_list_work_in_every_api(model_folder: Path) -> None:
         assert missing.status_code == 404
 
 
+@pytest.mark.needs("apis")
 def test_an_exact_name_comes_before_a_spelling(model_folder: Path) -> None:
     with ScriptedServer(model_folder, served_model_names=("mine", "mine:latest")) as server:
         assert [model["name"] for model in server.get("/api/tags").json()["models"]] == ["mine:latest"]

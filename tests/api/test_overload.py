@@ -79,6 +79,7 @@ def test_an_estimate_has_a_bound() -> None:
         assert refused(admission, 2) == 60
 
 
+@pytest.mark.needs("apis")
 def test_the_engine_learns_on_whose_behalf(model_folder: Path, tmp_path: Path) -> None:
     with ScriptedServer(model_folder) as server:
         server.says(server.tokenizer.return_)

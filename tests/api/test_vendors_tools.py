@@ -46,6 +46,7 @@ def test_a_tool_that_is_lacking_is_refused_by_name_where_there_is_no_other(
         assert kind not in scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
 
 
+@pytest.mark.needs("apis")
 def test_a_function_without_a_name_is_refused(scripted: ScriptedServer) -> None:
     body = {"model": scripted.service.names[0], **BODIES["/v1/messages"], "tools": [{"input_schema": {}}]}
     refused = scripted.post("/v1/messages", body)

@@ -20,6 +20,7 @@ def test_a_name_that_the_hub_cannot_have_is_not_asked_for() -> None:
         tokenizer_folder(EngineOptions(model=ModelOptions(model="nowhere")))
 
 
+@pytest.mark.needs("formats")
 @pytest.mark.parametrize(
     ("given", "meant"),
     [

@@ -2,8 +2,8 @@
 
     python -m tests.contract.bare [ARGUMENTS OF PYTEST ...]
 
-In a copy of the project without the folders of all extensions and of their tests. What serves HTTP, the command line
-and the documents speak of extensions too; their tests are not among these.
+In a copy of the project without the folders of all extensions and of their tests. A test that needs an extension is
+skipped (tests/conftest.py). Conformance and documents are about extensions too; their tests are not among these.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.test_repository import ROOT
 
-ROOMS = ("chat", "engine", "engine_process", "executor", "llm", "model", "ops", "system")
+ROOMS = ("api", "chat", "cli", "engine", "engine_process", "executor", "llm", "model", "ops", "system", "web")
 _LEFT_OUT = shutil.ignore_patterns(".*", "runs", "__pycache__", "node_modules", "*.egg-info")
 
 

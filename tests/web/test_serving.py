@@ -54,6 +54,7 @@ def test_what_a_browser_has_is_not_sent_again(scripted: ScriptedServer) -> None:
     assert scripted.get("/playground/app.js", {"If-None-Match": '"other"'}).content == first.content
 
 
+@pytest.mark.needs("apis")
 def test_tools_that_look_for_ollama_find_it_in_place_of_the_page(scripted: ScriptedServer) -> None:
     for method, body in (("GET", "Ollama is running"), ("HEAD", "")):
         response = scripted.request(method, "/", None, {"Accept": "*/*"})
@@ -74,6 +75,7 @@ def test_only_its_own_files_are_served(scripted: ScriptedServer) -> None:
         assert scripted.get(path).status_code in (401, 404)
 
 
+@pytest.mark.needs("apis")
 def test_it_can_be_switched_off(model_folder: Path) -> None:
     with ScriptedServer(model_folder, playground=False) as server:
         assert server.get("/", PAGE).text == "Ollama is running"

@@ -5,7 +5,8 @@
 
 A real server answers with the embedded model on a CPU. The request has a function to call and a JSON schema for its
 answer. It is the second of its kind, so that its grammar is known. Each process counts the functions that are called
-between the moment before the request is sent and the moment after its last event has arrived.
+between the moment before the request is sent and the moment after its last event has arrived, but for those that it
+also calls while nobody asks.
 """
 
 import argparse
@@ -40,8 +41,12 @@ def watch():
         was, recording = recording, FLAG.exists()
         if was and not recording:
             out = FLAG.with_name(f"{os.getpid()}.json")
+            if out.exists():
+                before = {tuple(call) for call in json.loads(out.read_text())}
+                seen.difference_update(before)
             out.with_suffix(".part").write_text(json.dumps(sorted(seen)))
             out.with_suffix(".part").rename(out)
+            seen.clear()
         time.sleep(0.02)
 
 
@@ -60,6 +65,7 @@ REQUEST = {
     "stream": True,
     "max_tokens": 200,
 }
+IDLE_S = 5.0  # in which each process does what it always does
 QUIET_S = 0.5  # so that each process has seen the flag
 
 
@@ -79,11 +85,13 @@ def entered() -> dict[int, set[tuple[str, str]]]:
         environment = {"PYTHONPATH": path, "ENTERED_FOLDER": name, "ENTERED_ROOT": f"{ROOT / 'oscine'}{os.sep}"}
         with Server("oscine-nano", "--device", "cpu", environment=environment) as server:
             ask(server.url)
-            folder.joinpath("on").touch()
             time.sleep(QUIET_S)
-            ask(server.url)
-            folder.joinpath("on").unlink()
-            time.sleep(QUIET_S)
+            for does in (lambda: time.sleep(IDLE_S), lambda: ask(server.url)):
+                folder.joinpath("on").touch()
+                time.sleep(QUIET_S)
+                does()
+                folder.joinpath("on").unlink()
+                time.sleep(QUIET_S)
             found = {int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")}
     prefix = len(str(ROOT / "oscine")) + 1
     return {pid: {(file[prefix:], function) for file, function in calls} for pid, calls in found.items() if calls}

@@ -105,7 +105,7 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.engine.process.client", ("torch", "triton", "starlette")),
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.kv.fit", ("torch", "triton")),
-        ("oscine.extensions.timing.layout", ("torch", "numpy")),
+        pytest.param("oscine.extensions.timing.layout", ("torch", "numpy"), marks=pytest.mark.needs("timing")),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
         pytest.param(

@@ -90,15 +90,16 @@ class _EventWriter:
 
     def add(self, index: int | None, text: str) -> bool:
         """Takes text of the message; text without an index completes that of earlier tokens. True: it must stop."""
+        guard = self._guard
         if self.kind != "content":
             self.num_reasoning_tokens += self.kind == "reasoning" and index is not None
-        elif self._guard is None:
-            self._indices += () if index is None else (index,)
-        else:
-            text = self._guard.add(index, text, self._indices)
+        elif guard is not None:
+            text = guard.add(index, text, self._indices)
+        elif index is not None:
+            self._indices.append(index)
         if text:
             self._parts.append(text)
-        return self._guard is not None and self._guard.stops.matched is not None
+        return guard is not None and guard.stops.matched is not None
 
     def end(self, *, by_marker: bool) -> MessageKind | None:
         """Ends the message. Returns its kind if it reported anything, as a call that a marker ends always does."""

@@ -29,8 +29,8 @@ class BuiltEngine:
     ranks: Any = None  # of the extension parallel, where the model has several ranks
 
     def announce(self, events: KVPublisher) -> None:
-        """The readers of KV events listen from now on."""
-        self.loop.cache.index.publish(events)
+        """Reports page events to `events` from now on, and lets extensions report the pages that they have."""
+        self.loop.cache.index.events = events
         for extension in self.loop.extensions:
             extension.announce()
 

@@ -16,6 +16,7 @@ from benchmarks.serving.siege.requests import attacks
 from benchmarks.serving.siege.shapes import floods
 
 
+@pytest.mark.needs("apis")
 def test_a_killed_engine_and_hostile_clients_leave_nothing_behind() -> None:
     def both(server: Server) -> str:
         killed = engine_killed(server, streams=9, rounds=1, within_s=math.inf)
@@ -29,6 +30,7 @@ def test_a_stored_response_survives_the_death_of_everything() -> None:
     assert everything_killed()
 
 
+@pytest.mark.needs("apis")
 def test_floods_leave_memory_and_other_clients_alone() -> None:
     def attacked(server: Server) -> str:
         made = attacks(json.loads(server.get("/openapi.json")), clients.MODEL, 100, 3, (clients.HOSTILE,))
@@ -44,5 +46,6 @@ def test_floods_leave_memory_and_other_clients_alone() -> None:
     assert with_server(attacked, *OPTIONS)
 
 
+@pytest.mark.needs("apis")
 def test_handshakes_that_never_begin_keep_no_probe_waiting() -> None:
     assert with_server(http_attacks.handshakes_held, *OPTIONS, "--max-connections", "100", *http_attacks.TLS)

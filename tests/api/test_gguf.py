@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from oscine.checkpoint.folder import Checkpoint
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.model.config import ModelConfig
@@ -19,6 +21,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.needs("formats")
 def test_a_gguf_file_is_served(tmp_path: Path) -> None:
     config = ModelConfig.from_file(NANO_FOLDER / "config.json")
     checkpoint = Checkpoint(NANO_FOLDER, config)

@@ -271,6 +271,7 @@ MANY = {
 }
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.long
 @pytest.mark.parametrize("name", MANY)
 def test_a_request_of_too_many_things_is_refused_by_its_parameter(scripted: ScriptedServer, name: str) -> None:
@@ -301,6 +302,7 @@ def test_values_of_many_parameters_are_refused_without_looking_at_each() -> None
     assert (caught.value.status, caught.value.param) == (400, None)
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.long
 def test_no_depth_of_nesting_is_a_failure_of_the_server(scripted: ScriptedServer) -> None:
     """Just below the depth that is refused at once, what is made of the body may be deeper still."""
@@ -331,6 +333,7 @@ def test_a_prompt_of_a_whole_context_in_token_ids_is_no_flood() -> None:
     memory_of(json.dumps({"prompt": list(range(131_072))}).encode())
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.long
 def test_large_requests_are_worked_on_beside_the_event_loop(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
@@ -390,6 +393,7 @@ def test_large_bodies_are_decoded_one_at_a_time_beside_the_event_loop(
     assert seen == {"bodies_0"}
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.long
 def test_the_loop_goes_round_while_a_large_conversation_is_read(scripted: ScriptedServer) -> None:
     turns = 0

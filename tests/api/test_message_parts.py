@@ -43,6 +43,7 @@ INTERFACES = {
 }
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("interface", "kind", "role"),

@@ -138,6 +138,7 @@ def test_prompt_tokens_are_counted_by_source(scripted: ScriptedServer) -> None:
     assert total(found, "oscine:prompt_tokens_by_source_total") == total(found, "oscine:prompt_tokens_total")
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.long
 def test_turns_that_could_call_are_counted(scripted: ScriptedServer) -> None:
     t = scripted.tokenizer

@@ -65,6 +65,7 @@ def valid(document: dict[str, Any], kind: str, value: Any) -> None:
     jsonschema.Draft202012Validator(schema).validate(value)
 
 
+@pytest.mark.needs("apis")
 def test_every_example_is_served_with_an_answer_as_described(
     nano_server: ServerProcess, document: dict[str, Any]
 ) -> None:

@@ -21,6 +21,8 @@ from tests.api.raw_client import LONG_ANSWER, RawClient, chat_body
 from tests.server import ServerProcess
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.needs("tracing")
+
 SECRET = "the-cat-is-in-the-bag"
 ORIGIN = "https://example.org"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -24,6 +24,7 @@ def run(*arguments: str, given: str = "", **environment: str) -> "subprocess.Com
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
+@pytest.mark.needs("terminal")
 def test_version_and_help() -> None:
     assert run("--version").stdout == f"oscine {oscine.__version__}\n"
     for command in (
@@ -44,6 +45,7 @@ def test_version_and_help() -> None:
         assert done.stdout.startswith("usage: oscine")
 
 
+@pytest.mark.needs("terminal")
 def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -> None:
     command = [sys.executable, "-m", "oscine", "chat", "hi", "--url", fake_server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chat:
@@ -54,6 +56,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
     assert chat.returncode == 0
 
 
+@pytest.mark.needs("terminal")
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -79,6 +82,7 @@ def test_errors_are_one_line_on_stderr(arguments: list[str], status: int, said: 
     assert (done.returncode, done.stdout) == (status, "")
 
 
+@pytest.mark.needs("terminal")
 def test_chat_into_a_pipe_is_plain_text(fake_server: ServerProcess) -> None:
     done = run("chat", "Tell me something.", "--url", fake_server.url)
     thought, answer = done.stdout.rstrip("\n").split("\n\n")
@@ -94,6 +98,7 @@ def test_chat_into_a_pipe_is_plain_text(fake_server: ServerProcess) -> None:
     assert run("chat", "Tell me something.", "--url", address, OSCINE_URL=nowhere).stdout == done.stdout
 
 
+@pytest.mark.needs("terminal")
 @pytest.mark.parametrize(("no_color", "dims"), [("", True), ("1", False)])
 def test_chat_in_a_terminal_dims_the_reasoning(fake_server: ServerProcess, no_color: str, dims: bool) -> None:
     ours, theirs = pty.openpty()
@@ -108,6 +113,7 @@ def test_chat_in_a_terminal_dims_the_reasoning(fake_server: ServerProcess, no_co
     assert (f"\x1b[2m{THOUGHT}" in text) == dims
 
 
+@pytest.mark.needs("terminal")
 def test_a_conversation(fake_server: ServerProcess) -> None:
     lines = ["/effort huge", "/effort low", "first", "second", "/reset", "third"]
     done = run("chat", "--max-tokens", "80", "--url", fake_server.url, given="\n".join(lines))
@@ -117,6 +123,7 @@ def test_a_conversation(fake_server: ServerProcess) -> None:
     assert "ctrl-D" not in done.stderr  # a pipe has no keys
 
 
+@pytest.mark.needs("terminal")
 def test_a_pipe_whose_messages_fail_is_a_failure() -> None:
     done = run("chat", "--url", "http://127.0.0.1:1", given="first\n\n/effort huge\nsecond\n/bye\nthird")
     assert (done.returncode, done.stdout) == (1, "")
@@ -149,6 +156,7 @@ def small() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.needs("terminal")
 def test_an_answer_has_a_limit_where_the_context_has_room_for_it(small: str) -> None:
     done = run("chat", "hi", "--url", small)
     assert (done.returncode, done.stdout) == (0, "well\n")
@@ -156,6 +164,7 @@ def test_an_answer_has_a_limit_where_the_context_has_room_for_it(small: str) -> 
     assert Small.asked == [4096, None]
 
 
+@pytest.mark.needs("terminal")
 def test_a_limit_that_was_asked_for_is_not_changed(small: str) -> None:
     done = run("chat", "hi", "--url", small, "--max-tokens", "200")
     assert done.returncode == 1
@@ -163,6 +172,7 @@ def test_a_limit_that_was_asked_for_is_not_changed(small: str) -> None:
     assert Small.asked == [200]
 
 
+@pytest.mark.needs("terminal")
 def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:
     done = run("chat", "hi", "--url", fake_server.url, "--model", "gpt-9")
     assert done.returncode == 1
@@ -170,6 +180,7 @@ def test_a_server_that_refuses_is_quoted(fake_server: ServerProcess) -> None:
     assert "gpt-9" in done.stderr
 
 
+@pytest.mark.needs("terminal")
 def test_chat_without_a_server_starts_one() -> None:
     """Variables of other programs are ignored."""
     done = run("chat", "What is 27 + 58?", OPENAI_BASE_URL="http://127.0.0.1:1/v1")

@@ -27,6 +27,7 @@ def test_any_name_and_a_path_of_a_proxy(model_folder: Path) -> None:
             server.get("/llmx/v1/models")
 
 
+@pytest.mark.needs("apis")
 @pytest.mark.parametrize("given", [("--random-weights", str(NANO_FOLDER / "config.json")), ("--load-format", "dummy")])
 def test_random_weights_answer_on_a_cpu(given: tuple[str, ...]) -> None:
     with ServerProcess(*given, "--device", "cpu", "--served-model-name", "random") as server:

@@ -45,7 +45,7 @@ MISSING = {
         'serve oscine-nano --port 0 --kv-events-config {"enable_kv_cache_events":true}',
         "argument --kv-events-config: it needs the extension kv_events (see oscine serve --help)",
     ),
-    "timing": ("serve oscine-nano --port 0 --gpus 2", "--gpus needs the extension timing"),
+    "terminal": ("chat", "oscine chat needs the extension terminal"),
     "formats": ("pull gpt-oss-20b", "oscine pull needs the extension formats"),
     "replicas": (
         "serve oscine-nano --port 0 --data-parallel-size 2",

@@ -79,6 +79,7 @@ def wait_refused(socket: zmq.Socket[bytes]) -> None:
     assert socket.get_monitor_socket(REFUSED).poll(1000 * PATIENCE_S)
 
 
+@pytest.mark.needs("kv_events")
 @pytest.mark.parametrize("key", ["", OTHER])
 def test_strangers_are_neither_heard_nor_told_anything(folder: Path, key: str) -> None:
     async def test() -> None:
@@ -104,6 +105,7 @@ def test_strangers_are_neither_heard_nor_told_anything(folder: Path, key: str) -
     run(test)
 
 
+@pytest.mark.needs("kv_events")
 def test_members_are_heard_and_told(folder: Path) -> None:
     async def test() -> None:
         async with serving(peer(folder, kv_events=True)) as owner:

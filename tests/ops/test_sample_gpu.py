@@ -161,6 +161,7 @@ def in_interpreter() -> None:
     assert bound(triton.sample)(spread[:0], sampling_batch(0, CPU)).token_ids_N.shape == (0,)
 
 
+@pytest.mark.needs("parallel")
 def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
 

@@ -11,6 +11,8 @@ from playwright.sync_api import expect
 from tests.web.accessibility import check_structure, low_contrasts, nameless_controls, tab_order
 from tests.web.playground import Playground
 
+pytestmark = pytest.mark.needs("apis")
+
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 PICTURE_BYTES = 200_000
 

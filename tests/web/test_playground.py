@@ -10,6 +10,8 @@ from playwright.sync_api import expect
 
 from tests.web.playground import Playground
 
+pytestmark = pytest.mark.needs("apis")
+
 WEATHER = '{"sky": "clear", "temperature": 18}'
 
 

@@ -13,6 +13,7 @@ from oscine.api.common.keys import Caller
 from oscine.api.common.record import current
 from oscine.api.common.work import REQUESTS
 from oscine.api.serving.admission import Admission
+from oscine.api.serving.names import meant_by
 from oscine.api.serving.prompt import Prompts
 from oscine.api.serving.tokenizer import ServedTokenizer
 from oscine.api.telemetry.metrics import Metrics
@@ -188,3 +189,71 @@ def _root(options: EngineOptions) -> str:
     model = options.model
     name = f"random-{Path(model.random_weights).stem}" if model.random_weights else model.model
     return Path(name).resolve().name if Path(name).is_dir() else name
+
+
+class ServedModels:
+    """Models by their names. Those that leave have no names, and still have requests."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, ServedModel] = {}
+        self._leaving: set[ServedModel] = set()
+
+    def add(self, model: ServedModel) -> None:
+        """Raises ValueError for a name that another model has."""
+        names = (*model.names, ANY_NAME) if model.has_any_name else model.names
+        for name in names:
+            if name in self._by_name:
+                raise ValueError(f"there is a model {name!r} already")
+        self._by_name |= dict.fromkeys(names, model)
+
+    def let_go(self, model: ServedModel) -> None:
+        """Frees the names of a model, which then leaves."""
+        self._by_name = {name: other for name, other in self._by_name.items() if other is not model}
+        self._leaving.add(model)
+
+    def replace(self, old: ServedModel, new: ServedModel) -> None:
+        """Raises ValueError as `add` does; then nothing is changed."""
+        before = self._by_name
+        self.let_go(old)
+        try:
+            self.add(new)
+        except ValueError:
+            self._by_name = before
+            self._leaving.discard(old)
+            raise
+
+    def forget(self, model: ServedModel) -> None:
+        """A model that leaves has no request any more."""
+        self._leaving.discard(model)
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """In the order in which they came, without those that leave."""
+        return list(dict.fromkeys(self._by_name.values()))
+
+    @property
+    def all(self) -> list[ServedModel]:
+        return [*self.models, *self._leaving]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._by_name if name != ANY_NAME]
+
+    @property
+    def running(self) -> int:
+        """The number of sequences that are admitted and not over."""
+        return sum(model.admission.sequences for model in self.all)
+
+    def cancel_all(self) -> None:
+        for model in self.all:
+            model.cancel_all()
+
+    def find(self, name: str | None) -> ServedModel | None:
+        """Without a name: the only model. Raises APIError 503 where there is no model yet."""
+        known = self._by_name
+        if name is not None:
+            return known.get(name) or known.get(ANY_NAME) or known.get(meant_by(name, known) or "")
+        models = self.models
+        if not models:
+            raise unavailable("The server has no model yet.", code="starting")
+        return models[0] if len(models) == 1 else None

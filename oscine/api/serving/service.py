@@ -12,9 +12,8 @@ from oscine.api.common.errors import invalid, not_found
 from oscine.api.common.keys import ApiKeys
 from oscine.api.common.memory import Bodies
 from oscine.api.common.record import current
-from oscine.api.serving.names import ServedModels
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.served_model import ModelState, ServedModel
+from oscine.api.serving.served_model import ModelState, ServedModel, ServedModels
 from oscine.api.serving.tools import ServerTools
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
@@ -74,7 +73,7 @@ class Service:
         self.reasoning = ReasoningMemory()
         self.tools = ServerTools(config.tools)
         self.bodies = Bodies()
-        self.apis: dict[str, ServiceApi] = {}  # a later one may use the others, and so starts and stops first
+        self.apis: dict[str, ServiceApi] = {}
         self.draining = False
         self.started = int(time.time())
         self.served = ServedModels()
@@ -86,9 +85,8 @@ class Service:
         `options`: of its engine. `names`: for clients, if not the model's own. Raises ValueError for
         a name that another has.
         """
-        model = _made(self, engine, options, names)
+        model = self._made(engine, options, names)
         self.served.add(model)
-        model.draining = self.draining
         return model
 
     def remove(self, model: ServedModel) -> Coroutine[Any, Any, None]:
@@ -104,7 +102,7 @@ class Service:
         Returns when it is ready; the old one drains afterwards. Raises as the start of a model does, and nothing has
         changed.
         """
-        new = _made(self, engine, options, names)
+        new = self._made(engine, options, names)
         try:
             await new.start()
             self.served.replace(old, new)
@@ -117,12 +115,18 @@ class Service:
         leaving.add_done_callback(self._retiring.discard)
         return new
 
+    def _made(self, engine: Engine, options: EngineOptions, names: Sequence[str]) -> ServedModel:
+        apart = self.config.server.cache_salt_by_key
+        model = ServedModel(engine, options, names, self.metrics, cache_salt_by_key=apart)
+        model.draining = self.draining
+        return model
+
     async def _retire(self, model: ServedModel, after_s: float = 0.0) -> None:
         """`after_s`: for requests that have found the model and are not admitted yet."""
         await asyncio.sleep(after_s)
         await model.drain(self.config.server.drain_s)
         await model.stop()
-        self.served.leaving.discard(model)
+        self.served.forget(model)
 
     @property
     def models(self) -> list[ServedModel]:
@@ -139,7 +143,7 @@ class Service:
         Raises an error of the server itself or of an API, and the first model's error if all have failed.
         """
         models = self.models  # a caller that adds others starts them
-        for api in reversed(self.apis.values()):
+        for api in self._apis:
             await api.open()
         await self.tools.start()
         sandbox().start()
@@ -155,11 +159,16 @@ class Service:
             if error is not None:
                 trace = None if isinstance(error, EngineError | ValueError) else error
                 logger.error("%s cannot be served: %s", model.names[0], error, exc_info=trace)
-        for api in reversed(self.apis.values()):
+        for api in self._apis:
             await api.started()
 
+    @property
+    def _apis(self) -> list[ServiceApi]:
+        """The last one first: it may use the others."""
+        return [*reversed(self.apis.values())]
+
     async def stop(self) -> None:
-        for api in reversed(self.apis.values()):
+        for api in self._apis:
             await api.stop()
         for task in self._retiring:
             task.cancel()
@@ -167,12 +176,12 @@ class Service:
         await self.tools.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.stop)
-        for api in reversed(self.apis.values()):
+        for api in self._apis:
             await api.close()
 
     async def drain(self) -> None:
         """Refuses new requests, lets running ones finish within drain_s seconds, then cancels the rest."""
-        for api in reversed(self.apis.values()):
+        for api in self._apis:
             await api.drain()
         self.draining = True
         await asyncio.gather(*(model.drain(self.config.server.drain_s) for model in self.served.all))
@@ -215,9 +224,3 @@ class Service:
         if name is None:
             raise invalid("model", f"it is required: {there}")
         raise not_found(f"The model '{name}' does not exist; {there}.", "model_not_found", "model")
-
-
-def _made(service: Service, engine: Engine, options: EngineOptions, names: Sequence[str]) -> ServedModel:
-    return ServedModel(
-        engine, options, names, service.metrics, cache_salt_by_key=service.config.server.cache_salt_by_key
-    )

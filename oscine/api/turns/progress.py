@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from oscine.api.common.record import SequenceTimes
-from oscine.api.serving.prompt import Prompts
 from oscine.api.serving.served_model import ReadyModel
 from oscine.chat.events import (
     BuiltinCallBegin,
@@ -82,10 +81,6 @@ class ContinuationPolicy:
     final: str | None = None  # grammar of what the final message says
     later: str | None = None  # grammar of all that follows a tool's result
 
-    def into_final(self, prompts: Prompts, token_ids: Sequence[int]) -> tuple[list[int], str | None]:
-        """The prompt and the grammar that make the model answer."""
-        return prompts.into_final(token_ids), self.final
-
 
 PLAIN = ContinuationPolicy()
 
@@ -151,7 +146,7 @@ class Turn:
         self.times: SequenceTimes | None = None  # set when the sequence begins to run
         self.interrupted = False  # whether the engine's request is to end now, for `go_on`
         self._model, self._parser, self._course, self._toolbox = model, parser, course, toolbox
-        self.may_call = remember is not None  # functions of the client
+        self.may_call = remember is not None  # whether the client's functions may be called
         self._ignore_eos = ignore_eos
         self._budget = request.sampling.max_tokens
         self._begin = 0  # index in `generated` of the request's first token
@@ -188,8 +183,8 @@ class Turn:
         before, after = _cut(output, max(room, 0))
         events = self._take(before)
         if self._goes_on and self._parser.thinking and not self._parser.done:
-            # Unless the context has no room for an answer.
-            events += self._continue(*self._course.into_final(self._model.prompts, self._all_tokens)) or []
+            prompt = self._model.prompts.into_final(self._all_tokens)
+            events += self._continue(prompt, self._course.final) or []  # none: the context has no room for an answer
         return events + self._take(after) if self._goes_on else events
 
     @property
@@ -277,7 +272,7 @@ class Turn:
         prompt = await prompts.after_call(self._all_tokens, call, result.text)
         assert self._toolbox is not None
         if result.details is None and self._toolbox.exhausted:  # it does not take no for an answer
-            prompt, grammar = self._course.into_final(prompts, prompt)
+            prompt, grammar = prompts.into_final(prompt), self._course.final
         events = self._continue(prompt, grammar)
         if events is None:
             self._finish("length")

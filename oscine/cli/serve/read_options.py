@@ -78,7 +78,12 @@ def make_config(
             note(text)
         replaced = {theirs for ours, theirs in _EXCLUSIONS if ours in layer}
         values = {name: value for name, value in values.items() if name not in replaced} | layer
-    if (count := _used_gpus(values, num_gpus)) > 1:
+    count = _used_gpus(values, num_gpus)
+    if count > 1 and not is_there(_LAYOUT):
+        if "gpus" in values:
+            raise OptionError("gpus", f"above 1 {lacking(_LAYOUT)}")
+        note(f"1 of {count} GPUs is used: a layout of several {lacking(_LAYOUT)}")
+    elif count > 1:
         layout = load(_LAYOUT)(values, count)
         for text in layout.pop(NOTES):
             note(text)
@@ -94,15 +99,11 @@ def make_config(
 def _used_gpus(values: Values, num_gpus: int | None) -> int:
     """Those of --gpus, or all where no option says what to use, or 1. `num_gpus`: None if there can be only one."""
     given = values.get("gpus")
-    if given is None and not is_there(_LAYOUT):
-        return 1
     if given is None:
         is_published = values.get("model", NANO) != NANO and values.get("executor") != "fake"
         return (num_gpus or 1) if is_published and not any(values.get(name) for name in _CHOSEN) else 1
     if num_gpus is None:
         raise OptionError("gpus", "is for oscine serve")
-    if not is_there(_LAYOUT):
-        raise OptionError("gpus", lacking(_LAYOUT))
     count = num_gpus if given == "all" else int(given)
     if not 0 < count <= num_gpus:
         raise OptionError("gpus", f"must be at most the number of GPUs ({num_gpus}), not {given}")

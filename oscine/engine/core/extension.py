@@ -1,7 +1,7 @@
 """What an extension may do in the engine: hooks of the loop. All of them do nothing by default.
 
-At its start the loop takes, for each hook, the extensions that override it. A hook that nobody overrides costs an empty
-loop.
+At its start the loop takes, for each hook, the extensions that override it. A hook that no extension overrides costs
+an empty loop.
 """
 
 from collections.abc import Callable, Collection, Sequence

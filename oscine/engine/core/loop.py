@@ -86,7 +86,7 @@ class EngineLoop:
     @property
     def is_full(self) -> bool:
         """Whether one more request would be refused because too many wait."""
-        return len(self._pending.waiting()) >= self._options.max_waiting
+        return len(self._scheduler.waiting) + len(self._pending.waiting()) >= self._options.max_waiting
 
     def add(self, request: GenerationRequest) -> None:
         """Queues a request. One that cannot be run gets its only output, an error, from the next step."""
@@ -135,7 +135,7 @@ class EngineLoop:
         return self._commit(done)
 
     def stats(self) -> EngineStats:
-        running, waiting = self._scheduler.running.values(), self._pending.waiting()
+        running, waiting = self._scheduler.running.values(), self._scheduler.waiting + self._pending.waiting()
         full, *sliding = self.cache.pools
         slots = self.cache.pools.usage
         missing = [request.num_missing for request in running]

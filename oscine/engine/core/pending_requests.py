@@ -18,13 +18,18 @@ class PendingRequests:
         self._unprepared: list[Request] = []  # live, but the executor cannot take them yet
 
     def waiting(self) -> list[Request]:
-        """All that wait, those in the scheduler included."""
-        held = [request for holder in self._holders for request in holder.requests]
-        return self._scheduler.waiting + self._unprepared + held
+        """Those that the scheduler does not have yet."""
+        return self._unprepared + [request for holder in self._holders for request in holder.requests]
 
-    def add(self, request: Request) -> None:
-        """A request has just arrived."""
-        self._admit(request, 0)
+    def add(self, request: Request, first: int = 0) -> None:
+        """Queues a request, unless an extension holds it: the `first` of those that may, or one after it."""
+        for holder in self._holders[first:]:
+            if holder.admit(request):
+                return
+        source = request.given.prefill
+        if source is not None and not self._fetches_prompts:
+            request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
+        self._queue(request)
 
     def remove(self, request: Request) -> bool:
         """A request ends. False if it is not here."""
@@ -34,27 +39,17 @@ class PendingRequests:
         return any(holder.abandon(request) for holder in self._holders)
 
     def poll(self, num_ended: int, num_launched: int) -> None:
-        """Queues the requests whose pages, or grammars, are here now. Steps that have ended, and that are under way."""
+        """Queues the requests whose pages or grammars have arrived. `num_ended`, `num_launched`: steps."""
         if self._holders:
             running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
             progress = Progress(num_ended, num_launched, running, waiting)
             for place, holder in enumerate(self._holders, 1):
                 for request in holder.poll(progress):
-                    self._admit(request, place)
+                    self.add(request, place)
         if self._unprepared:
             unprepared, self._unprepared = self._unprepared, []
             for request in unprepared:
                 self._queue(request)
-
-    def _admit(self, request: Request, first: int) -> None:
-        """Queues a request, unless an extension holds it: the `first` of those that may, or one after it."""
-        for holder in self._holders[first:]:
-            if holder.admit(request):
-                return
-        source = request.given.prefill
-        if source is not None and not self._fetches_prompts:
-            request.remote_prefill = RemotePrefill(source.replica, failure="this engine does not fetch pages")
-        self._queue(request)
 
     def _queue(self, request: Request) -> None:
         if self._executor.prepare(request.sampling):

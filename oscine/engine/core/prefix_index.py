@@ -94,13 +94,9 @@ class PrefixIndex:
         self.page_size = groups[0].page_size
         self._groups = groups
         self._root = root  # address of the empty prefix
-        self.events: PageEvents | None = None  # of `publish`
+        self.events: PageEvents | None = None
         self._pages: list[dict[bytes, int]] = [{} for _ in groups]
         self._digests: list[dict[int, bytes]] = [{} for _ in groups]
-
-    def publish(self, events: PageEvents) -> None:
-        """Tells these of every page from now on."""
-        self.events = events
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
         """As the function of this name, with the page size and the root of this index."""

@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class EngineConnection:
-    """To one process after another at the same address. Each has requests of its own."""
+    """The socket to an engine process, and the streams of its requests.
+
+    A restarted process has the same address and new requests.
+    """
 
     def __init__(
         self,

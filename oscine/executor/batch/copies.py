@@ -20,7 +20,7 @@ def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def upload_columns(table: NDArray[np.generic], device: torch.device) -> list[Tensor]:
-    """The rows of a table, each contiguous as kernels read it, and aligned: for others they are compiled anew."""
+    """Uploads the rows of a table. Each is contiguous and aligned: kernels would be compiled again for other rows."""
     height, count = table.shape
     padded = np.zeros((height, -(-count // _ALIGNED) * _ALIGNED), table.dtype)  # row by row, unlike a selection
     padded[:, :count] = table

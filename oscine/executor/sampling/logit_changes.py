@@ -1,4 +1,4 @@
-"""What sequences change in their logits before a token is sampled: biases, and penalties on earlier tokens.
+"""Changes to the logits of sequences before sampling: biases, and penalties on earlier tokens.
 
 Histories exist only for sequences with penalties.
 """
@@ -32,34 +32,38 @@ class Bias:
 
 
 class LogitChanges:
+    """The biases and penalties of all slots."""
+
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
         self.slots: set[int] = set()  # of sequences with a bias or penalties
         self._biases: dict[int, Bias] = {}  # by slot
-        self.histories: dict[int, PenaltyState] = {}  # by slot
+        self._histories: dict[int, PenaltyState] = {}  # by slot
         self._penalties = np.zeros((3, num_slots), np.float32)  # presence, frequency, repetition
 
     def assign(self, new: NewSequence) -> None:
         slot, sampling = new.slot, new.sampling
         self._biases.pop(slot, None)
-        self.histories.pop(slot, None)
+        self._histories.pop(slot, None)
         if sampling.logit_bias or (sampling.min_tokens and sampling.grammar is None):  # which knows when it must end
             self._biases[slot] = self._bias(sampling, new.num_prompt_tokens)
         penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
         self._penalties[:, slot] = penalties
         if penalties != (0, 0, 1):
-            self.histories[slot] = self._history(new)
-        self.slots = {*self._biases, *self.histories}
+            self._histories[slot] = self._history(new)
+        self.slots = {*self._biases, *self._histories}
 
     def count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:
         """Adds tokens to the histories; negative ids are none."""
+        if not self._histories:
+            return
         for row, slot in enumerate(slots_N.tolist()):
-            if slot in self.histories:
+            if slot in self._histories:
                 id_1 = token_ids_N[row : row + 1].long()
-                self.histories[slot].output_counts_V.scatter_add_(0, id_1.clamp(min=0), (id_1 >= 0).int())
+                self._histories[slot].output_counts_V.scatter_add_(0, id_1.clamp(min=0), (id_1 >= 0).int())
 
     def fields(self, rows: Rows, part: slice, token_ids_N: Tensor) -> dict[str, Tensor]:
-        """Those of SamplingBatch for some rows. `token_ids_N`: what the rows computed."""
+        """The fields of SamplingBatch for the rows in `part`. `token_ids_N`: the input tokens of all rows."""
         slots = rows.slots_N[part].tolist()
         if self.slots.isdisjoint(slots):
             return {}
@@ -86,13 +90,13 @@ class LogitChanges:
 
     def _penalty_fields(self, slots: list[int], rows: Rows, part: slice, token_ids_N: Tensor) -> dict[str, Tensor]:
         """The drafts that a row comes after count as generated."""
-        if self.histories.keys().isdisjoint(slots):
+        if self._histories.keys().isdisjoint(slots):
             return {}
         shape = (len(slots), self._vocab_size)
         counts_NV = torch.zeros(shape, dtype=torch.int32, device=self._device)
         prompt_NV = torch.zeros(shape, dtype=torch.bool, device=self._device)
         for row, (slot, place) in enumerate(zip(slots, rows.places_N[part].tolist(), strict=True)):
-            history = self.histories.get(slot)
+            history = self._histories.get(slot)
             if history is not None:
                 counts_NV[row], prompt_NV[row] = history.output_counts_V, history.prompt_mask_V
                 end = part.start + row + 1

@@ -143,8 +143,7 @@ class Sampler:
 
     def count(self, slots_N: IntArray, token_ids_N: Tensor) -> None:
         """Adds tokens to the histories of sequences with penalties; negative ids are none."""
-        if self._changes.histories:
-            self._changes.count(slots_N, token_ids_N)
+        self._changes.count(slots_N, token_ids_N)
 
     def _batch(self, slots_N: IntArray, positions_N: Tensor, num_logprobs: int | None) -> SamplingBatch:
         top_k_N, seed_N = upload_columns(self._integers[:, slots_N], self._device)

@@ -1,4 +1,4 @@
-"""Parts of an executor that extensions make, as "module:name", and the option that wants each."""
+"""Parts of an engine and its executor that extensions make, as "module:name", and the option that wants each."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ def check_parts(options: EngineOptions) -> None:
     wanted = {
         DRAFTING: options.speculation.is_on,
         LOAD_RANKS: options.model.tensor_parallel_size > 1,
-        EXPERTS_ON_HOST: options.model.experts_on_host,
+        EXPERTS_ON_HOST: options.model.experts_on_host not in (None, "0"),
         STORE: options.cache.kv_offload_bytes,
         KV_EVENTS: options.peers.kv_events,
         TRANSFERS: options.peers.kv_transfer,

@@ -1,8 +1,8 @@
 """Layers whose experts stay in host memory, since the GPU is too small for them.
 
-In a step of few tokens the CPU computes these experts: the GPU sends the tokens, and reads the sums (few.py). The
+In a step of few tokens the CPU computes these experts: the GPU sends the tokens, and reads the sums (transfer.py). The
 CPU's part is a host function of the CUDA stream, so a CUDA graph can contain it. A step of many tokens needs all
-experts: they are copied to the GPU, which computes them (many.py).
+experts: they are copied to the GPU, which computes them (stream.py).
 
 Host memory has the experts once, in the layout for CPUs. The GPU unpacks them after the copy.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from oscine.extensions.experts_on_host.layout import HostMatrix, published
+from oscine.extensions.experts_on_host.packed import HostMatrix, published
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import native, reference
 from oscine.ops.native.library import library
@@ -28,7 +28,7 @@ from oscine.ops.target import Target
 from oscine.system.cores import usable_cores
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
-    from oscine.extensions.experts_on_host.many import ExpertStream
+    from oscine.extensions.experts_on_host.stream import ExpertStream
 
 # Tokens of the largest step that the CPU computes. A layer of 120b takes 18 ms then, with 14 cores. Its copy to the GPU
 # takes 31 ms.
@@ -81,7 +81,7 @@ class _HostFunction:
         if count not in experts.calls:
             experts.calls[count] = self._call(experts.packed, count, swiglu_limit)
         if self._on_gpu:
-            from oscine.extensions.experts_on_host.few import receive, send
+            from oscine.extensions.experts_on_host.transfer import receive, send
 
             send(x_TH, routing, self._x_TH, self._ids_TK, self._weights_TK)
             self._queue(experts.calls[count])
@@ -156,7 +156,7 @@ class HostLayers:
             pinned.result()
         self._pinning.shutdown()
         if on_gpu(self._target):
-            from oscine.extensions.experts_on_host.many import ExpertStream
+            from oscine.extensions.experts_on_host.stream import ExpertStream
 
             self._many = ExpertStream(self._target, [experts.matrices for experts in self._loaded])
 

@@ -1,11 +1,11 @@
-"""Converts the layout of experts for CPUs (cpu_layout.py) to the layout of triton.py, on a GPU."""
+"""Converts the layout of experts for CPUs (packed.py) to the layout of triton.py, on a GPU."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.extensions.experts_on_host.layout import BLOCK_BYTES, ROWS
+from oscine.extensions.experts_on_host.packed import BLOCK_BYTES, ROWS
 
 BLOCK_WORDS = tl.constexpr(BLOCK_BYTES // 4)
 

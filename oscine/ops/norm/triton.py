@@ -94,6 +94,7 @@ def _norm_and_route_all(
     target: Target, x: Tensor, weight_H: Tensor, eps: float, residual_TH: Tensor, router: "_Router", fp8: bool
 ) -> tuple[Tensor, Tensor, Routing]:
     """norm_route where ranks share experts: the first result and the routing are of the tokens of all ranks."""
+    assert hasattr(target.exchange, "dispatch")
     exchange = cast(DispatchingExchange, target.exchange)
     y_TH, sum_TH = rms_norm(target, x, weight_H, eps, residual_TH)
     num_tokens, num_experts, device = sum(exchange.tokens), len(router.bias_E), y_TH.device

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
 from oscine.extensions.experts_on_host.layers import MAX_TOKENS, HostLayers
-from oscine.extensions.experts_on_host.layout import HostMatrix, published
+from oscine.extensions.experts_on_host.packed import HostMatrix, published
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import native, reference
 from oscine.ops.native.library import library, unavailable
@@ -139,7 +139,7 @@ def unpacked_in_interpreter() -> None:
 
 def streamed_in_interpreter() -> None:
     """Without a GPU, CUDA streams and events are replaced, and all work is done in the order of the calls."""
-    from oscine.extensions.experts_on_host import many as stream
+    from oscine.extensions.experts_on_host import stream
 
     queue = SimpleNamespace(wait_event=lambda event: None, wait_stream=lambda other: None)
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +162,7 @@ def streamed_in_interpreter() -> None:
 
 
 def sent_in_interpreter() -> None:
-    from oscine.extensions.experts_on_host.few import receive, send
+    from oscine.extensions.experts_on_host.transfer import receive, send
 
     inputs = moe_inputs(MOE_CASES[2], CPU, torch.float32)
     (ids_TK, weights_TK), tokens = routed(inputs)[:2], len(inputs.x_TH)

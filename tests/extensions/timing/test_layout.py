@@ -158,3 +158,13 @@ def test_the_log_says_which_layout_and_why() -> None:
 def test_gpus_are_those_that_are_visible(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert Environment().num_gpus == count
+
+
+def test_without_the_extension_one_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.cli.serve.read_options.is_there", lambda place: False)
+    config, notes = config_of(MODEL, num_gpus=2)
+    assert (config.server.data_parallel_size, config.engine.model.tensor_parallel_size) == (1, 1)
+    assert notes == ["1 of 2 GPUs is used: a layout of several needs the extension timing"]
+    assert config_of(MODEL, "--gpus", "1", num_gpus=2)[1] == []
+    with pytest.raises(CommandError, match="--gpus above 1 needs the extension timing"):
+        config_of(MODEL, "--gpus", "2", num_gpus=2)

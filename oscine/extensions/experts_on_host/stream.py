@@ -16,7 +16,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from oscine.extensions.experts_on_host.layout import HostMatrix
+from oscine.extensions.experts_on_host.packed import HostMatrix
 from oscine.extensions.experts_on_host.unpack import unpack
 from oscine.ops.interface import Routing
 from oscine.ops.moe import triton as portable

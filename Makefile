@@ -14,7 +14,7 @@ WORKERS ?= 4
 TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
 NEWEST := $(lastword $(TRITONS))
 IMAGE ?= cpu
-INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
+INSTALL := $(BIN)/pip install -q --no-compile --no-warn-conflicts -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes of a test run compiles the project anew
 
 # No others: in each worker, pytest rewrites the assertions of all of a package that has a plugin, such as LangChain's.

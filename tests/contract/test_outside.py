@@ -1,6 +1,7 @@
 """Another package adds to Oscine by entry points."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from oscine.cli import commands
 from oscine.settings.config import ToolOptions
 
 CODE = """
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse
 
 from oscine.api.interface import Api
 from oscine.api.openapi import GET
@@ -50,10 +51,10 @@ class Greeters:
 class GreetingApi(Api):
     @property
     def operations(self):
-        return [GET("/greeting", self.greet, "A greeting")]
+        return [GET("/greeting", self.greet, "A greeting", answer="text/plain")]
 
     async def greet(self, request):
-        return Response(f"hello from {self.service.models[0].names[0]}")
+        return PlainTextResponse(f"hello from {self.service.models[0].names[0]}")
 
 
 GREET = Command("greet", "greet somebody", "greeting:arguments")
@@ -96,7 +97,8 @@ def test_an_api(package: Path) -> None:
     with tempfile.TemporaryFile() as log:
         with Server("oscine-nano", "--executor", "fake", environment={"PYTHONPATH": str(package)}, log=log) as server:
             assert server.get("/greeting") == "hello from oscine-nano"
-            assert "/greeting" in server.get("/openapi.json")
+            described = json.loads(server.get("/openapi.json"))["paths"]["/greeting"]["get"]["responses"]["200"]
+            assert [*described["content"]] == ["text/plain"]
         log.seek(0)
         warnings = [line for line in log.read().decode().splitlines() if "broken" in line]
     why = "of greeting:absent cannot be used: module 'greeting' has no attribute 'absent'"

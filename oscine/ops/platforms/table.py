@@ -92,13 +92,12 @@ def named(name: str) -> Platform:
 def choose(platform: str, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
     """op -> backend. Raises ValueError for an op, backend or platform that the tables lack; nothing falls back."""
     defaults = named(platform).backends
-    choice = {op: defaults.get(op, defaults["*"]) for op in TABLE}
-    for op, backend in (overrides or {}).items():
+    choice = {op: defaults.get(op, defaults["*"]) for op in TABLE} | dict(overrides or {})
+    for op, backend in choice.items():
         if op not in TABLE:
             raise ValueError(f"there is no op {op!r}: {', '.join(TABLE)}")
         if backend not in TABLE[op]:
             raise ValueError(f"op {op!r} has no backend {backend!r}: {', '.join(TABLE[op])}")
-        choice[op] = backend
     return choice
 
 

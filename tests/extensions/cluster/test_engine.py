@@ -71,7 +71,7 @@ def test_whatever_was_asked_goes_on_elsewhere_as_if_nothing_had_happened() -> No
     async def test() -> None:
         async with clustered(nano(), nano()) as (fleet, cluster):
             asked = [
-                request(kind, list(range(100, 150 + i)), **{"max_tokens": 150, **sampling})
+                request(kind, list(range(100, 150 + i)), **{"max_tokens": 400, **sampling})
                 for i, (kind, sampling) in enumerate(KINDS.items())
             ]
             expected = await asyncio.gather(*(read(cluster.submit(one)) for one in asked))

@@ -16,6 +16,7 @@ from oscine.extensions.bench.timer import time_call
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.choose import hopper as screened
 from oscine.ops.choose.hopper_gemm import TILES, logits
+from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import SamplingBatch
 from oscine.ops.linear.hopper_stream import Tile, tile_for
 from oscine.ops.platforms.table import choose, resolve
@@ -71,7 +72,7 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
         report(
             f"{name}, screened",
             num_rows,
-            screened.prepared_bytes(vocab, hidden),
+            screen_bytes(vocab, hidden),
             lambda sampling=sampling: screened.screened(target, x_NH, weight_VH, screen, sampling),
             "" if same else "  OTHER TOKENS",
         )

@@ -9,24 +9,45 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
+_EXTENSIONS = "oscine.extensions"
+# Which other extensions an extension imports. Without these it cannot be used.
+NEEDS = {
+    "bench": ("parallel",),
+    "cluster": ("replicas",),
+    "doctor": ("apis", "bench", "formats", "timing"),
+    "eval": ("apis", "bench"),
+    "replicas": ("kv_events",),
+}
+
 
 def is_there(place: str) -> bool:
-    """Whether the module can be found. It is not imported, but the packages that it is in are."""
+    """Whether the module, and what its extension needs, can be found.
+
+    It is not imported, but the packages that it is in are.
+    """
+    return not _missing(place)
+
+
+def _missing(place: str) -> list[str]:
+    """Modules that cannot be found: this one, and the extensions that its extension needs, with their needs."""
+    module = place.partition(":")[0]
+    needed = NEEDS.get(extension_of(place), ())
+    found = [missing for name in needed for missing in _missing(f"{_EXTENSIONS}.{name}")]
     try:
-        return find_spec(place.partition(":")[0]) is not None
+        return found if find_spec(module) is not None else [module, *found]
     except ModuleNotFoundError:
-        return False
+        return [module, *found]
 
 
 def extension_of(place: str) -> str:
     """Of a module, or of a place in it. Empty for the nucleus."""
     parts = place.partition(":")[0].split(".")
-    return parts[2] if parts[:2] == ["oscine", "extensions"] and len(parts) > 2 else ""
+    return parts[2] if ".".join(parts[:2]) == _EXTENSIONS and len(parts) > 2 else ""
 
 
 def lacking(place: str) -> str:
     """What is missing, for an error, where the extension of a part is."""
-    return f"needs the extension {extension_of(place)}"
+    return f"needs the extension {extension_of(next(iter(_missing(place)), place))}"
 
 
 def load(place: str) -> Any:

@@ -39,7 +39,10 @@ def _loader() -> "type[SafeLoader]":
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that is there twice, as YAML does. PyYAML takes its last value."""
+        """Refuses a key that is there twice, as YAML does. PyYAML takes its last value.
+
+        Numbers have no colons: 1:2:3 is text, as in YAML 1.2. YAML 1.1 takes it for a number to the base 60.
+        """
 
         def compose_mapping_node(self, anchor: Any) -> "MappingNode":
             node = super().compose_mapping_node(anchor)
@@ -50,4 +53,10 @@ def _loader() -> "type[SafeLoader]":
                 seen.add((key.tag, key.value))
             return node
 
+    def without_colon(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda loader, node: node.value if ":" in node.value else construct(loader, node)
+
+    for kind in ("int", "float"):
+        tag = f"tag:yaml.org,2002:{kind}"
+        Loader.add_constructor(tag, without_colon(yaml.SafeLoader.yaml_constructors[tag]))
     return Loader

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from oscine.system.extensions import extension_of
+from oscine.system.extensions import NEEDS, extension_of
 from tests.test_repository import ALIASES, MODULES
 
 # Edges from the nucleus to extensions, by where the import is. A text with the path of a module counts as one.
@@ -27,15 +27,6 @@ TABLES = (
     "oscine.executor.start.parts",
     "oscine.ops.platforms.table",
 )
-
-# Which other extensions an extension imports. Without these it cannot be used.
-NEEDS = {
-    "bench": ("parallel",),
-    "cluster": ("replicas",),
-    "doctor": ("apis", "bench", "formats", "timing"),
-    "eval": ("apis", "bench"),
-    "replicas": ("kv_events",),
-}
 
 
 def imports(node: ast.AST, place: str = "at the top") -> Iterator[tuple[str, str]]:

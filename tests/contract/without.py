@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from oscine.system.extensions import extension_of
-from tests.contract.test_moves import NEEDS
+from oscine.system.extensions import NEEDS, extension_of
 from tests.test_repository import MODULES, ROOT
 
 # A command without its extension, and what it says
@@ -153,6 +152,9 @@ def failure(gone: Collection[str]) -> str | None:
 
 
 def main(names: Sequence[str]) -> int:
+    if unknown := {*names} - {*extensions()}:
+        print(f"there is no extension {', '.join(sorted(unknown))}: {', '.join(extensions())}", file=sys.stderr)
+        return 2
     wrong = 0
     for gone in map(without, [[name] for name in names] or cases()):
         if (trace := failure(gone)) is not None:

@@ -36,9 +36,11 @@ from oscine.api.common.errors import APIError
 from oscine.api.telemetry.engine_metrics import EngineCollector
 from oscine.chat.tokenizer import Tokenizer
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineOverloaded
+from oscine.executor.start.parts import KV_EVENTS
 from oscine.extensions.dynamo.options import DynamoOptions
 from oscine.extensions.dynamo.request import Chunks, ModelFacts, generation_request, prefill_request
 from oscine.settings.config import EngineOptions, PeerOptions
+from oscine.system.extensions import is_there
 from oscine.types import Endpoints, EngineStats, GenerationOutput, GenerationRequest, PrefillSource
 
 logger = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]  # untyped, and not install
         peers = PeerOptions(
             host=options.peer_host,
             key=options.key or (secrets.token_hex(32) if alone else ""),
-            kv_events=options.engine.cache.prefix_caching,
+            kv_events=options.engine.cache.prefix_caching and is_there(KV_EVENTS.name),
             kv_events_endpoint="tcp://*:*",  # on the loopback: Dynamo's relay on this machine has no keys
             kv_transfer=not alone,
         )

@@ -34,6 +34,22 @@ def row_bytes(hidden: int) -> int:
 
 
 @triton.jit
+def places_of(row, column_H, inside_H, H: tl.constexpr):
+    """Of the elements of a row of bfloat16 in a slot: bytes from its start, -1 outside."""
+    STRIDE: tl.constexpr = row_bytes(H)
+    return tl.where(inside_H, row.to(tl.int32) * STRIDE + column_H * 2, -1)
+
+
+@triton.jit
+def slot_at(addresses, other, RANKS: tl.constexpr):
+    """The address of this rank's slot at a rank, by its number among the others."""
+    address = addresses[1]
+    for peer in tl.static_range(1, RANKS - 1):
+        address = tl.where(other == peer, addresses[1 + peer], address)
+    return address
+
+
+@triton.jit
 def of_rank(own, others, rank, SOURCE: tl.constexpr, RANKS: tl.constexpr, COUNT: tl.constexpr, INDEX: tl.constexpr):
     """The message INDEX of COUNT of rank SOURCE; `others` has the messages of all other ranks."""
     BEFORE: tl.constexpr = COUNT * (SOURCE if SOURCE < RANKS - 1 else SOURCE - 1) + INDEX
@@ -63,9 +79,7 @@ def sum_over_ranks(
             total = add_ranks(part, parts, rank, RANKS).to(part.dtype)
             total = push((total,), place, addresses, 1, PACK, 4)[0]
         else:
-            address = addresses[1]
-            for peer in tl.static_range(1, RANKS - 1):
-                address = tl.where(other == peer, addresses[1 + peer], address)
+            address = slot_at(addresses, other, RANKS)
             sent = push((part,), place, (address, address), 1, PACK, 4)
             total = poll(sent, place, addresses[0] + other * slot.to(tl.int64), slot, state, 1, True, 1, PACK, 4)[0]
         return total.to(tl.float32)

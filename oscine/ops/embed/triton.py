@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.comm.sums import COLUMNS_PER_WARP, partial_sums, row_bytes, sum_over_ranks
+from oscine.ops.comm.sums import COLUMNS_PER_WARP, partial_sums, places_of, sum_over_ranks
 from oscine.ops.embed import reference
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
@@ -73,8 +73,7 @@ def embed_part_kernel(
     mine = (row >= 0) & (row < vocab)
     x_H = tl.load(weight + row * H + column_H, mask=inside_H & mine, other=0)
     if RANKS > 1:
-        STRIDE: tl.constexpr = row_bytes(H)
-        place_H = tl.where(inside_H, token.to(tl.int32) * STRIDE + column_H * 2, -1)
+        place_H = places_of(token, column_H, inside_H, H)
         sum_H = sum_over_ranks(x_H, place_H, token.to(tl.int32), addresses, slot, rank, state, RANKS, TWO_SHOT, PACK=8)
         x_H = sum_H.to(x_H.dtype)  # exact: only one rank has the token
     tl.store(x + token * H + column_H, x_H, mask=inside_H)

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.comm.push import clear, poll, push
-from oscine.ops.comm.sums import ALONE, COLUMNS_PER_WARP, add_ranks, partial_sums, row_bytes, sum_over_ranks
+from oscine.ops.comm.sums import ALONE, COLUMNS_PER_WARP, add_ranks, partial_sums, places_of, sum_over_ranks
 from oscine.ops.interface import Routing
 from oscine.ops.launch import NUM_ARRIVALS, after_wait, arrivals
 from oscine.ops.planes import Planes, empty_planes, plane_arguments, store_planes, wanted
@@ -302,7 +302,7 @@ def _tiling(target: Target, num_tokens: int, hidden: int) -> dict[str, int]:
 
 
 @triton.jit
-def _add_partials(x, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):
+def add_partials(x, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr):
     """float32 sum of this rank's partial sums of one token."""
     sum_H = tl.load(x + token * J * H + column_H, mask=inside_H, other=0).to(tl.float32)
     for j in tl.static_range(1, J):
@@ -311,10 +311,11 @@ def _add_partials(x, token, column_H, inside_H, H: tl.constexpr, J: tl.constexpr
 
 
 @triton.jit
-def _places(token, column_H, inside_H, H: tl.constexpr):
-    """Of one token in a slot of messages."""
-    STRIDE: tl.constexpr = row_bytes(H)
-    return tl.where(inside_H, token.to(tl.int32) * STRIDE + column_H * 2, -1)
+def clear_counts(counts, program, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Zeros, by the program 0."""
+    if program == 0:
+        expert_E = tl.arange(0, BLOCK_E)
+        tl.store(counts + expert_E, tl.zeros_like(expert_E), mask=expert_E < E)
 
 
 @triton.jit
@@ -350,11 +351,11 @@ def _begin(
     weight_H = tl.load(weight + column_H, mask=inside_H, other=0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    sum_H = _add_partials(x, token, column_H, inside_H, H, J)
+    sum_H = add_partials(x, token, column_H, inside_H, H, J)
     if residual is not None:
         residual_H = tl.load(residual + token * H + column_H, mask=inside_H, other=0).to(tl.float32)
     if RANKS > 1:
-        place_H = _places(token, column_H, inside_H, H)
+        place_H = places_of(token, column_H, inside_H, H)
         row = token.to(tl.int32)
         sum_H = sum_over_ranks(
             sum_H.to(tl.bfloat16), place_H, row, addresses, slot, rank, state, RANKS, TWO_SHOT, PACK=8
@@ -402,10 +403,8 @@ def _norm_kernel(
         tl.store(total + token * H + column_H, sum_H, mask=inside_H)
     if values is not None:
         store_planes(y_H.to(y.dtype.element_ty).to(tl.float32), values, scale, token, H, BLOCK_H, PLANES)
-    if counts is not None:  # noqa: SIM102 (the first is decided when compiling)
-        if token == 0:
-            expert_E = tl.arange(0, BLOCK_E)
-            tl.store(counts + expert_E, tl.zeros_like(expert_E), mask=expert_E < E)
+    if counts is not None:
+        clear_counts(counts, token, E, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -489,11 +488,11 @@ def _norm_route_kernel(
     bias_R = tl.load(router_bias + expert_R, mask=expert_R < E, other=0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    sum_H = _add_partials(x, token, column_H, inside_H, H, J)
+    sum_H = add_partials(x, token, column_H, inside_H, H, J)
     residual_H = tl.load(residual + token * H + column_H, mask=inside_H, other=0).to(tl.float32)
     if RANKS > 1:
         tl.static_assert(not TWO_SHOT)
-        place_H = _places(token, column_H, inside_H, H)
+        place_H = places_of(token, column_H, inside_H, H)
         sent = tl.where(tl.program_id(0) == 0, place_H, -1)
         own = push((sum_H.to(tl.bfloat16),), sent, addresses, 1, 8, 4)
         others = poll(own, place_H, addresses[0], slot, state, RANKS - 1, False, 1, 8, 4)

@@ -29,8 +29,9 @@ from torch import Tensor
 
 from oscine.extensions.parallel.comm.symmetric import SymmetricCommunicator
 from oscine.ops.comm.push import poll, push
-from oscine.ops.comm.sums import add_ranks, row_bytes
+from oscine.ops.comm.sums import add_ranks, places_of, slot_at
 from oscine.ops.launch import depend
+from oscine.ops.norm.triton import add_partials, clear_counts
 from oscine.ops.planes import Planes, plane_arguments, store_planes
 from oscine.ops.target import Target
 
@@ -155,7 +156,6 @@ def _dispatch_kernel(
     PDL: tl.constexpr,
 ):
     """A token in each program: first this rank's own, which are sent, then those of the others."""
-    STRIDE: tl.constexpr = row_bytes(H)
     index = tl.program_id(0)
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < H
@@ -164,7 +164,7 @@ def _dispatch_kernel(
     own = tl.load(starts + rank + 1) - begin
     row = tl.where(index < own, begin + index, tl.where(index - own < begin, index - own, index))
     _, other, number = _owner(row, starts, rank, RANKS)
-    place_H = tl.where(inside_H, number * STRIDE + column_H * 2, -1)
+    place_H = places_of(number, column_H, inside_H, H)
     y_H = tl.load(y + tl.minimum(index, own - 1).to(tl.int64) * H + column_H, mask=inside_H, other=0)
     if index < own:
         y_H = push((y_H,), place_H, addresses, 1, 8, 4)[0]
@@ -174,10 +174,8 @@ def _dispatch_kernel(
     tl.store(gathered + row.to(tl.int64) * H + column_H, y_H, mask=inside_H)
     if values is not None:
         store_planes(tl.where(inside_H, y_H, 0).to(tl.float32), values, scale, row.to(tl.int64), H, BLOCK_H, PLANES)
-    if counts is not None:  # noqa: SIM102 (the first is decided when compiling)
-        if index == 0:
-            expert_E = tl.arange(0, BLOCK_E)
-            tl.store(counts + expert_E, tl.zeros_like(expert_E), mask=expert_E < E)
+    if counts is not None:
+        clear_counts(counts, index, E, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -196,7 +194,6 @@ def _combine_kernel(
     PDL: tl.constexpr,
 ):
     """A token in each program: first those of other ranks, whose sums are sent, then this rank's own."""
-    STRIDE: tl.constexpr = row_bytes(H)
     index = tl.program_id(0)
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < H
@@ -207,16 +204,10 @@ def _combine_kernel(
     foreign = tl.num_programs(0) - own
     row = tl.where(index >= foreign, begin + index - foreign, tl.where(index < begin, index, index + own))
     _, other, number = _owner(row, starts, rank, RANKS)
-    place_H = tl.where(inside_H, number * STRIDE + column_H * 2, -1)
-    x_row = x + row.to(tl.int64) * J * H + column_H
-    sum_H = tl.load(x_row, mask=inside_H, other=0).to(tl.float32)
-    for j in tl.static_range(1, J):
-        sum_H += tl.load(x_row + j * H, mask=inside_H, other=0).to(tl.float32)
-    part_H = sum_H.to(tl.bfloat16)
+    place_H = places_of(number, column_H, inside_H, H)
+    part_H = add_partials(x, row.to(tl.int64), column_H, inside_H, H, J).to(tl.bfloat16)
     if index < foreign:
-        address = addresses[1]
-        for peer in tl.static_range(1, RANKS - 1):
-            address = tl.where(other == peer, addresses[1 + peer], address)
+        address = slot_at(addresses, other, RANKS)
         push((part_H,), tl.where(failed == 0, place_H, -1), (address, address), 1, 8, 4)
     else:
         others = poll((part_H,), place_H, addresses[0], slot, state, RANKS - 1, True, 1, 8, 4)

@@ -8,9 +8,8 @@ from typing import Any
 from oscine.engine.core.extension import KVPublisher, MakeExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.start.build import BuiltExecutor, build_executor
-from oscine.executor.start.parts import Place, part
 from oscine.settings.config import EngineOptions
-from oscine.system.extensions import load
+from oscine.system.extensions import Place, load, part
 from oscine.types import EngineInfo, RankHandle
 
 # Extensions of the loop, in the order in which they admit requests: a function of the built executor and the options.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 _EXTENSIONS = "oscine.extensions"
 # Which other extensions an extension imports. Without these it cannot be used.
@@ -53,6 +53,25 @@ def lacking(place: str) -> str:
 def load(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+class Place(NamedTuple):
+    """Of a part that an option wants."""
+
+    asked: str  # the option, for errors
+    name: str  # module:name
+
+
+def part(place: Place) -> Any:
+    """Raises ValueError if its extension is missing."""
+    check_part(place)
+    return load(place.name)
+
+
+def check_part(place: Place) -> None:
+    """Raises ValueError if the extension of a part is missing."""
+    if not is_there(place.name):
+        raise ValueError(f"{place.asked} {lacking(place.name)}")
 
 
 def added(

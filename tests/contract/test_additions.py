@@ -1,14 +1,13 @@
 """Adds a platform, and a type of keys and values, to a copy of the package: the edits below are all that each needs."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.test_repository import ROOT
+from tests.contract.without import copy_package
 
 # Files, and what to replace in each; new files have nothing to replace.
 PLATFORM = (
@@ -44,7 +43,7 @@ print(platform_of(Target.of(torch.device("cpu")), torch.float32).name)
 
 def package_with(folder: Path, *changes: tuple[str, str, str]) -> Path:
     """A folder for sys.path with the package, changed."""
-    shutil.copytree(ROOT / "oscine", folder / "oscine", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(folder)
     for name, old, new in changes:
         path = folder / "oscine" / name
         text = path.read_text() if old else ""

@@ -13,8 +13,8 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Collection, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from oscine.system.extensions import NEEDS, extension_of
@@ -77,17 +77,14 @@ def without(gone: Collection[str]) -> set[str]:
     return found
 
 
-@contextmanager
-def package_without(gone: Collection[str]) -> Iterator[Path]:
-    """A folder for sys.path with the package."""
+def copy_package(to: Path, gone: Collection[str] = ()) -> None:
+    """Makes a folder for sys.path of an empty one: the package without these extensions."""
     folder = ROOT / "oscine" / "extensions"
 
     def left_out(parent: str, names: list[str]) -> set[str]:
         return {name for name in names if name == "__pycache__" or (Path(parent) == folder and name in gone)}
 
-    with tempfile.TemporaryDirectory() as name:
-        shutil.copytree(ROOT / "oscine", Path(name, "oscine"), ignore=left_out)
-        yield Path(name)
+    shutil.copytree(ROOT / "oscine", to / "oscine", ignore=left_out)
 
 
 def check(folder: Path, gone: Collection[str]) -> None:
@@ -132,14 +129,15 @@ def failure(gone: Collection[str]) -> str | None:
     """The trace of what fails without them; None if nothing does."""
     for name in OTHERS:
         importlib.import_module(name)
-    with package_without(gone) as folder, tempfile.TemporaryFile("w+") as trace:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as trace:
+        copy_package(Path(folder), gone)
         child = os.fork()
         if not child:
             status = 1
             try:
                 for name in [name for name in sys.modules if name.partition(".")[0] == "oscine"]:
                     del sys.modules[name]
-                check(folder, gone)
+                check(Path(folder), gone)
                 status = 0
             except BaseException:  # also SystemExit: it is told to the parent
                 traceback.print_exc(file=trace)

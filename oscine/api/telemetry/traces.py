@@ -5,9 +5,9 @@ from typing import Protocol
 from oscine.api.common.asgi import Scope
 from oscine.api.common.record import RequestRecord
 from oscine.settings.config import ServerOptions
-from oscine.system.extensions import is_there, lacking, load
+from oscine.system.extensions import Place, part
 
-TRACING = "oscine.extensions.tracing.spans:Tracing"
+TRACING = Place("OTEL_EXPORTER_OTLP_ENDPOINT", "oscine.extensions.tracing.spans:Tracing")
 
 
 class Span(Protocol):
@@ -30,7 +30,5 @@ def tracing_of(options: ServerOptions) -> Tracing | None:
     """None where no traces are wanted. Raises ValueError if they cannot be exported."""
     if not options.traces:
         return None
-    if not is_there(TRACING):
-        raise ValueError(f"OTEL_EXPORTER_OTLP_ENDPOINT {lacking(TRACING)}")
-    found: Tracing = load(TRACING)(options.traces)
+    found: Tracing = part(TRACING)(options.traces)
     return found

@@ -63,8 +63,10 @@ def _flag(option: Option, help: str, meaning: bool) -> Name:
     return Name(help, lambda value: {option.name: option.read(value) == meaning}, 0)
 
 
-_THEIRS: dict[str, Name] = load(f"{_OTHERS}:NAMES") if is_there(_OTHERS) else {}
-_SHORT: dict[str, tuple[str, ...]] = load(f"{_OTHERS}:SHORT") if is_there(_OTHERS) else {}
+_THEIRS: dict[str, Name] = {}
+_SHORT: dict[str, tuple[str, ...]] = {}
+if is_there(_OTHERS):
+    _THEIRS, _SHORT = (load(f"{_OTHERS}:{name}") for name in ("NAMES", "SHORT"))
 OWN = {name: _name_of(option) for name, option in OPTIONS.items()} | {"profile": _name_of(PROFILE)}
 NAMES: dict[str, Name] = {
     **OWN,

@@ -22,11 +22,11 @@ from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
 from oscine.engine.wire.clients import Clients
-from oscine.executor.start.parts import KV_EVENTS, part
+from oscine.executor.start.parts import KV_EVENTS
 from oscine.executor.start.torch_process import import_torch
 from oscine.settings.config import EngineOptions
 from oscine.system.collector import paused
-from oscine.system.extensions import load
+from oscine.system.extensions import load, part
 from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankLostError
 
 _Clients = Clients[wire.ToEngine]

@@ -20,13 +20,13 @@ from oscine.executor.start.parts import (
     STORE,
     TRANSFERS,
     check_parts,
-    part,
 )
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.kv_group import KVGroup, Slots, apart
 from oscine.settings.config import EngineOptions
 from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
+from oscine.system.extensions import part
 from oscine.types import DecodeTimes, EngineInfo, Executor, RankHandle
 
 if TYPE_CHECKING:  # they need torch

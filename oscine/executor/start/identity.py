@@ -6,9 +6,10 @@ import json
 from oscine.checkpoint.folder import fingerprint
 from oscine.checkpoint.hub import find_model
 from oscine.checkpoint.opened import config_of
-from oscine.executor.start.parts import HEAD_IDENTITY, part
+from oscine.executor.start.parts import HEAD_IDENTITY
 from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions
+from oscine.system.extensions import part
 
 
 def identity_of(model: str, weights: str, config: ModelConfig) -> str:

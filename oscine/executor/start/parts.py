@@ -1,15 +1,7 @@
 """Parts of an engine and its executor that extensions make, as "module:name", and the option that wants each."""
 
-from typing import Any, NamedTuple
-
 from oscine.settings.config import EngineOptions
-from oscine.system.extensions import is_there, lacking, load
-
-
-class Place(NamedTuple):
-    asked: str  # the option that wants the part
-    name: str
-
+from oscine.system.extensions import Place, check_part
 
 DRAFTING = Place("--speculative-config", "oscine.extensions.speculation.start:drafting_of")
 HEAD_IDENTITY = Place("--speculative-config", "oscine.extensions.speculation.eagle.find:identity_of_head")
@@ -37,15 +29,4 @@ def check_parts(options: EngineOptions) -> None:
         TRANSFERS: options.peers.kv_transfer,
     }
     for place in filter(wanted.get, wanted):
-        _check(place)
-
-
-def part(place: Place) -> Any:
-    """Raises ValueError if its extension is missing."""
-    _check(place)
-    return load(place.name)
-
-
-def _check(place: Place) -> None:
-    if not is_there(place.name):
-        raise ValueError(f"{place.asked} {lacking(place.name)}")
+        check_part(place)

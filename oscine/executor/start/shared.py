@@ -15,7 +15,7 @@ from oscine.executor.lockstep import OwnSteps
 from oscine.executor.sampling.rules import NewRules
 from oscine.executor.start.device_memory import Budget, device_memory, smallest_gpu
 from oscine.executor.start.drafting import Drafting, MakeDrafting
-from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, LOCKSTEP, part
+from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, LOCKSTEP
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
 from oscine.model.packed import PackedFiles
@@ -28,6 +28,7 @@ from oscine.ops.target import Communicator, Target
 from oscine.ops.triton_range import check_triton
 from oscine.settings.config import EngineOptions
 from oscine.system.environment import Environment
+from oscine.system.extensions import part
 from oscine.types import RankHandle
 
 Report = Callable[[str], None]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from oscine.api.serving.service import Service
 from oscine.engine.build import with_prefix_seed
 from oscine.engine.process.client import EngineClient, EngineState
-from oscine.executor.start.parts import GROUP, part
+from oscine.executor.start.parts import GROUP
 from oscine.extensions.replicas.client.dispatcher import MigrationLimits
 from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.extensions.replicas.client.followed_models import as_one
@@ -24,6 +24,7 @@ from oscine.extensions.replicas.spec.deployment import ModelSpec, QueueLimits, R
 from oscine.extensions.replicas.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.settings.config import Config, EngineOptions, PeerOptions
 from oscine.settings.devices import engines_of
+from oscine.system.extensions import part
 from oscine.types import EngineStats
 
 logger = logging.getLogger(__name__)

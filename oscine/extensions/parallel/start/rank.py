@@ -17,7 +17,7 @@ import torch
 
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.load import load_executor
-from oscine.executor.start.parts import FOLLOWER, part
+from oscine.executor.start.parts import FOLLOWER
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.extensions.parallel.comm.host import HostCommunicator
 from oscine.extensions.parallel.liveness import PeerWatchdog, is_stopped
@@ -27,6 +27,7 @@ from oscine.extensions.parallel.ring import RingReader
 from oscine.extensions.parallel.rules import ReceivedRules
 from oscine.extensions.parallel.shared import SharedMemory
 from oscine.extensions.parallel.start.communicator import between_ranks
+from oscine.system.extensions import part
 
 _STDIN = 0
 _FAILED = 3

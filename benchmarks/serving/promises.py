@@ -19,7 +19,7 @@ from benchmarks.serving.server import Server
 SETTLE_S = 10.0
 QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 ANSWER = "85"
-JUDGES = 2  # of grammars: the API process and the engine start a second one on demand, and keep it
+CHECKERS = 2  # of grammars: the API process and the engine start a second one on demand, and keep it
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread, which starts them on demand and keeps them
 
 
@@ -68,7 +68,7 @@ class Holdings:
         )
 
     def beyond(self, before: "Holdings") -> dict[str, Any]:
-        slack = {"threads": POOL_THREADS, "files": 0, "tasks": 0, "connections": 0, "processes": 0, "sandbox": JUDGES}
+        slack = {"threads": POOL_THREADS, "files": 0, "tasks": 0, "connections": 0, "processes": 0, "sandbox": CHECKERS}
         more = {
             name: f"{getattr(before, name)} -> {getattr(self, name)}"
             for name, allowed in slack.items()

@@ -48,7 +48,7 @@ _LONGEST_SCHEMA = 1 << 20  # characters of one that is given as text, with its s
 _LONGEST_REASON = 200  # characters
 
 _LONGEST = 500  # characters of a grammar's problem that a client is told
-_MAX_VERDICTS = 1024  # remembered, by the digest of a grammar
+_MAX_RESULTS = 1024  # remembered, by the digest of a grammar
 _PATIENCE_S = 30.0  # for a result: a few grammars that take the longest may be tried first
 
 _EXCERPT = re.compile(r"\n +\d+ \| ")
@@ -275,7 +275,7 @@ async def _check(whole: str, parts: Sequence[Form], caller: Caller, size: int) -
     digest = hashlib.sha256(whole.encode()).digest()
     if digest not in _results:
         result = await _checked(whole, parts, caller, size)
-        if len(_results) >= _MAX_VERDICTS:
+        if len(_results) >= _MAX_RESULTS:
             del _results[next(iter(_results))]
         _results[digest] = result
     if found := _results[digest]:

@@ -177,12 +177,8 @@ class EngineClient:
     def _receive(self, message: wire.ToClient) -> None:
         self._heard_s, self._greeted = time.monotonic(), False
         match message:
-            case wire.Outputs():
-                if message.stats is not None:
-                    self.stats = message.stats
-                self._connection.deliver(message.outputs)
-            case wire.Refused():
-                self._connection.refuse(message.request_id, message.message)
+            case wire.Outputs(stats=EngineStats() as stats):
+                self.stats = stats
             case wire.Ready():
                 self.info = message.info
                 self._supervisor.mark_ready()

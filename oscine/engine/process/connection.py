@@ -28,7 +28,8 @@ class EngineConnection:
         on_down: Callable[[], None],
         on_starved: Callable[[str], None],
     ) -> None:
-        """`on_starved` is told why no socket could be opened for STARVED_S."""
+        """`receive` gets each message before the requests do. `on_starved` is told why no socket could be opened for
+        STARVED_S."""
         self._receive, self._on_down, self._on_starved = receive, on_down, on_starved
         self._address = ""
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # made by open()
@@ -53,7 +54,7 @@ class EngineConnection:
         """If no socket can be opened, tries again after a pause, until the engine is given up."""
         assert self._context is not None
         try:
-            hear = (lambda: self.send(wire.Hello())), self._receive, self._on_down
+            hear = (lambda: self.send(wire.Hello())), self._hear, self._on_down
             self._link = Link(self._context, self._address, wire.decode_to_client, *hear)
         except (zmq.ZMQError, OSError) as error:
             self._starve(f"no socket can be opened for the engine: {error}")
@@ -98,7 +99,15 @@ class EngineConnection:
             self.send(wire.Cancel(request_id))
         return stream
 
-    def deliver(self, outputs: list[GenerationOutput]) -> None:
+    def _hear(self, message: wire.ToClient) -> None:
+        self._receive(message)
+        match message:
+            case wire.Outputs():
+                self._deliver(message.outputs)
+            case wire.Refused():
+                self._refuse(message.request_id, message.message)
+
+    def _deliver(self, outputs: list[GenerationOutput]) -> None:
         streams = self._streams
         for output in outputs:
             stream = streams.get(output.request_id)
@@ -108,7 +117,7 @@ class EngineConnection:
                 del streams[output.request_id]
             stream.put(output)
 
-    def refuse(self, request_id: str, message: str) -> None:
+    def _refuse(self, request_id: str, message: str) -> None:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.fail(EngineOverloaded(message))

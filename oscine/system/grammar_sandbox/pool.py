@@ -20,7 +20,7 @@ from oscine.system.python_child import child_environment, module_command
 
 # An ordinary grammar takes milliseconds. The server tries each before the engine tries and compiles it: 10 s in all.
 DEADLINE_S = 5.0
-_MAX_JUDGES = 4
+_MAX_WORKERS = 4
 _MAX_WAITING = 256  # per owner
 
 
@@ -69,7 +69,7 @@ class GrammarSandbox:
     """Checks at most `count` grammars at once, and one less per owner, so that other owners always find room."""
 
     def __init__(self, count: int | None = None, deadline_s: float = DEADLINE_S) -> None:
-        self._count = count or max(2, min(_MAX_JUDGES, len(os.sched_getaffinity(0))))
+        self._count = count or max(2, min(_MAX_WORKERS, len(os.sched_getaffinity(0))))
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._waiting: list[_Case] = []

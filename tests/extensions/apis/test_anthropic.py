@@ -16,6 +16,7 @@ from oscine.engine.wire.stream import EngineDied, EngineOverloaded
 from oscine.types import GenerationOutput
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
+from tests.extensions.apis.response_stream import parse
 from tests.server import ServerProcess
 
 T = TypeVar("T")
@@ -67,17 +68,11 @@ def raw_events(server: ScriptedServer, **parameters: Any) -> list[dict[str, Any]
         response = await client.post("/v1/messages", body=json.loads(content), cast_to=httpx2.Response)
         return response.text
 
-    *events, end = ask(server, post).split("\n\n")
-    assert end == ""
-    found = []
-    for text in events:
-        name, data = text.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
+    events = parse(ask(server, post))
+    for event in events:
         if event["type"] not in ("ping", "error"):
             EVENT.validate_python(event, strict=True)
-        found.append(event)
-    return found
+    return events
 
 
 def said(message: Message) -> list[dict[str, Any]]:

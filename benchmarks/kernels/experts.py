@@ -112,7 +112,7 @@ def name_of(tiling: Tiling) -> str:
     shape += f" p{tiling.planes}" if tiling.planes else ""
     shape += " staged" if tiling.staged else ""
     shape += " dynamic" if tiling.dynamic else ""
-    shape += " quarters" if tiling.quarters else ""
+    shape += f" middle {tiling.middle}" if tiling.middle else ""
     return shape + (" halves" if tiling.halves else "") + (f", splits {tiling.splits}" if tiling.splits > 1 else "")
 
 

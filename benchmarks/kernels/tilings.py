@@ -50,19 +50,19 @@ def tilings(tokens: int, fp8: bool) -> list[Tiling]:
 def exact_tilings(tokens: int) -> Iterator[Tiling]:
     if tokens <= 2048:
         yield large(64, units=3, stages=4)
-    if tokens <= 1536:
-        yield large(64, units=2, stages=6)
-    yield large(128, units=2, stages=4)
+        yield replace(large(64, units=3, stages=4), middle=48)
+    yield large(128, units=3, stages=3)
+    yield replace(large(128, units=3, stages=3), middle=96)
     if tokens > 2048:
-        yield replace(large(128, units=2, stages=4), quarters=False)
+        yield replace(large(128, units=2, stages=4), ahead=1)
 
 
 def fp8_tilings(tokens: int) -> Iterator[Tiling]:
     if tokens <= 2048:
         small = large(64, units=3, stages=5, planes=1)
         yield small
-        yield replace(small, quarters=True)
-    yield replace(large(128, units=3, stages=4, planes=1), quarters=True)
+        yield replace(small, middle=48)
+    yield replace(large(128, units=3, stages=4, planes=1), middle=96)
 
 
 @dataclass

@@ -95,8 +95,8 @@ def interpret() -> None:
     check_staged(70, 16)
     check_staged(300, 128)
     for tokens in (28, 70, 110):  # one, three and four quarters of most tiles
-        check_tiling(tokens, replace(hopper.large(64, units=2, stages=3, planes=1), quarters=True))
-    check_tiling(170, replace(hopper.large(128, units=1, stages=4, planes=1), quarters=True))
+        check_tiling(tokens, replace(hopper.large(64, units=2, stages=3, planes=1), middle=48))
+    check_tiling(170, replace(hopper.large(128, units=1, stages=4, planes=1), middle=96))
     nothing = run(torch.empty(0, 64).bfloat16(), random_routing(0, 8, 4, CPU), published_experts(8, 64, 64, CPU))
     assert nothing.shape == (0, 64)
 

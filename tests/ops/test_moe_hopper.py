@@ -50,7 +50,7 @@ def compile_gemm(
     dtype, columns, swizzle, bits = (
         ("fp8e4nv", tiling.planes * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
     )
-    narrow = [1, 8, 64] if direct or tokens == 1 else [max(columns // (4 if tiling.quarters else 2), 8), 64]
+    narrow = [1, 8, 64] if direct or tokens == 1 else [max(columns // (4 if (tiling.middle > 0) else 2), 8), 64]
     signature = {
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
@@ -90,9 +90,9 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
     assert kernel.spills == 0
     assert kernel.registers <= tiling.registers
     # 2 instructions of FP8 or 4 of fp16 to a unit; no data moves between threads to make the operand
-    loops = 1 + tiling.halves + (tiling.tokens == 128) + tiling.quarters
+    loops = 1 + tiling.halves + (tiling.tokens == 128) + (tiling.middle > 0)
     units = tiling.units * tiling.consumers
-    products = (loops + tiling.quarters) * units  # two for 3 N / 4 tokens
+    products = (loops + (tiling.middle > 0)) * units  # two for the middle size
     assert kernel.sass.count("QGMMA.64x") == (2 * products if tiling.planes else 0)
     assert kernel.sass.count("HGMMA.64x") == (0 if tiling.planes else 4 * products)
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
@@ -293,13 +293,13 @@ def test_interpreted_error_is_that_of_bf16() -> None:
 
 def interpret_tilings() -> None:
     """Tiles of one to four quarters, which are staged; 96 or 160 columns do not fill the last tile of weight rows."""
-    quarters = hopper.Tiling(32, units=1, stages=3, halves=True, quarters=True, dynamic=True)
+    quarters = hopper.Tiling(32, units=1, stages=3, halves=True, middle=24, dynamic=True)
     for tiling in (quarters, replace(quarters, staged=True, dynamic=False), hopper.large(64, units=2, stages=3)):
         hopper.plan = lambda *_, tiling=tiling: tiling
         for tokens in (7, 24, 37):  # of four experts that all tokens choose
             check_error(tokens, 4, 96, 160, torch.device("cpu"))
         check_nan_stays_in_its_row(40)
-    hopper.plan = lambda *_: hopper.large(128, units=2, stages=4)
+    hopper.plan = lambda *_: hopper.large(128, units=3, stages=3)
     check_error(70, 4, 32, 64, torch.device("cpu"))
 
 

@@ -73,7 +73,8 @@ class Tiling:
     stages: int = 4
     # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N from 128 on also up to N / 4
     halves: bool = False
-    quarters: bool = False  # up to 3 N / 4 tokens have a loop of their own too; tokens are loaded in quarters of N
+    # if not 0: up to so many tokens, between N / 2 and N, have a loop of their own too; tokens come in quarters of N
+    middle: int = 0
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
     splits: int = 1  # of k in the second product; partial sums that the caller adds up
@@ -81,6 +82,7 @@ class Tiling:
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
+    ahead: int = 0  # products of a stage that may be on their way when the next one starts; each takes registers
     staged: bool = False  # results are collected in shared memory, and stored in whole sectors
 
 
@@ -156,7 +158,7 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
         return Tiling(32, stages=3, halves=True, dynamic=True)
     if rows <= 48:  # measured: 32 and 64
         return large(64, units=3, stages=4)
-    return large(128, units=2, stages=4)
+    return large(128, units=3, stages=3)
 
 
 def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling:
@@ -177,8 +179,9 @@ def plan_fp8(tokens: int, per_token: int, experts: int, intermediate: int) -> Ti
 
 def large(tokens: int, units: int, stages: int, planes: int = 0) -> Tiling:
     """One program of an SM: registers for many tokens."""
-    shape = Tiling(tokens, planes=planes, units=units, stages=stages, halves=True, quarters=planes == 0, dynamic=True)
-    return replace(shape, programs=1, registers=128, consumer_registers=152, staged=True)
+    middle = 0 if planes else 5 * tokens // 8
+    shape = Tiling(tokens, planes=planes, units=units, stages=stages, halves=True, middle=middle, dynamic=True)
+    return replace(shape, ahead=2, programs=1, registers=128, consumer_registers=152, staged=True)
 
 
 def is_direct(tokens: int, per_token: int, most: int) -> bool:
@@ -191,7 +194,7 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
     direct = tiling.planes > 0 and is_direct(tokens, per_token, tiling.tokens)
     splits = nonempty_splits(tiling, experts.down.k_units)
-    assert not tiling.quarters or not (direct or tokens == 1 or tiling.planes == 2)
+    assert not tiling.middle or not (direct or tokens == 1 or tiling.planes == 2)
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH
@@ -288,8 +291,8 @@ def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorD
     tokens = descriptor(columns, [most, UNIT])
     if lone:
         return tokens, descriptor(rows, [1, FEWEST_COLUMNS, UNIT])
-    narrow = most // 4 if tiling.quarters else most // 2
-    assert narrow >= FEWEST_COLUMNS or not (tiling.halves or tiling.quarters)
+    narrow = most // 4 if tiling.middle else most // 2
+    assert narrow >= FEWEST_COLUMNS or not (tiling.halves or tiling.middle)
     return tokens, descriptor(columns, [max(narrow, FEWEST_COLUMNS), UNIT])
 
 
@@ -309,7 +312,7 @@ def constants(
         "UNITS": tiling.units,
         "STAGES": tiling.stages,
         "HALVES": tiling.halves,
-        "QUARTERS": tiling.quarters,
+        "MIDDLE": tiling.middle,
         "DYNAMIC": tiling.dynamic,
         "SPLITS": splits,
         "K_UNITS": k_units,
@@ -320,6 +323,7 @@ def constants(
         "CONSUMERS": tiling.consumers,
         "CONSUMER_REGS": tiling.consumer_registers,
         "STAGED": tiling.staged,
+        "AHEAD": tiling.ahead,
     }
 
 

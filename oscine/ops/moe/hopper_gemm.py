@@ -5,11 +5,12 @@ Knows tiles, barriers and registers; not routing policy, shapes of models, or ho
     out[token, row] = sum over k of weight[row, k] * token[k]   for the tokens of one expert
 
 Weights are the register operand of wgmma, tokens (N of them) the shared one, so that a few tokens fill an instruction.
-One producer warp runs ahead through a ring of STAGES buffers, across the borders of tiles; CONSUMERS warpgroups own one
-unit row (64 weight rows) each. A stage holds UNITS units of 64 along k:
+Two producer warps run ahead through a ring of STAGES buffers, across the borders of tiles: one takes the tiles and
+loads weights, the other one loads tokens. CONSUMERS warpgroups own one unit row (64 weight rows) each. A stage holds
+UNITS units of 64 along k:
 
-    producer: wait empty[s]  ->  TMA nibbles, scales, tokens  ->  full[s]
-    consumer: wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
+    producers: wait empty[s]  ->  TMA nibbles, scales; TMA tokens  ->  full[s]
+    consumer:  wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
 
 What a tile is: hopper_tiles.py. Layout of a unit: hopper_repack.py.
 """
@@ -171,6 +172,7 @@ HALVES = gl.constexpr(
     )
 )
 PRODUCER_REGISTERS = gl.constexpr(40)  # a thread
+PRODUCERS = gl.constexpr(2)  # warps that load
 # Threads that store different columns at a time meet different banks.
 STAGED_H = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=4, max_phase=4, order=[1, 0]))
 STAGED_HALF_H = gl.constexpr(gl.SwizzledSharedLayout(vec=8, per_phase=2, max_phase=4, order=[1, 0]))
@@ -196,6 +198,7 @@ class Ring:
     targets: gl.shared_memory_descriptor  # rows of the output of the columns, or -1
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    named: gl.shared_memory_descriptor  # DYNAMIC: what tiles has is there
 
 
 @record
@@ -224,28 +227,9 @@ class Pointers:
 
 @gluon.jit
 def _load_weights(cfg, ring, sources, stage, tile, step):
-    """Opens a stage: all its bytes are announced, zeros among them; those of the weights are on their way."""
-    _name_tile(cfg, ring, stage, tile.index)
     full = ring.full.index(stage)
-    weights: gl.constexpr = cfg.CONSUMERS * (
-        cfg.UNITS * sources.nibbles.block_type.nbytes + sources.scales.block_type.nbytes
-    )
-    tokens: gl.constexpr = cfg.UNITS * sources.tokens.block_type.nbytes
-    narrow: gl.constexpr = cfg.UNITS * sources.narrow.block_type.nbytes
-    if cfg.QUARTERS:
-        boxes = quarters(cfg, tile)
-        if boxes == 4:
-            mbarrier.expect(full, weights + tokens)
-        elif boxes == 3:
-            mbarrier.expect(full, weights + 3 * narrow)
-        elif boxes == 2:
-            mbarrier.expect(full, weights + 2 * narrow)
-        else:
-            mbarrier.expect(full, weights + narrow)
-    elif is_narrow(cfg, tile):
-        mbarrier.expect(full, weights + narrow)
-    else:
-        mbarrier.expect(full, weights + tokens)
+    unit_bytes: gl.constexpr = cfg.UNITS * sources.nibbles.block_type.nbytes + sources.scales.block_type.nbytes
+    mbarrier.expect(full, cfg.CONSUMERS * unit_bytes)
     for c in gl.static_range(cfg.CONSUMERS):
         slot = stage * cfg.CONSUMERS + c
         unit = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * cfg.K_UNITS + step * cfg.UNITS
@@ -256,17 +240,40 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
 
 
 @gluon.jit
+def _expect_tokens(cfg, ring, sources, stage, tile):
+    """Announces all bytes of the tokens to come, zeros among them."""
+    full = ring.full.index(stage)
+    tokens: gl.constexpr = cfg.UNITS * sources.tokens.block_type.nbytes
+    narrow: gl.constexpr = cfg.UNITS * sources.narrow.block_type.nbytes
+    if cfg.MIDDLE > 0:
+        boxes = quarters(cfg, tile)
+        if boxes == 4:
+            mbarrier.expect(full, tokens)
+        elif boxes == 3:
+            mbarrier.expect(full, 3 * narrow)
+        elif boxes == 2:
+            mbarrier.expect(full, 2 * narrow)
+        else:
+            mbarrier.expect(full, narrow)
+    elif is_narrow(cfg, tile):
+        mbarrier.expect(full, narrow)
+    else:
+        mbarrier.expect(full, tokens)
+
+
+@gluon.jit
 def _load_tokens(cfg, ring, sources, stage, tile, step):
+    _expect_tokens(cfg, ring, sources, stage, tile)
     full = ring.full.index(stage)
     box: gl.constexpr = sources.narrow.block_type.shape
-    if cfg.QUARTERS and quarters(cfg, tile) < 4:
+    if cfg.MIDDLE > 0 and quarters(cfg, tile) < 4:
         _load_quarters(cfg, ring, sources, stage, tile, step)
     else:
         for u in gl.static_range(cfg.UNITS):
             buffer = ring.tokens.index(stage * cfg.UNITS + u)
             column = (step * cfg.UNITS + u) * 64
             row = tile.source * (2 if cfg.PLANES == 2 else 1)
-            if cfg.QUARTERS or not is_narrow(cfg, tile):
+            if cfg.MIDDLE > 0 or not is_narrow(cfg, tile):
                 async_load(sources.tokens, [row, column], full, buffer)
             elif cfg.DIRECT or cfg.SINGLE:
                 boxes: gl.constexpr = ring.tokens.shape[1] // box[1]  # per unit
@@ -294,54 +301,77 @@ def _load_quarters(cfg, ring, sources, stage, tile, step):
 
 
 @gluon.jit
-def _produce(cfg, ring, sources, pointers, num_tokens):
+def _produce_weights(cfg, ring, sources, pointers, num_tokens):
+    """Also takes the tiles."""
     stage = 0
     phase = 1
-    early = 0  # stages of the first tile that are filled before the loop
-    begin_index = gl.program_id(0)
     if cfg.GATED:
-        gdc_wait()
-    # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not.
+        gdc_wait()  # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not
     entries = find_entries(cfg, pointers.table, num_tokens, 1)
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
-    if not cfg.GATED:
-        tile = tile_at(cfg, entries, begin_index)
-        early = gl.where(begin_index < tiles, gl.minimum(tile.end - tile.begin, cfg.STAGES), 0)
-        for s in range(early):
-            _load_weights(cfg, ring, sources, s, tile, tile.begin + s)
-        gdc_wait()
-        for s in range(early):
-            _load_tokens(cfg, ring, sources, s, tile, tile.begin + s)
-        stage = gl.where(early == cfg.STAGES, 0, early)
-        phase = gl.where(early == cfg.STAGES, 0, 1)
-    if cfg.DYNAMIC and begin_index == 0:
-        # of the other product, which has ended or will wait for this
-        gl.store(pointers.tile_counters + (1 if cfg.GATED else 0), 0)
-    index = begin_index
+    index = gl.program_id(0)
     while index < tiles:
         tile = tile_at(cfg, entries, index)
-        for step in range(tile.begin + gl.where(index == begin_index, early, 0), tile.end):
+        for step in range(tile.begin, tile.end):
             mbarrier.wait(ring.empty.index(stage), phase)
+            _name_tile(cfg, ring, stage, index)
             _load_weights(cfg, ring, sources, stage, tile, step)
-            _load_tokens(cfg, ring, sources, stage, tile, step)
-            stage += 1
-            if stage == cfg.STAGES:
-                stage = 0
-                phase ^= 1
-        index = (
-            next_tile(pointers.tile_counters + (0 if cfg.GATED else 1)) if cfg.DYNAMIC else index + gl.num_programs(0)
-        )
+            stage, phase = _next(cfg, stage, phase)
+        if cfg.DYNAMIC:
+            gdc_wait()  # for the other product, which has ended or will wait for this one
+            if index == 0:
+                gl.store(pointers.tile_counters + (1 if cfg.GATED else 0), 0)
+            index = next_tile(pointers.tile_counters + (0 if cfg.GATED else 1))
+        else:
+            index += gl.num_programs(0)
     if cfg.DYNAMIC:
         mbarrier.wait(ring.empty.index(stage), phase)
         _name_tile(cfg, ring, stage, index)
-        mbarrier.arrive(ring.full.index(stage), count=1)
+        mbarrier.arrive(ring.full.index(stage), count=PRODUCERS)
+
+
+@gluon.jit
+def _produce_tokens(cfg, ring, sources, pointers, num_tokens):
+    stage = 0
+    phase = 1
+    gdc_wait()
+    entries = find_entries(cfg, pointers.table, num_tokens, 1)
+    tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
+    index = gl.program_id(0)
+    while index < tiles:
+        tile = tile_at(cfg, entries, index)
+        for step in range(tile.begin, tile.end):
+            mbarrier.wait(ring.empty.index(stage), phase)
+            _load_tokens(cfg, ring, sources, stage, tile, step)
+            stage, phase = _next(cfg, stage, phase)
+        if cfg.DYNAMIC:
+            mbarrier.wait(ring.named.index(stage), phase ^ 1)
+            index = _named(ring, stage, 1)
+        else:
+            index += gl.num_programs(0)
+
+
+@gluon.jit
+def _next(cfg, stage, phase):
+    stage += 1
+    if stage == cfg.STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
 
 
 @gluon.jit
 def _name_tile(cfg, ring, stage, index):
-    """Tells the consumers which tile the stage is of."""
+    """Tells the others which tile the stage is of."""
     if cfg.DYNAMIC:
         ring.tiles.index(stage).store(gl.full([1], index, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        mbarrier.arrive(ring.named.index(stage), count=1)
+
+
+@gluon.jit
+def _named(ring, stage, WARPS: gl.constexpr):
+    """The tile that the stage is of, for callers of so many warps."""
+    return gl.max(ring.tiles.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
 
 
 @gluon.jit
@@ -439,21 +469,22 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
             stage, phase = _compute(cfg.N // 4, tile, stage, phase, source, pointers)
         elif cfg.HALVES and is_narrow(cfg, tile):
             stage, phase = _compute(cfg.N // 2, tile, stage, phase, source, pointers)
-        elif cfg.QUARTERS and tile.rows <= 3 * cfg.N // 4:
-            stage, phase = _compute(3 * cfg.N // 4, tile, stage, phase, source, pointers)
+        elif cfg.MIDDLE > 0 and tile.rows <= cfg.MIDDLE:
+            stage, phase = _compute(cfg.MIDDLE, tile, stage, phase, source, pointers)
         else:
             stage, phase = _compute(cfg.N, tile, stage, phase, source, pointers)
         if cfg.DYNAMIC:
             mbarrier.wait(ring.full.index(stage), phase)
-            index = gl.max(ring.tiles.index(stage).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+            index = _named(ring, stage, 4)
         else:
             index += gl.num_programs(0)
 
 
 @gluon.constexpr_function
 def widths(columns):
-    """Columns of each product of a tile. Tensors need powers of two, so 3 N / 4 is two products."""
-    return (columns,) if columns & (columns - 1) == 0 else (2 * columns // 3, columns // 3)
+    """Columns of each product of a tile. Tensors need powers of two, so other numbers are two products."""
+    most = 1 << (columns.bit_length() - 1)
+    return (columns,) if columns == most else (most, columns - most)
 
 
 @gluon.jit
@@ -473,7 +504,7 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
     first = _zeros(cfg, parts[0])
     sums = (first,) if len(parts) == 1 else (first, _zeros(cfg, parts[1]))
     for _ in range(tile.begin, tile.end):
-        sums, stage, phase = _add_stage(sums, stage, phase, source)
+        sums, stage, phase = _add_stage(sums, parts, stage, phase, source)
     if not EARLY:
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
     if cfg.PLANES == 2:
@@ -497,11 +528,11 @@ def _zeros(cfg, columns: gl.constexpr):
 
 
 @gluon.jit
-def _add_stage(sums, stage, phase, source):
+def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
     """sums + the products of the stage. Returns the stage that comes next, and its phase, too."""
     cfg, c, ring, scale_rows = source
-    layout: gl.constexpr = sums[0].type.layout
     k_width: gl.constexpr = 4 if cfg.PLANES else 2
+    layout: gl.constexpr = accumulator_layout(parts[0], 8 * k_width)
     mbarrier.wait(ring.full.index(stage), phase)
     for u in gl.static_range(cfg.UNITS):
         nibbles = ring.nibbles.index((stage * cfg.CONSUMERS + c) * cfg.UNITS + u)
@@ -514,40 +545,37 @@ def _add_stage(sums, stage, phase, source):
                 weights = _table_weights(nibbles, scales, gl.DotOperandLayout(0, layout, k_width))
             else:
                 weights = _scaled_weights(nibbles, scales, gl.DotOperandLayout(0, layout, k_width))
-            if u > 0:
-                sums = _waited(sums)
-            sums = _multiplied(weights, k_width, tokens, sums)
+            if u > cfg.AHEAD:
+                sums = _waited(sums, cfg.AHEAD * len(parts))
+            sums = _multiplied(weights, k_width, tokens, sums, parts)
     if cfg.PLANES != 2:
-        sums = _waited(sums)
+        sums = _waited(sums, 0)
     mbarrier.arrive(ring.empty.index(stage), count=1)
-    stage += 1
-    if stage == cfg.STAGES:
-        stage = 0
-        phase ^= 1
+    stage, phase = _next(cfg, stage, phase)
     return sums, stage, phase
 
 
 @gluon.jit
-def _multiplied(weights, k_width: gl.constexpr, tokens, sums):
+def _multiplied(weights, k_width: gl.constexpr, tokens, sums, parts: gl.constexpr):
     """sums + weights * tokens, on their way."""
     added = ()
-    for i in gl.static_range(len(sums)):
-        added += (_product(weights, k_width, tokens, i * sums[0].shape[1], sums[i]),)
+    for i in gl.static_range(len(parts)):
+        added += (_product(weights, k_width, tokens, i * parts[0], parts[i], sums[i]),)
     return added
 
 
 @gluon.jit
-def _product(weights, k_width: gl.constexpr, tokens, begin: gl.constexpr, acc):
-    """acc + weights * tokens, of the columns from `begin` on."""
-    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, k_width)
+def _product(weights, k_width: gl.constexpr, tokens, begin: gl.constexpr, columns: gl.constexpr, acc):
+    """acc + weights * tokens, of some columns from `begin` on."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, accumulator_layout(columns, 8 * k_width), k_width)
     weights = gl.convert_layout(weights, operand, assert_trivial=True)
-    return warpgroup_mma(weights, tokens.slice(begin, acc.shape[1], dim=0).permute([1, 0]), acc, is_async=True)
+    return warpgroup_mma(weights, tokens.slice(begin, columns, dim=0).permute([1, 0]), acc, is_async=True)
 
 
 @gluon.jit
-def _waited(sums):
-    """sums when no product is on its way."""
-    there = warpgroup_mma_wait(0, deps=sums)
+def _waited(sums, outstanding: gl.constexpr):
+    """sums when at most so many products are on their way."""
+    there = warpgroup_mma_wait(outstanding, deps=sums)
     return (there,) if len(sums) == 1 else there
 
 
@@ -725,7 +753,7 @@ def gemm(
     UNITS: gl.constexpr,
     STAGES: gl.constexpr,
     HALVES: gl.constexpr,
-    QUARTERS: gl.constexpr,
+    MIDDLE: gl.constexpr,
     DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
     K_UNITS: gl.constexpr,
@@ -739,13 +767,15 @@ def gemm(
     LIMIT: gl.constexpr,
     CONSUMERS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
+    AHEAD: gl.constexpr,
     STAGED: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
-        N, PLANES, UNITS, STAGES, HALVES, QUARTERS, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
+        N, PLANES, UNITS, STAGES, HALVES, MIDDLE, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
+        AHEAD,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
@@ -763,10 +793,12 @@ def gemm(
         gl.allocate_shared_memory(gl.int32, [CONSUMERS, N if STAGED else 1], SCALE_ROW),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
     )
     for s in gl.static_range(STAGES):
-        mbarrier.init(ring.full.index(s), count=1)
+        mbarrier.init(ring.full.index(s), count=PRODUCERS)
         mbarrier.init(ring.empty.index(s), count=CONSUMERS)
+        mbarrier.init(ring.named.index(s), count=1)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
     pointers = Pointers(
         table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, ids_ptr, weights_ptr, tile_counters_ptr
@@ -775,10 +807,11 @@ def gemm(
         gl.warp_specialize(
             [
                 (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
-                (_produce, (cfg, ring, sources, pointers, num_tokens)),
+                (_produce_weights, (cfg, ring, sources, pointers, num_tokens)),
+                (_produce_tokens, (cfg, ring, sources, pointers, num_tokens)),
             ],
-            [1],
-            [PRODUCER_REGISTERS],
+            [1, 1],
+            [PRODUCER_REGISTERS, PRODUCER_REGISTERS],
         )
     else:
         gl.warp_specialize(
@@ -786,8 +819,9 @@ def gemm(
                 (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
                 (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
                 (_consume, (cfg, 2, ring, sources, pointers, num_tokens)),
-                (_produce, (cfg, ring, sources, pointers, num_tokens)),
+                (_produce_weights, (cfg, ring, sources, pointers, num_tokens)),
+                (_produce_tokens, (cfg, ring, sources, pointers, num_tokens)),
             ],
-            [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS],
+            [4, 4, 1, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
         )

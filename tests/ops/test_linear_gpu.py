@@ -64,9 +64,7 @@ def words_or_weights(
     return {"weight": box_type(*weights)}, {"scale_ptr": None}
 
 
-def compile_qkv(
-    tile: Tile, pages: str = "*bf16", *, narrow: bool = False, exponents: str | None = None
-) -> Compiled:
+def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, exponents: str | None = None) -> Compiled:
     weight, constant = words_or_weights(
         narrow, (1, tile.parts, 4 // tile.parts, 2 * tile.chunks * CHUNK), (tile.parts, 2, 32 // tile.parts, CHUNK)
     )

@@ -32,10 +32,17 @@ def arguments(parser: Parser) -> None:
         "They run through the model on one device, with exact and with FP8 keys and values, and the report says what "
         "changes. On a CPU plain torch computes them, so only small models are quick."
     )
-    parser.add_argument("model", metavar="MODEL", help=f"folder or name, as MODEL of `oscine serve`; {NANO} is embedded")
-    parser.add_argument("--prompts", metavar="FILE", type=Path, required=True, help=f"prompts, one per line: {_FORMATS}")
     parser.add_argument(
-        "--check", metavar="FILE", type=Path, help="prompts whose errors and next tokens are reported (default: --prompts)"
+        "model", metavar="MODEL", help=f"folder or name, as MODEL of `oscine serve`; {NANO} is embedded"
+    )
+    parser.add_argument(
+        "--prompts", metavar="FILE", type=Path, required=True, help=f"prompts, one per line: {_FORMATS}"
+    )
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        type=Path,
+        help="prompts whose errors and next tokens are reported (default: --prompts)",
     )
     parser.add_argument("--output", metavar="FILE", type=Path, help="file to write (default: where an engine finds it)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -58,15 +65,17 @@ def run(args: argparse.Namespace) -> None:
 
 def _calibrate(options: ModelOptions, args: argparse.Namespace) -> "Report":
     """Raises ValueError and OSError."""
+    from oscine.chat.tokenizer import Tokenizer
     from oscine.checkpoint.folder import fingerprint
     from oscine.checkpoint.hub import check_model
     from oscine.checkpoint.opened import open_model
-    from oscine.chat.tokenizer import Tokenizer
+    from oscine.executor.start.torch_process import use_threads
     from oscine.extensions.calibration.measure import Calibrated
     from oscine.extensions.calibration.prompts import read_prompts
     from oscine.extensions.calibration.report import Report, rows_of
     from oscine.extensions.calibration.scales import scales_of
 
+    use_threads(None)
     tokenizer = Tokenizer(check_model(options))
     opened = open_model(options)
     assert opened.path is not None

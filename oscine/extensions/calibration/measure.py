@@ -158,4 +158,3 @@ def _platform(target: Target, dtype: torch.dtype) -> Platform:
     if target.device.type == "cpu":  # the C kernels have no FP8
         return reference.PLATFORM
     raise ValueError(f"calibration of FP8 keys and values needs {lacking}")
-

@@ -66,7 +66,7 @@ class Report:
         }
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.model}: {self.prompts:,} prompts, {self.tokens:,} tokens; errors and next tokens of {self.checked:,}"
+        yield f"{self.model}: {self.prompts:,} prompts, {self.tokens:,} tokens; measured on {self.checked:,} prompts"
         yield ""
         yield "                                           relative error, scales:    beyond"
         yield "layer  kind    largest  scales            per token  calibrated  the scale"

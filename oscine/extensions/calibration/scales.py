@@ -51,7 +51,7 @@ class KVScales:
     def write(self, file: Path) -> None:
         """Raises OSError. The folder must not be open to everyone."""
         fields = {
-            "about": "exponents of the scales of FP8 keys and values, by layer and KV head: written by oscine calibrate",
+            "about": "exponents of the scales of FP8 keys and values, by layer and KV head (oscine calibrate)",
             "weights": self.weights,
             "head_dim": self.head_dim,
         }

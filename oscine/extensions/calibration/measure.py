@@ -84,8 +84,8 @@ class Calibrated:
 
     def compare(self, prompts: Prompts, exponents_L2G: Tensor) -> tuple[Errors, Change, Change]:
         """Errors of keys and values; changes by a scale per token, and by calibrated scales."""
-        shape = exponents_L2G.shape
-        errors = Errors(*(torch.zeros(shape, dtype=torch.float64, device=self.device) for _ in range(4)))
+        nothing = torch.zeros(exponents_L2G.shape, dtype=torch.float64, device=self.device)
+        errors = Errors(nothing, nothing.clone(), nothing.clone(), nothing.clone())
         dynamic, calibrated = Change(), Change()
         fixed = GptOss(self.config, self._model.weights, self._model.ops, [*exponents_L2G])
         for prompt in prompts:

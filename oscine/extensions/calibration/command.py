@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
@@ -74,8 +74,12 @@ def _calibrate(options: ModelOptions, args: argparse.Namespace) -> "Report":
     from oscine.extensions.calibration.prompts import read_prompts
     from oscine.extensions.calibration.report import Report, rows_of
     from oscine.extensions.calibration.scales import scales_of
+    from oscine.system.owned_folder import opened as opened_folder
 
     use_threads(None)
+    if args.output is not None:
+        with opened_folder(args.output.parent):  # before anything is computed
+            pass
     tokenizer = Tokenizer(check_model(options))
     opened = open_model(options)
     assert opened.path is not None
@@ -98,7 +102,7 @@ def _calibrate(options: ModelOptions, args: argparse.Namespace) -> "Report":
     )
 
 
-def _write(scales: "KVScales", output: Path | None, options: ModelOptions, path: Any) -> Path:
+def _write(scales: "KVScales", output: Path | None, options: ModelOptions, path: Path) -> Path:
     """Raises OSError."""
     from oscine.extensions.calibration.scales import keep
 

@@ -59,6 +59,7 @@ class KVScales:
         for name, layers in (("keys", self.keys), ("values", self.values)):
             rows.append(f'  "{name}": [\n    ' + ",\n    ".join(map(str, layers)) + "\n  ]")
         with opened(file.parent) as folder, complete_file(folder, file.name) as written:
+            os.fchmod(written.fileno(), 0o644)  # as other files of a model: engines of other users may read it
             written.write(("{\n" + ",\n".join(rows) + "\n}\n").encode())
 
     @property

@@ -189,6 +189,7 @@ def test_scales_of_a_model_that_cannot_be_written_are_in_the_cache(
     assert keep(scales, ModelOptions(str(folder)), folder) == folder / NAME
     assert find_scales("auto", folder, CONFIG) == found
     assert not own.exists()
+    assert (folder / NAME).stat().st_mode & 0o777 == 0o644
     folder.chmod(0o777)  # a folder that everyone can change is not written
     try:
         assert keep(scales, ModelOptions(str(folder)), folder) == own

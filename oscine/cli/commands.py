@@ -35,6 +35,11 @@ COMMANDS = (
     Command("list", "list the models on this machine", "oscine.extensions.formats.cli.command:arguments_of_list"),
     Command("rm", "remove a downloaded model", "oscine.extensions.formats.cli.command:arguments_of_rm"),
     Command("convert", "convert a model to the published layout", "oscine.extensions.formats.cli.convert:arguments"),
+    Command(
+        "calibrate",
+        "find scales of keys and values for --kv-cache-dtype fp8",
+        "oscine.extensions.calibration.command:arguments",
+    ),
     Command("bench", "measure a server, the engine or the ops", "oscine.extensions.bench.cli.command:arguments"),
     Command("eval", "measure the quality of a server's answers", "oscine.extensions.eval.cli.command:arguments"),
     Command("cluster", "serve models from many engines, on Ray", "oscine.extensions.cluster.cli.command:arguments"),

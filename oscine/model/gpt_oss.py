@@ -25,15 +25,20 @@ class LayerCache:
     kv_pages: Tensor  # [pages, 2, G, R, D]
     group: PageGroup
     window: int | None  # tokens; None is full attention
+    exponents_2G: Tensor | None  # as in QkvProjection
 
 
 class GptOss:
     """Weights and ops of one device; holds no state between steps."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, kv_exponents: Sequence[Tensor] | None = None
+    ) -> None:
+        """kv_exponents: calibrated ones of each layer, as in QkvProjection."""
         self.config = config
         self.weights = weights
         self.ops = ops
+        self._kv_exponents = kv_exponents
         self._layers_by_window = config.layers_by_window
         self.cos_sin = rope_table(config, weights.device)
 
@@ -92,14 +97,16 @@ class GptOss:
     def of_layers(self, layers: Sequence[int]) -> "GptOss":
         """Embedding, these layers and the head; it shares all weights."""
         weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])
-        return GptOss(self.config.of_layers(layers), weights, self.ops)
+        exponents = None if self._kv_exponents is None else [self._kv_exponents[i] for i in layers]
+        return GptOss(self.config.of_layers(layers), weights, self.ops, exponents)
 
     def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""
         caches: dict[int, LayerCache] = {}
         for (window, layers), pages, group in zip(self._layers_by_window.items(), kv, batch.groups, strict=True):
             for place, layer in enumerate(layers):
-                caches[layer] = LayerCache(pages[:, place], group, window)
+                exponents_2G = None if self._kv_exponents is None else self._kv_exponents[layer]
+                caches[layer] = LayerCache(pages[:, place], group, window, exponents_2G)
         return [caches[layer] for layer in range(len(caches))]
 
     def _attend(
@@ -107,7 +114,7 @@ class GptOss:
     ) -> tuple[Tensor, Tensor]:
         ops, group = self.ops, cache.group
         place = self.cos_sin, batch.positions_T, cache.kv_pages, group.slots_T
-        projection = QkvProjection(layer.qkv_weight_FH, layer.qkv_bias_F, *place)
+        projection = QkvProjection(layer.qkv_weight_FH, layer.qkv_bias_F, *place, cache.exponents_2G)
         eps = self.config.rms_norm_eps
         q_TQD, residual_TH = ops.norm_qkv(x, layer.input_norm_H, eps, residual_TH, projection)
         heads = ops.attention(q_TQD, cache.kv_pages, batch, group, layer.sinks_Q, cache.window)

@@ -64,6 +64,8 @@ class QkvProjection(NamedTuple):
     positions_T: Tensor
     kv_pages: Tensor  # [pages, 2, G, R, D], written
     slots_T: Tensor
+    # uint8 [2, G], contiguous: calibrated exponents of pages in FP8 (ops/kv/fp8.py); None: each token has its own
+    exponents_2G: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies expert
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
+FOUND, NO_SCALES = "auto", "none"  # values of --kv-scales that are no file
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -112,6 +113,12 @@ class CacheOptions(Options, group="KV cache"):
         "type of the keys and values; auto: as activations; fp8 takes half the memory, on a GPU only",
         aliases=("kv-cache-config.dtype",),
     )
+    kv_scales: str = option(
+        FOUND,
+        "scales of FP8 keys and values: a file of `oscine calibrate`; auto: that of the model, if there is one; none: "
+        "each token has its own",
+        "FILE",
+    )
     gpu_memory_utilization: float | None = option(
         None,
         "share of a GPU's memory that weights, workspace and KV cache may take together",
@@ -169,6 +176,8 @@ class CacheOptions(Options, group="KV cache"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kv_scales not in (FOUND, NO_SCALES) and self.kv_cache_dtype == "auto":
+            raise OptionError("kv-scales", "needs --kv-cache-dtype fp8", "kv-cache-dtype")
         if self.kv_offload_dir is not None and not self.kv_offload_bytes:
             raise OptionError("kv-offload-dir", "needs --kv-offload-bytes", "kv-offload-bytes")
         if self.kv_offload_bytes and not self.prefix_caching:

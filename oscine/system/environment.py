@@ -95,6 +95,11 @@ class Environment:
         return self.cache_folder / "packed"
 
     @property
+    def scales_folder(self) -> Path:
+        """Calibrated scales of keys and values."""
+        return self.cache_folder / "kv_scales"
+
+    @property
     def state_folder(self) -> Path:
         """The folder for files that outlive a server: XDG_STATE_HOME or its default."""
         given = os.environ.get("XDG_STATE_HOME", "")

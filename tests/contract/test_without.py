@@ -11,7 +11,7 @@ def test_what_needs_a_missing_extension_is_missing_too() -> None:
     assert without(["replicas"]) == {"replicas", "cluster"}
     assert without(["tools"]) == {"tools"}
     assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval"}
-    assert len(extensions()) == 19
+    assert len(extensions()) == 20
 
 
 @pytest.mark.long

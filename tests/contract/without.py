@@ -27,6 +27,10 @@ MISSING = {
         "serve oscine-nano --port 0 --experts-on-host 2",
         "--experts-on-host needs the extension experts_on_host",
     ),
+    "calibration": (
+        "calibrate oscine-nano --prompts FILE",
+        "oscine calibrate needs the extension calibration",
+    ),
     "eval": ("eval URL", "oscine eval needs the extension eval"),
     "offload": (
         "serve oscine-nano --port 0 --kv-offload-bytes 1GiB",

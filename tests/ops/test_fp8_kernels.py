@@ -18,6 +18,7 @@ from oscine.kv_group import KVGroup
 from oscine.ops.attention import hopper
 from oscine.ops.attention import triton as kernels
 from oscine.ops.interface import QkvProjection
+from oscine.ops.kv.fp8 import elements_and_exponents
 from oscine.ops.kv.reference import load
 from oscine.ops.launch import arrivals
 from oscine.ops.qkv import hopper as qkv_hopper
@@ -48,9 +49,13 @@ from tests.ops.test_fp8 import with_outliers
 from tests.ops.test_linear_gpu import Projection, as_it_is, compile_qkv, packed, projection, relative_error
 
 BYTE = 0xA5  # of pages before anything is written
+FITTING, CLIPPING = 121, 118  # calibrated exponents for normal rows: the second one is too small for the largest
+SATURATES = "F2FP.SATFINITE.E4M3"  # larger values become 448, and NaN stays
 
 
-def written_by(op: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def written_by(
+    op: Callable[..., Tensor], dtype: torch.dtype, exponents_2G: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Queries, and all bytes of the pages."""
     generator = torch.Generator().manual_seed(0)
     page_size, groups, queries, head_dim = 16, 2, 6, 32
@@ -63,14 +68,15 @@ def written_by(op: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, T
     pool = torch.full(
         (4, *KVGroup(None, (0, 1), groups, page_size, head_dim, KVDtype.FP8).page_shape), BYTE, dtype=torch.uint8
     )
-    q = op(qkv.to(dtype), cos_sin, torch.arange(len(slots)), pool[:, 1], slots)
+    q = op(qkv.to(dtype), cos_sin, torch.arange(len(slots)), pool[:, 1], slots, exponents_2G)
     return q, pool
 
 
 def interpret_writes() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
+    calibrated = torch.tensor([[118, 121], [127, 110]], dtype=torch.uint8)  # many rows are larger, or far smaller
+    for dtype, exponents in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, calibrated)):
         (q, pool), (expected_q, expected_pool) = (
-            written_by(op, dtype) for op in (bound(rope.rope_and_write), rope_reference.rope_and_write)
+            written_by(op, dtype, exponents) for op in (bound(rope.rope_and_write), rope_reference.rope_and_write)
         )
         rtol = 1e-6 if dtype == torch.float32 else 2**-7  # the interpreter cuts off where a GPU rounds to bfloat16
         torch.testing.assert_close(q, expected_q, rtol=rtol, atol=1e-6, equal_nan=True)
@@ -130,12 +136,37 @@ def test_kernels_fit_other_chips(arch: int) -> None:
     compile_rope(arch)
 
 
-def compile_rope(arch: int) -> Compiled:
+def compile_rope(arch: int, *, calibrated: bool = False) -> Compiled:
     types = {"qkv_ptr": "*bf16", "cos_sin_ptr": "*fp32", "q_ptr": "*bf16", "kv_ptr": "*u8", "num_tokens": "i32"}
     types |= dict.fromkeys(("positions_ptr", "slots_ptr"), "*i64")
     types |= dict.fromkeys(("kv_page_stride", "kv_kind_stride", "kv_head_stride", "kv_slot_stride"), "i32")
     sizes = {"QUERY_HEADS": 64, "KV_HEADS": 8, "HALF": 32, "PAGE": 64, "TOKENS": 16, "HEADS": 8, "PDL": arch >= 90}
-    return compile_ahead(rope.rope_and_write_kernel, types, sizes, arch=arch, num_warps=4)
+    types |= {"exponents_ptr": "*u8"} if calibrated else {}
+    sizes |= {} if calibrated else {"exponents_ptr": None}  # type: ignore[dict-item]
+    compiled = compile_ahead(rope.rope_and_write_kernel, types, sizes, arch=arch, num_warps=4)
+    assert SATURATES in compiled.sass
+    return compiled
+
+
+@pytest.mark.compiles
+def test_calibrated_exponents_spare_the_search_for_the_largest() -> None:
+    assert compile_rope(90, calibrated=True).sass.count("SHFL") < compile_rope(90).sass.count("SHFL")
+
+
+@pytest.mark.compiles
+def test_heads_have_several_programs_on_hopper_with_calibrated_exponents() -> None:
+    pages, exponents = torch.empty(1, 2, 8, 65, 64, dtype=torch.uint8), torch.empty(2, 8, dtype=torch.uint8)
+    weight = torch.empty(80 * 64, 2880, dtype=torch.bfloat16)
+    for num_tokens, parts in ((1, 4), (3, 2), (9, 1)):
+        tile = qkv_hopper.choose_tile(num_tokens, weight, pages, exponents)
+        assert tile == qkv_hopper.choose_tile(num_tokens, weight, pages.bfloat16())
+        assert tile is not None
+        assert tile.parts == parts
+        compiled = compile_qkv(tile, "*u8", exponents="*u8")
+        assert SATURATES in compiled.sass
+        assert "HGMMA" in compiled.sass
+    narrow = compile_qkv(qkv_hopper.BF12_TILES[0], "*u8", narrow=True, exponents="*u8")
+    assert SATURATES in narrow.sass
 
 
 @pytest.mark.compiles
@@ -151,9 +182,15 @@ def test_heads_have_one_program_on_hopper() -> None:
 
 
 def check_norm_qkv(
-    op: Callable[..., tuple[Tensor, Tensor]], case: Projection, prepare: Callable[[Tensor], Any] = as_it_is
+    op: Callable[..., tuple[Tensor, Tensor]],
+    case: Projection,
+    prepare: Callable[[Tensor], Any] = as_it_is,
+    exponent: int | None = None,
 ) -> None:
-    """Against keys and values computed in float32, at most a twentieth worse than those rounded to FP8."""
+    """Against keys and values computed in float32, at most a twentieth worse than those rounded to FP8.
+
+    `exponent`: a calibrated one of the first head's keys. Heads and kinds have different ones.
+    """
     *sizes, page, head_dim = case.pool.shape[1:]
     shape = KVGroup(None, (0, 1, 2), sizes[-1], page, head_dim, KVDtype.FP8).page_shape
     stored = []
@@ -163,13 +200,23 @@ def check_norm_qkv(
             t.to(dtype) for t in (case.norm_H, case.residual_TH, case.weight_FH, case.bias_F)
         )
         place = case.cos_sin, case.positions_T, pool[:, 1], case.slots_T
-        run_op(case.x_TJH, norm, 1e-5, residual, QkvProjection(made(weight), bias, *place))
+        exponents_2G = None
+        if exponent is not None:
+            exponents_2G = (exponent + torch.arange(2 * sizes[-1], device=pool.device) % 3).to(torch.uint8).view(2, -1)
+        run_op(case.x_TJH, norm, 1e-5, residual, QkvProjection(made(weight), bias, *place, exponents_2G))
         assert (pool[:, ::2] == BYTE).all()
         assert int((pool != BYTE).sum()) <= len(case.slots_T) * 2 * sizes[-1] * (head_dim + 1)
         pages = load(pool[:, 1], torch.arange(len(pool), device=pool.device))
         stored.append(pages[case.slots_T // page, :, :, case.slots_T % page])
+        if exponents_2G is not None:
+            written = elements_and_exponents(pool[:, 1])[1][case.slots_T // page, :, :, case.slots_T % page]
+            assert (written == exponents_2G).all()
     _, _, exact = case.run(qkv_reference.norm_qkv, torch.float32)
     expected = exact[:, 1][case.slots_T // page, :, :, case.slots_T % page]
+    if exponent == CLIPPING:
+        assert relative_error(stored[0], stored[1]) < 0.05
+        assert (stored[0].abs() == 448 * 2.0 ** (exponent - 127)).any()
+        return
     found, best = (relative_error(pages, expected) for pages in stored)
     assert found <= 1.05 * best
 
@@ -181,6 +228,20 @@ def interpret_projections() -> None:
     for num_tokens in (3, 9, 17):  # weights in 12 bits, with one program of a head
         case = projection(num_tokens, "cpu", hidden=192, query_heads=2, kv_heads=1, page=16)
         check_norm_qkv(bound(qkv_hopper.norm_qkv), case, packed)
+    for num_tokens, exponent in ((1, FITTING), (3, CLIPPING)):  # several programs of a head
+        case = projection(num_tokens, "cpu", hidden=448, query_heads=2, kv_heads=1, page=16)
+        for prepare in (as_it_is, packed):
+            check_norm_qkv(bound(qkv_hopper.norm_qkv), case, prepare, exponent)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("exponent", [FITTING, CLIPPING])
+@pytest.mark.parametrize("prepare", [as_it_is, packed])
+@pytest.mark.parametrize("num_tokens", [1, 3, 9, 17, 33, 65])
+def test_norm_qkv_with_calibrated_exponents_on_gpu(
+    num_tokens: int, prepare: Callable[[Tensor], Any], exponent: int
+) -> None:
+    check_norm_qkv(bound(qkv_hopper.norm_qkv), projection(num_tokens, "cuda"), prepare, exponent)
 
 
 @pytest.mark.hopper

@@ -64,14 +64,16 @@ def words_or_weights(
     return {"weight": box_type(*weights)}, {"scale_ptr": None}
 
 
-def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False) -> Compiled:
+def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, exponents: str | None = None) -> Compiled:
     weight, constant = words_or_weights(
         narrow, (1, tile.parts, 4 // tile.parts, 2 * tile.chunks * CHUNK), (tile.parts, 2, 32 // tile.parts, CHUNK)
     )
+    exponents_type = {} if exponents is None else {"exponents_ptr": exponents}
     return compile_ahead(
         qkv_hopper.qkv_kernel,
         {
             **weight,
+            **exponents_type,
             "tokens": box_type(tile.parts, tile.max_tokens, CHUNK),
             "squares_ptr": "*fp32",
             "bias_ptr": "*bf16",
@@ -89,6 +91,7 @@ def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False) -> Co
         },
         {
             **constant,
+            **({} if exponents_type else {"exponents_ptr": None}),
             "QUERY_HEADS": 64,
             "KV_HEADS": 8,
             "PAGE": 64,

@@ -46,7 +46,7 @@ def _take_integers_for_masks() -> None:
 
 
 def _round_to_fp8_as_gpus_do() -> None:
-    """The interpreter rounds halves up, loses the carry, and takes NaN for a number."""
+    """The interpreter rounds halves up, loses the carry, and takes NaN for a number. torch does not saturate."""
     convert = interpreter._convert_float
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
 
@@ -55,6 +55,8 @@ def _round_to_fp8_as_gpus_do() -> None:
         if source is None or target is None or torch.float8_e4m3fn not in (source, target):
             return convert(data, before, after, rounding_mode)
         given = torch.from_numpy(np.array(data)).view(source)
+        if target is torch.float8_e4m3fn:
+            given = given.clamp(-448, 448)
         return given.to(target).view(torch.uint8).numpy().view(f"uint{after.primitive_bitwidth}")
 
     interpreter._convert_float = exactly

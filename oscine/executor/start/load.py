@@ -104,7 +104,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     kv = allocate_cache(start, memory)
     if start.cache is not None:  # page tables for any length that there may be room for
         memory = replace(memory, max_model_len=options.model.max_model_len or config.max_position_embeddings)
-    model, most = GptOss(config, weights, start.ops), options.scheduler.max_num_seqs
+    model, most = GptOss(config, weights, start.ops, start.kv_exponents()), options.scheduler.max_num_seqs
     make_drafts = start.drafting.load(model, memory.groups, kv)
     if start.drafting.has_head:
         start.watch.lap("draft head")

@@ -54,6 +54,8 @@ def plan(start: Start) -> MemoryPlan:
             f"{opened.kv_scales} calibrated scales of an FP8 KV cache are not needed: --kv-cache-dtype fp8 gives each "
             "token a scale of its own"
         )
+    if start.kv_scales is not None:
+        report(f"keys and values in FP8 have the calibrated scales of {start.kv_scales[0]}")
     start.watch.lap("open")
     return memory
 

@@ -15,9 +15,11 @@ from oscine.executor.lockstep import OwnSteps
 from oscine.executor.sampling.rules import NewRules
 from oscine.executor.start.device_memory import Budget, device_memory, smallest_gpu
 from oscine.executor.start.drafting import Drafting, MakeDrafting
-from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, LOCKSTEP
+from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, KV_SCALES, LOCKSTEP
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
+from oscine.kv_dtype import KVDtype
+from oscine.kv_group import heads_of_rank
 from oscine.model.packed import PackedFiles
 from oscine.model.tensors import Part, Shard
 from oscine.model.weights import HostPlace
@@ -26,9 +28,9 @@ from oscine.ops.native.library import unavailable
 from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Communicator, Target
 from oscine.ops.triton_range import check_triton
-from oscine.settings.config import EngineOptions
+from oscine.settings.config import NO_SCALES, EngineOptions
 from oscine.system.environment import Environment
-from oscine.system.extensions import part
+from oscine.system.extensions import is_there, part
 from oscine.types import RankHandle
 
 Report = Callable[[str], None]
@@ -73,6 +75,9 @@ class Start:
         if handle is not None:
             self.shard = Shard(experts=Part(handle.rank, handle.num_ranks))
         self.config = self.shard.config(self.opened.config)
+        self.kv_scales: tuple[Path, list[list[list[int]]]] | None = None  # file; exponents [layers][2][KV heads]
+        if keys is KVDtype.FP8 and options.cache.kv_scales != NO_SCALES and is_there(KV_SCALES.name):
+            self.kv_scales = part(KV_SCALES)(options.cache.kv_scales, self.opened.path, self.opened.config)
         self.drafting = Drafting()
         if options.speculation.is_on:
             make: MakeDrafting = part(DRAFTING)
@@ -97,6 +102,15 @@ class Start:
     def least_of_all(self, number: int) -> int:
         """The least number of all ranks of a model on GPUs, and of all engines that share its experts."""
         return self.lockstep.least_of_all(int(self.target.communicator.all_gather(torch.tensor([number])).min()))
+
+    def kv_exponents(self) -> list[torch.Tensor] | None:
+        """Calibrated ones of this rank's KV heads, on the device, as in QkvProjection. None: each token has its own."""
+        if self.kv_scales is None:
+            return None
+        part, num_heads = self.shard.attention, self.opened.config.num_key_value_heads
+        own = heads_of_rank(num_heads, part.num_ranks, part.rank)
+        rows = ([kind[own.start : own.stop] for kind in layer] for layer in self.kv_scales[1])
+        return [torch.tensor(row, dtype=torch.uint8, device=self.opened.device) for row in rows]
 
     @property
     def tensor_bytes(self) -> dict[str, int]:

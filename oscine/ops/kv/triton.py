@@ -25,7 +25,7 @@ def exponent_for(most):
 
 @triton.jit
 def to_bytes(x):
-    """float32, divided by the scale -> bytes of e4m3."""
+    """float32, divided by the scale -> bytes of e4m3. Values beyond 448 become 448: the instruction saturates."""
     return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 

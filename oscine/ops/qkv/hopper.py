@@ -51,7 +51,7 @@ TILES = (
 BF12_TILES = (
     Tile(max_tokens=2, parts=4, stages=3, early=3),
     Tile(max_tokens=8, parts=2, stages=5),
-    Tile(max_tokens=8, stages=8),  # of keys in FP8, for which parts are too many
+    Tile(max_tokens=8, stages=8),  # of keys in FP8 with a scale per token, for which parts are too many
     Tile(max_tokens=16, parts=2, stages=4),
     Tile(max_tokens=16, stages=5),
     Tile(max_tokens=32, parts=2, stages=3),
@@ -80,6 +80,7 @@ def qkv_kernel(
     slots_ptr,
     q_ptr,
     kv_ptr,
+    exponents_ptr,
     num_tokens,
     eps,
     kv_page_stride,
@@ -167,9 +168,13 @@ def qkv_kernel(
         at_T = page_T + (slot_T % PAGE) * kv_slot_stride
         kv_at = at_T[None, :] + dim_R[:, None]
         if kv_ptr.dtype.element_ty == gl.uint8:
-            gl.static_assert(PARTS == 1, "a scale is of a whole head")
-            bits_T = gl.max(gl.maximum(gl.abs(first), gl.abs(second)), 0).to(gl.int32, bitcast=True)
-            exponent_T = gl.maximum(((bits_T + CARRY) >> 23) - TOP_EXPONENT, LEAST_EXPONENT)
+            if exponents_ptr is None:
+                gl.static_assert(PARTS == 1, "a scale is of a whole head")
+                bits_T = gl.max(gl.maximum(gl.abs(first), gl.abs(second)), 0).to(gl.int32, bitcast=True)
+                exponent_T = gl.maximum(((bits_T + CARRY) >> 23) - TOP_EXPONENT, LEAST_EXPONENT)
+            else:  # all parts of a head store the same ones
+                exponent = gl.load(exponents_ptr + (head - QUERY_HEADS)).to(gl.int32)
+                exponent_T = gl.full([TOKENS], 0, gl.int32, gl.SliceLayout(0, layout)) + exponent
             inverse = ((254 - exponent_T) << 23).to(gl.float32, bitcast=True)[None, :]
             gl.store(kv_ptr + page_T + PAGE * kv_slot_stride + slot_T % PAGE, exponent_T.to(gl.uint8), valid_T)
             gl.store(kv_ptr + kv_at, (first * inverse).to(gl.float8e4nv).to(gl.uint8, bitcast=True), valid)
@@ -184,7 +189,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
 
     Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes.
     """
-    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T = projection
+    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, exponents_2G = projection
     assert streamable(x_TH, dense_of(weight_FH))
     num_tokens, hidden = x_TH.shape
     num_kv_heads = kv_pages.shape[2]
@@ -210,6 +215,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         slots_T,
         q_TQD,
         kv_pages,
+        exponents_2G,
         num_tokens,
         eps,
         page_stride,
@@ -235,10 +241,12 @@ def norm_qkv_use(shapes: Shapes) -> Use:
     return Use(f"up to {TILES[-1].max_tokens} tokens", "triton", missing)
 
 
-def choose_tile(num_tokens: int, weight_FH: Tensor | Bf12Matrix, kv_pages: Tensor) -> Tile | None:
+def choose_tile(
+    num_tokens: int, weight_FH: Tensor | Bf12Matrix, kv_pages: Tensor, exponents_2G: Tensor | None = None
+) -> Tile | None:
     """None: there are more tokens than tiles of these weights take, or other heads, or TMA cannot read.
 
-    In FP8 the scale of a key needs all of its dimensions, so heads have one program.
+    In FP8 without calibrated exponents the scale of a key needs all of its dimensions, so heads have one program.
     """
     if kv_pages.shape[-1] != HEAD or not streamable(dense_of(weight_FH)):
         return None
@@ -247,7 +255,7 @@ def choose_tile(num_tokens: int, weight_FH: Tensor | Bf12Matrix, kv_pages: Tenso
     tiles = BF12_TILES if narrow else TILES
     if rows <= FEW_HEADS * HEAD:
         tiles = (*(tile for tile in FEW_HEADS_TILES if tile.max_tokens <= tiles[-1].max_tokens), *tiles)
-    most_parts = 1 if is_fp8(kv_pages) else hidden
+    most_parts = 1 if is_fp8(kv_pages) and exponents_2G is None else hidden
     multiple = ATOM if narrow else 8  # of the columns of a part
     return tile_for(
         num_tokens, (tile for tile in tiles if hidden % (multiple * tile.parts) == 0 and tile.parts <= most_parts)
@@ -258,10 +266,11 @@ def norm_qkv(
     target: Target, x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
 ) -> tuple[Tensor, Tensor]:
     """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used."""
-    tile = choose_tile(len(x), projection.weight_FH, projection.kv_pages)
+    pages = projection.kv_pages, projection.exponents_2G
+    tile = choose_tile(len(x), projection.weight_FH, *pages)
     if tile is None and isinstance(projection.weight_FH, Bf12Matrix):
         projection = projection._replace(weight_FH=projection.weight_FH.dense)
-        tile = choose_tile(len(x), projection.weight_FH, projection.kv_pages)
+        tile = choose_tile(len(x), projection.weight_FH, *pages)
     if tile is None:
         return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection)
     x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)

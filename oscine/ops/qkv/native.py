@@ -11,7 +11,7 @@ from oscine.ops.native.weights import matrix
 def norm_qkv(
     x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
 ) -> tuple[Tensor, Tensor]:
-    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T = projection
+    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, _ = projection  # pages are never in FP8 here
     address, kind, num_rows, hidden = matrix(weight_FH)
     _, _, num_kv_heads, page_size, head_dim = kv_pages.shape
     num_heads = num_rows // head_dim - 2 * num_kv_heads

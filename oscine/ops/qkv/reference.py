@@ -16,5 +16,7 @@ def norm_qkv(
 ) -> tuple[Tensor, Tensor]:
     """Returns (queries [T, Q, D], x + residual). x is [T, H] or partial sums [T, J, H]."""
     x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
-    weight_FH, bias_F, *place = projection
-    return rope_and_write(functional.linear(x_TH, weight_FH, bias_F), *place), total_TH
+    weight_FH, bias_F, *_ = projection
+    qkv = functional.linear(x_TH, weight_FH, bias_F)
+    place = projection.cos_sin, projection.positions_T, projection.kv_pages, projection.slots_T
+    return rope_and_write(qkv, *place, projection.exponents_2G), total_TH

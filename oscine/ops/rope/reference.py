@@ -14,12 +14,19 @@ from torch import Tensor
 from oscine.ops.kv.reference import store
 
 
-def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor) -> Tensor:
+def rope_and_write(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+    exponents_2G: Tensor | None = None,
+) -> Tensor:
     """Rotates and splits qkv, stores keys and values at slots_T of kv_pages, returns the queries.
 
     qkv [T, (Q + 2G) * D]: all query heads, then all key heads, then all value heads. cos_sin [max position, D]
-    float32: D/2 cosines, then D/2 sines. kv_pages [pages, 2, G, R, D], written. Returns [T, Q, D] in qkv's dtype;
-    computed in float32 and rounded once.
+    float32: D/2 cosines, then D/2 sines. kv_pages [pages, 2, G, R, D], written; exponents_2G as in QkvProjection.
+    Returns [T, Q, D] in qkv's dtype; computed in float32 and rounded once.
     """
     _, _, num_kv_heads, _, head_dim = kv_pages.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -28,5 +35,5 @@ def rope_and_write(qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: 
     first, second = heads[:, :-num_kv_heads].float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos_T1D - second * sin_T1D, second * cos_T1D + first * sin_T1D), dim=-1)
     keys = rotated[:, -num_kv_heads:]
-    store(keys, values, kv_pages, slots_T)
+    store(keys, values, kv_pages, slots_T, exponents_2G)
     return rotated[:, :-num_kv_heads].to(qkv.dtype)

@@ -26,6 +26,7 @@ def rope_and_write_kernel(
     slots_ptr,
     q_ptr,
     kv_ptr,
+    exponents_ptr,
     num_tokens,
     kv_page_stride,
     kv_kind_stride,
@@ -73,7 +74,11 @@ def rope_and_write_kernel(
         at_B = kind_B.to(tl.int64) * kv_kind_stride + group_B * kv_head_stride
         out_TBD = at_T[:, None, None] + at_B[None, :, None] + dim_D[None, None, :]
         if kv_ptr.dtype.element_ty == tl.uint8:
-            exponent_TB = exponent_for(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 2))
+            if exponents_ptr is None:
+                exponent_TB = exponent_for(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 2))
+            else:
+                exponent_B = tl.load(exponents_ptr + head_B - QUERY_HEADS).to(tl.int32)
+                exponent_TB = tl.broadcast_to(exponent_B[None, :], (TOKENS, HEADS))
             inverse = power_of_two(254 - exponent_TB)[:, :, None]
             scales_T = page_T + PAGE * kv_slot_stride + slot_T % PAGE
             tl.store(kv_ptr + scales_T[:, None] + at_B[None, :], exponent_TB.to(tl.uint8), valid_T[:, None])
@@ -85,11 +90,17 @@ def rope_and_write_kernel(
 
 
 def rope_and_write(
-    target: Target, qkv: Tensor, cos_sin: Tensor, positions_T: Tensor, kv_pages: Tensor, slots_T: Tensor
+    target: Target,
+    qkv: Tensor,
+    cos_sin: Tensor,
+    positions_T: Tensor,
+    kv_pages: Tensor,
+    slots_T: Tensor,
+    exponents_2G: Tensor | None = None,
 ) -> Tensor:
     """qkv [T, (Q + 2G) * D], contiguous -> q [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, R, D].
 
-    D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
+    exponents_2G: as in QkvProjection. D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
     """
     _, _, num_kv_heads, _, head_dim = kv_pages.shape
     half = head_dim // 2
@@ -109,6 +120,7 @@ def rope_and_write(
         slots_T,
         q_TQD,
         kv_pages,
+        exponents_2G,
         num_tokens,
         page_stride,
         kind_stride,

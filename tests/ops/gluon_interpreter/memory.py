@@ -29,6 +29,8 @@ class Value(Tensor):
 
     def to(self, dtype: torch.dtype, bitcast: bool = False) -> "Value":  # type: ignore[override]
         plain = self.as_subclass(Tensor)
+        if dtype is torch.float8_e4m3fn and not bitcast:  # GPUs saturate
+            plain = plain.clamp(-448, 448)
         return value(plain.view(dtype) if bitcast else plain.to(dtype))
 
     def _new(name: str) -> Any:  # type: ignore[misc] # noqa: N805

@@ -58,7 +58,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     )
     limits = ("max-num-seqs", "max-num-batched-tokens", "max-model-len")
     parallel = ("tensor-parallel-size", "data-parallel-size", "enable-expert-parallel")
-    memory = ("kv-cache-dtype", "activation-dtype", "gpu-memory-utilization", "gpu-memory-bytes")
+    memory = ("kv-cache-dtype", "kv-scales", "activation-dtype", "gpu-memory-utilization", "gpu-memory-bytes")
     names = (*limits, *parallel, "experts-on-host", *memory, "enforce-eager")
     add_some(parser, (PROFILE, *(OPTIONS[name] for name in names)))
     parser.add_argument(

@@ -68,6 +68,14 @@ class QkvProjection(NamedTuple):
     exponents_2G: Tensor | None = None
 
 
+class UnrotatedQueries(NamedTuple):
+    """Queries that the attention of this backend rotates as it reads them."""
+
+    q_TQD: Tensor  # a view of the finished projection
+    cos_sin: Tensor  # of QkvProjection
+    positions_T: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class MxExperts:
     """The experts of one layer, packed as published: MXFP4 blocks of 32 values along the input dimension."""
@@ -163,6 +171,8 @@ def unmet(*needs: tuple[str, object, object]) -> str | None:
     return ", ".join(f"{what} {wanted}, not {found}" for what, wanted, found in needs if found != wanted) or None
 
 
+# [T, Q, D]; UnrotatedQueries only where the attention of the same backend can rotate them
+Queries = Tensor | UnrotatedQueries
 # The result of Ops.prepare_dense or prepare_projection for a matrix [N, K]: a tensor, or a type of the backend's own.
 # Its length is N.
 Dense = Any
@@ -196,9 +206,9 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
     # (x [T, H] or [T, J, H], norm_weight_H, eps, residual_TH or None, projection)
     #     -> (q_TQD of norm(x + residual), x + residual)
-    norm_qkv: Callable[[Tensor, Tensor, float, Tensor | None, QkvProjection], tuple[Tensor, Tensor]]
-    # (q_TQD, kv [pages, 2, G, R, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
-    attention: Callable[[Tensor, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
+    norm_qkv: Callable[[Tensor, Tensor, float, Tensor | None, QkvProjection], tuple[Queries, Tensor]]
+    # (what norm_qkv gave, kv [pages, 2, G, R, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
+    attention: Callable[[Queries, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
     # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]
     out_proj: Callable[[Tensor, Dense, Tensor], Tensor]
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH, router_weight_EH, router_bias_E, K)

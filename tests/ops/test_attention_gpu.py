@@ -16,6 +16,7 @@ from oscine.ops.attention import hopper, hopper_decode, reference
 from oscine.ops.attention import triton as kernels
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
+from oscine.ops.interface import UnrotatedQueries
 from oscine.ops.launch import arrivals
 from tests.ops.bound import bound
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
@@ -28,6 +29,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIGNATURE = {
     "out_ptr": "*bf16",
     "q_ptr": "*bf16",
+    "q_stride": "i32",
+    "cos_sin_ptr": "*fp32",
+    "positions_ptr": "*i64",
     "kv_ptr": "*bf16",
     "table_ptr": "*i32",
     "lens_ptr": "*i32",
@@ -38,7 +42,7 @@ SIGNATURE = {
     "stride_head": "i32",
     "scale": "fp32",
 }
-DIVISIBLE = ("stride_page", "stride_kv", "stride_head")
+DIVISIBLE = ("q_stride", "stride_page", "stride_kv", "stride_head")
 GPT_OSS = {"KV_HEADS": 8, "REPEATS": 8, "HEAD_DIM": 64, "PAGE": 64}
 
 
@@ -114,6 +118,20 @@ def truth(inputs: AttentionInputs, case: AttentionCase) -> Tensor:
     return reference.attention(q, inputs.kv_pages, inputs.batch, inputs.group, inputs.sinks_Q, case.window)
 
 
+def rotated_later(inputs: AttentionInputs) -> tuple[AttentionInputs, AttentionInputs]:
+    """(the same with queries as norm_qkv leaves them to attention, the same with these queries rotated)."""
+    device, (_, heads, head_dim) = inputs.q_TQD.device, inputs.q_TQD.shape
+    cos_sin = torch.rand(40_000, head_dim, device=device) * 6 - 3  # attention takes any factors
+    positions_T = inputs.batch.positions_T
+    cos, sin = (factors[:, None, :] for factors in cos_sin[positions_T].chunk(2, 1))
+    first, second = inputs.q_TQD.float().chunk(2, 2)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), 2).to(inputs.q_TQD.dtype)
+    projection = torch.full((len(rotated), heads + 4, head_dim), torch.nan, dtype=rotated.dtype, device=device)
+    projection[:, :heads] = inputs.q_TQD
+    left = UnrotatedQueries(projection[:, :heads], cos_sin, positions_T)
+    return dataclasses.replace(inputs, q_TQD=left), dataclasses.replace(inputs, q_TQD=rotated)  # type: ignore[arg-type]
+
+
 def with_and_without_decodes(inputs: AttentionInputs) -> list[AttentionInputs]:
     """As given, and the same work with its decodes declared as chunks of one token."""
     if not inputs.batch.num_decodes:
@@ -137,6 +155,8 @@ def interpret_all_cases() -> None:
     for case in ATTENTION_CASES:
         inputs = attention_inputs(case, CPU, torch.float32)
         torch.testing.assert_close(run(inputs, case), truth(inputs, case), rtol=1e-5, atol=2e-6)
+        left, rotated = rotated_later(inputs)
+        torch.testing.assert_close(run(left, case), truth(rotated, case), rtol=1e-4, atol=1e-5)
         assert not arrivals(CPU).any()
     for case in FILLED_CASES:
         inputs = all_as_chunks(case, CPU, torch.float32)
@@ -235,6 +255,17 @@ def test_padding_attends_to_nothing(case: AttentionCase) -> None:
 def test_error_is_at_most_twice_that_of_plain_torch(attention: Attention, case: AttentionCase) -> None:
     inputs = attention_inputs(case, CUDA, torch.bfloat16)
     check_error(attention, case, with_and_without_decodes(inputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("nan_outputs")
+@pytest.mark.parametrize("attention", [kernels.attention, hopper.attention], ids=["triton", "hopper"])
+@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: f"{case.why}, window {case.window}")
+def test_attention_rotates_what_is_left_to_it(attention: Attention, case: AttentionCase) -> None:
+    left, rotated = rotated_later(attention_inputs(case, CUDA, torch.bfloat16))
+    expected = truth(rotated, case)
+    allowed = 2 * rms(in_plain_torch(rotated, case) - expected)
+    assert rms(run(left, case, bound(attention)) - expected) <= allowed
 
 
 def interpret_decodes_on_hopper() -> None:

@@ -232,10 +232,22 @@ def rope_like_reference() -> None:
                 queries = op(qkv.to(dtype), case.cos_sin, case.positions_T, pool[:, 1], case.slots_T)
                 results.append((queries.float(), pool.float()))
             (queries, pool), (expected_queries, expected_pool) = results
+            check_left_rotation(case, qkv.to(dtype), pool)
             # the interpreter cuts float32 off where a GPU rounds it to bfloat16
             tolerance = {"rtol": 2**-7, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-6, "atol": 1e-6}
             torch.testing.assert_close(queries, expected_queries, **tolerance)
             torch.testing.assert_close(pool, expected_pool, equal_nan=True, **tolerance)
+
+
+def check_left_rotation(case: Projection, qkv: Tensor, expected_pool: Tensor) -> None:
+    """Keys and values are written as ever, and the queries are those of the projection."""
+    pool = case.pool.to(qkv.dtype)
+    place = case.cos_sin, case.positions_T, pool[:, 1], case.slots_T
+    left = bound(rope_and_write)(qkv, *place, leave_rotation=True)
+    _, heads, head_dim = left.q_TQD.shape
+    assert torch.equal(left.q_TQD.flatten(1), qkv[:, : heads * head_dim])
+    assert (left.cos_sin, left.positions_T) == (case.cos_sin, case.positions_T)
+    torch.testing.assert_close(pool.float(), expected_pool, equal_nan=True, rtol=0, atol=0)
 
 
 def test_rope_like_reference() -> None:

@@ -19,7 +19,16 @@ from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import rope_table
 from oscine.model.random_weights import RandomTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
-from oscine.ops.interface import Batch, Ops, PageGroup, QkvProjection, Routing, SamplingBatch
+from oscine.ops.interface import (
+    Batch,
+    Ops,
+    PageGroup,
+    QkvProjection,
+    Queries,
+    Routing,
+    SamplingBatch,
+    UnrotatedQueries,
+)
 from oscine.ops.linear.hopper_bf12 import Bf12Matrix, read_by
 
 NUM_LAYERS = 4  # of weights: more than the cache of any chip holds, and few enough to be made in a second
@@ -103,16 +112,16 @@ class _Step:
         x_in, residual_in = self._after_experts(ops)
         table, positions_T, slots_T = self.cos_sin, batch.positions_T, batch.groups[0].slots_T
 
-        def norm_qkv(i: int) -> tuple[Tensor, Tensor]:
+        def norm_qkv(i: int) -> tuple[Queries, Tensor]:
             w = self.layer(i)
             place = table, positions_T, pages[:, i % pages.shape[1]], slots_T
             return ops.norm_qkv(
                 x_in, w.input_norm_H, eps, residual_in, QkvProjection(w.qkv_weight_FH, w.qkv_bias_F, *place)
             )
 
-        q_TQD, residual_TH = norm_qkv(0)
-
-        attention = [self._attention(ops, place, q_TQD) for place in range(len(self.groups))]
+        queries, residual_TH = norm_qkv(0)
+        q_TQD = queries.q_TQD if isinstance(queries, UnrotatedQueries) else queries
+        attention = [self._attention(ops, place, queries) for place in range(len(self.groups))]
         heads = attention[0].call(0)
         assert isinstance(heads, Tensor)
 
@@ -197,20 +206,23 @@ class _Step:
         read = _bytes(read_by(weight, x.shape[0]), x, *others)
         return OpCall(name, name, per_step, call, read, 2.0 * x.shape[0] * weight.numel())
 
-    def _attention(self, ops: Ops, place: int, q_TQD: Tensor) -> OpCall:
+    def _attention(self, ops: Ops, place: int, queries: Queries) -> OpCall:
         """Of one page group. The keys and values of each sequence are read once: a window, and those of the chunk."""
         load, config, pages, group = self.load, self.config, self.kv[place], self.groups[place]
         window = group.window
 
         def attention(i: int) -> Tensor:
             kv_pages, of_step = pages[:, i % pages.shape[1]], self.batch.groups[place]
-            return ops.attention(q_TQD, kv_pages, self.batch, of_step, self.layer(i).sinks_Q, window)
+            return ops.attention(queries, kv_pages, self.batch, of_step, self.layer(i).sinks_Q, window)
 
         first = load.context - load.query_len  # keys before the chunk
         seen = [min(first + i + 1, window or load.context) for i in range(load.query_len)]
         read = min(load.context, load.query_len + (window or load.context) - 1)
         flops = 4.0 * config.num_attention_heads * config.head_dim * sum(seen)
-        num_bytes = load.sequences * read * group.layer_token_bytes + 2 * _bytes(q_TQD)
+        num_bytes = (
+            load.sequences * read * group.layer_token_bytes
+            + 2 * len(self.x) * config.num_attention_heads * config.head_dim * self.dtype.itemsize
+        )
         name, layers = f"attention {group.name}", len(group.layers)
         return OpCall(name, "attention", layers, attention, num_bytes, load.sequences * flops)
 

@@ -20,6 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.attention.pages import key_rows, page_of, scales_of
 from oscine.ops.kv.triton import from_bytes
+from oscine.ops.rope.triton import load_queries
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -169,6 +170,9 @@ def combine(
 def decode_kernel(
     out_ptr,
     q_ptr,
+    q_stride,
+    cos_sin_ptr,
+    positions_ptr,
     kv_ptr,
     table_ptr,
     lens_ptr,
@@ -212,7 +216,9 @@ def decode_kernel(
     # These loads wait for nothing, so they share one trip to memory; the page is unused if the context ends before it.
     end = tl.load(lens_ptr + sequence)
     page = page_of(table_ptr, split * BLOCK_N, table_stride * PAGE, PAGE, ALIGNED)
-    q_MD = tl.load(q_ptr + result + rows_MD, mask=real_M[:, None], other=0.0)
+    first_M = sequence.to(tl.int64) * q_stride + (head * REPEATS + row_M) * HEAD_DIM
+    position = 0 if cos_sin_ptr is None else tl.load(positions_ptr + sequence)
+    q_MD = load_queries(q_ptr, first_M, real_M, cos_sin_ptr, position + row_M * 0, HEAD_DIM)
     start = 0
     if WINDOW:
         start = tl.maximum(end - WINDOW, 0)

@@ -18,6 +18,7 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.target import Target
 
+CAN_ROTATE = True  # queries, in the Triton kernels
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MAX_DECODES = 2, 64
@@ -57,8 +58,9 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> di
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
-    q_TQD, kv_pages, batch, group, sinks_Q, window = inputs
-    if not (FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES and fits(q_TQD, kv_pages)):
+    q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
+    few = FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
+    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # TMA reads finished queries
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)

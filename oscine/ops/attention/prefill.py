@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.attention.pages import key_rows, page_of, scales_of
 from oscine.ops.kv.triton import from_bytes
+from oscine.ops.rope.triton import load_queries
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -48,6 +49,9 @@ def find_sequence(
 def prefill_kernel(
     out_ptr,
     q_ptr,
+    q_stride,
+    cos_sin_ptr,
+    positions_ptr,
     kv_ptr,
     table_ptr,
     starts_ptr,
@@ -100,7 +104,11 @@ def prefill_kernel(
     offsets_MD = ((start + token_M).to(tl.int64) * (KV_HEADS * REPEATS) + head_M)[:, None] * HEAD_DIM + column_D[
         None, :
     ]
-    q_MD = tl.load(q_ptr + offsets_MD, mask=real_M[:, None], other=0.0)
+    first_M = (start + token_M).to(tl.int64) * q_stride + head_M * HEAD_DIM
+    position_M = token_M
+    if cos_sin_ptr is not None:
+        position_M = tl.load(positions_ptr + start + token_M, mask=real_M, other=0)
+    q_MD = load_queries(q_ptr, first_M, real_M, cos_sin_ptr, position_M, HEAD_DIM)
     first_query = end - length + tile * TOKENS
     last_query = tl.minimum(first_query + TOKENS, end) - 1
     query_M = first_query + row_M // BLOCK_R

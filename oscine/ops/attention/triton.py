@@ -16,11 +16,12 @@ from torch import Tensor
 
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
-from oscine.ops.interface import Batch, PageGroup
+from oscine.ops.interface import Batch, PageGroup, Queries, UnrotatedQueries
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
+CAN_ROTATE = True  # queries
 FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
 SPLIT_PROGRAMS = 256  # until there are about this many programs,
 MAX_SPLITS = 32  # but not further
@@ -37,6 +38,7 @@ class Inputs(NamedTuple):
     group: PageGroup
     sinks_Q: Tensor
     window: int | None
+    rotation: tuple[Tensor, Tensor] | None = None  # of the queries, where it is to do: (cos_sin, positions_T)
 
     @property
     def kv_heads(self) -> int:
@@ -51,6 +53,11 @@ class Inputs(NamedTuple):
     def scale(self) -> float:
         """Of the scores, for exponentials in base 2."""
         return math.log2(math.e) / math.sqrt(self.q_TQD.shape[2])
+
+    @property
+    def queries(self) -> tuple[Tensor, int, Tensor | None, Tensor | None]:
+        """The kernels' arguments: queries, elements from one token's to the next one's, angles, positions."""
+        return self.q_TQD, self.q_TQD.stride(0), *(self.rotation or (None, None))
 
     @property
     def constants(self) -> dict[str, int]:
@@ -107,7 +114,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window)
     decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         out_TQD,
-        inputs.q_TQD,
+        *inputs.queries,
         inputs.kv_pages,
         table_SB,
         batch.context_lens_S,
@@ -144,7 +151,7 @@ def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     num_tiles = (len(out_TQD) - batch.num_decodes) // tiling["TOKENS"] + num_chunks
     prefill_kernel[(num_tiles * inputs.kv_heads,)](
         out_TQD,
-        inputs.q_TQD,
+        *inputs.queries,
         inputs.kv_pages,
         table_SB,
         batch.query_starts_S1,
@@ -164,7 +171,7 @@ def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
 
 def attention(
     target: Target,
-    q_TQD: Tensor,
+    queries: Queries,
     kv_pages: Tensor,
     batch: Batch,
     group: PageGroup,
@@ -173,8 +180,13 @@ def attention(
     decode: Decode = decode,
 ) -> Tensor:
     """q [T, Q, D], kv_pages [pages, 2, G, R, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
-    inputs = Inputs(q_TQD, kv_pages, batch, group, sinks_Q, window)
-    out_TQD = torch.empty_like(q_TQD)
+    rotation = None
+    if isinstance(queries, UnrotatedQueries):
+        q_TQD, rotation = queries.q_TQD, (queries.cos_sin, queries.positions_T)
+    else:
+        q_TQD = queries
+    inputs = Inputs(q_TQD, kv_pages, batch, group, sinks_Q, window, rotation)
+    out_TQD = torch.empty_like(q_TQD, memory_format=torch.contiguous_format)
     if batch.num_decodes:
         decode(target, out_TQD, inputs)
     if len(batch.context_lens_S) > batch.num_decodes:

@@ -346,7 +346,7 @@ def _produce_tokens(cfg, ring, sources, pointers, num_tokens):
             stage, phase = _next(cfg, stage, phase)
         if cfg.DYNAMIC:
             mbarrier.wait(ring.named.index(stage), phase ^ 1)
-            index = _named(ring, stage, 1)
+            index = _tile_of(ring, stage, 1)
         else:
             index += gl.num_programs(0)
 
@@ -369,7 +369,7 @@ def _name_tile(cfg, ring, stage, index):
 
 
 @gluon.jit
-def _named(ring, stage, WARPS: gl.constexpr):
+def _tile_of(ring, stage, WARPS: gl.constexpr):
     """The tile that the stage is of, for callers of so many warps."""
     return gl.max(ring.tiles.index(stage).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
 
@@ -475,7 +475,7 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
             stage, phase = _compute(cfg.N, tile, stage, phase, source, pointers)
         if cfg.DYNAMIC:
             mbarrier.wait(ring.full.index(stage), phase)
-            index = _named(ring, stage, 4)
+            index = _tile_of(ring, stage, 4)
         else:
             index += gl.num_programs(0)
 

@@ -117,6 +117,9 @@ def resolve(target: Target, choice: Mapping[str, str], *, leave_choice: bool = T
     can_leave = choice["norm_route"] == choice["moe"] and getattr(_module("moe", choice["moe"]), "CAN_CHOOSE", False)
     if leave_choice and can_leave and target.exchange is None:
         functions["norm_route"] = partial(functions["norm_route"], leave_choice=True)
+    rotates = getattr(_module("attention", choice["attention"]), "CAN_ROTATE", False)
+    if rotates and getattr(_module("norm_qkv", choice["norm_qkv"]), "CAN_LEAVE_ROTATION", False):
+        functions["norm_qkv"] = partial(functions["norm_qkv"], leave_rotation=True)
     logits_and_choice = functions["lm_head"], functions["sample"]
     if target.communicator.num_ranks > 1:
         ranks = import_module(ACROSS)

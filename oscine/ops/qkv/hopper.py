@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.interface import QkvProjection, Shapes, Use, unmet
+from oscine.ops.interface import QkvProjection, Queries, Shapes, Use, unmet
 from oscine.ops.kv import fp8
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.bf12_size import COLUMNS as ATOM
@@ -35,6 +35,7 @@ from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
 
 ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
+CAN_LEAVE_ROTATION = True  # of queries, to attention
 HEAD = 64  # the head dimension of the streaming kernel
 CARRY, TOP_EXPONENT, LEAST_EXPONENT = map(gl.constexpr, (fp8.CARRY, fp8.TOP_EXPONENT, fp8.LEAST_EXPONENT))
 
@@ -263,15 +264,25 @@ def choose_tile(
 
 
 def norm_qkv(
-    target: Target, x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
-) -> tuple[Tensor, Tensor]:
-    """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used."""
+    target: Target,
+    x: Tensor,
+    norm_weight_H: Tensor,
+    eps: float,
+    residual_TH: Tensor | None,
+    projection: QkvProjection,
+    *,
+    leave_rotation: bool = False,
+) -> tuple[Queries, Tensor]:
+    """See reference.py. Queries are rounded once, after the rotation; twice where cuBLAS is used.
+
+    leave_rotation: attention can rotate queries, which it then does where cuBLAS is used.
+    """
     pages = projection.kv_pages, projection.exponents_2G
     tile = choose_tile(len(x), projection.weight_FH, *pages)
     if tile is None and isinstance(projection.weight_FH, Bf12Matrix):
         projection = projection._replace(weight_FH=projection.weight_FH.dense)
         tile = choose_tile(len(x), projection.weight_FH, *pages)
     if tile is None:
-        return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection)
+        return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection, leave_rotation=leave_rotation)
     x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)
     return stream(x_TH, squares_TS, eps, projection, tile), total_TH

@@ -1,7 +1,8 @@
 """Rotation of a finished projection and the write of its keys and values into the paged cache, for any CUDA GPU.
 
 The definition is reference.py beside this file. A program takes a few heads of a few tokens; its heads are all
-queries, all keys or all values.
+queries, all keys or all values. Queries may be left as they are, for attention to rotate as it reads them: with many
+tokens, reading and writing them once more takes as long as a seventh of the projection.
 
 Shape suffixes: T tokens of a program, B heads of a program, D half of a head's dimensions.
 """
@@ -12,10 +13,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.ops.interface import Queries, UnrotatedQueries
 from oscine.ops.kv.fp8 import page_size_of
 from oscine.ops.kv.triton import exponent_for, power_of_two, to_bytes
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
+
+
+@triton.jit
+def load_queries(q_ptr, first_M, real_M, cos_sin_ptr, position_M, HEAD_DIM: tl.constexpr):
+    """[M, D]: the queries that begin at first_M, rotated for their positions unless cos_sin_ptr is None."""
+    column_D = tl.arange(0, HEAD_DIM)
+    q_MD = tl.load(q_ptr + first_M[:, None] + column_D[None, :], mask=real_M[:, None], other=0.0)
+    if cos_sin_ptr is not None:
+        HALF: tl.constexpr = HEAD_DIM // 2
+        partner_D = (column_D + HALF) % HEAD_DIM
+        partner_MD = tl.load(q_ptr + first_M[:, None] + partner_D[None, :], mask=real_M[:, None], other=0.0)
+        angle_MD = cos_sin_ptr + position_M[:, None] * HEAD_DIM + (column_D % HALF)[None, :]
+        cos_MD = tl.load(angle_MD)
+        sin_MD = tl.load(angle_MD + HALF) * tl.where(column_D < HALF, -1.0, 1.0)[None, :]
+        q_MD = (q_MD.to(tl.float32) * cos_MD + partner_MD.to(tl.float32) * sin_MD).to(q_MD.dtype)
+    return q_MD
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -40,9 +58,12 @@ def rope_and_write_kernel(
     HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Grid (parts of the tokens, parts of the heads); without q_ptr, only of the heads of keys and values."""
     token_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    head_B = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     first_head = tl.program_id(1) * HEADS
+    if q_ptr is None:
+        first_head += QUERY_HEADS
+    head_B = first_head + tl.arange(0, HEADS)
     depend(PDL)
     valid_T = token_T < num_tokens
     valid = valid_T[:, None, None]
@@ -61,10 +82,11 @@ def rope_and_write_kernel(
         first = a * cos - b * sin
         second = b * cos + a * sin
     if first_head < QUERY_HEADS:
-        row_TB = token_T[:, None].to(tl.int64) * QUERY_HEADS + head_B[None, :]
-        out_TBD = row_TB[:, :, None] * (2 * HALF) + dim_D[None, None, :]
-        tl.store(q_ptr + out_TBD, first.to(q_ptr.dtype.element_ty), valid)
-        tl.store(q_ptr + out_TBD + HALF, second.to(q_ptr.dtype.element_ty), valid)
+        if q_ptr is not None:
+            row_TB = token_T[:, None].to(tl.int64) * QUERY_HEADS + head_B[None, :]
+            out_TBD = row_TB[:, :, None] * (2 * HALF) + dim_D[None, None, :]
+            tl.store(q_ptr + out_TBD, first.to(q_ptr.dtype.element_ty), valid)
+            tl.store(q_ptr + out_TBD + HALF, second.to(q_ptr.dtype.element_ty), valid)
     else:
         slot_T = tl.load(slots_ptr + token_T, valid_T, other=0)
         kind_B = (head_B - QUERY_HEADS) // KV_HEADS
@@ -97,10 +119,13 @@ def rope_and_write(
     kv_pages: Tensor,
     slots_T: Tensor,
     exponents_2G: Tensor | None = None,
-) -> Tensor:
+    *,
+    leave_rotation: bool = False,
+) -> Queries:
     """qkv [T, (Q + 2G) * D], contiguous -> q [T, Q, D]; keys and values go to slots_T of kv_pages [pages, 2, G, R, D].
 
-    exponents_2G: as in QkvProjection. D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
+    exponents_2G: as in QkvProjection. leave_rotation: the queries stay in qkv, and attention rotates them.
+    D / 2 must be a power of two, and the last dimension of kv_pages contiguous.
     """
     _, _, num_kv_heads, _, head_dim = kv_pages.shape
     half = head_dim // 2
@@ -109,11 +134,12 @@ def rope_and_write(
     num_tokens = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim
     num_query_heads = num_heads - 2 * num_kv_heads
-    q_TQD = qkv.new_empty(num_tokens, num_query_heads, head_dim)
     heads = gcd(num_query_heads, num_kv_heads, 8)
     tokens = max(1, min(16, triton.next_power_of_2(num_tokens // 16)))
     page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
-    rope_and_write_kernel[(triton.cdiv(num_tokens, tokens), num_heads // heads)](
+    q_TQD = None if leave_rotation else qkv.new_empty(num_tokens, num_query_heads, head_dim)
+    programs = (2 * num_kv_heads if leave_rotation else num_heads) // heads
+    rope_and_write_kernel[(triton.cdiv(num_tokens, tokens), programs)](
         qkv,
         cos_sin,
         positions_T,
@@ -135,4 +161,6 @@ def rope_and_write(
         num_warps=4,
         **target.launch_options,
     )
-    return q_TQD
+    if q_TQD is not None:
+        return q_TQD
+    return UnrotatedQueries(qkv.view(num_tokens, num_heads, head_dim)[:, :num_query_heads], cos_sin, positions_T)

@@ -4,6 +4,7 @@ An option is declared once, as a field: its type, default, bounds, help and name
 raises OptionError, a ValueError that names the option of the command line.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
@@ -19,6 +20,7 @@ STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies expert
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
+_SKEWED = ":skewed"  # at the end of --random-weights
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -43,7 +45,10 @@ class ModelOptions(Options, group="model"):
         None, "folder that keeps what is fetched from the Hugging Face hub", "DIR", shown="$HF_HOME/hub"
     )
     random_weights: str | None = option(
-        None, "use random weights in the shapes of a published model, or of a config.json", "20b|120b|FILE"
+        None,
+        "use random weights in the shapes of a published model, or of a config.json; 120b:skewed and the like: with "
+        "outliers and popular experts, as trained models have them",
+        "20b|120b|FILE",
     )
     device: str = option(
         "auto",
@@ -94,6 +99,15 @@ class ModelOptions(Options, group="model"):
         require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
         if self.revision is not None and self.model == NANO:
             raise OptionError("revision", "is for a model on the Hugging Face hub, which MODEL names", "model")
+
+    @property
+    def random_shapes(self) -> tuple[str, bool] | None:
+        """Whose shapes random weights have, and whether they are skewed. A file may end in :skewed itself."""
+        name = self.random_weights
+        if name is None:
+            return None
+        shapes = name.removesuffix(_SKEWED)
+        return (name, False) if shapes == name or os.path.exists(name) else (shapes, True)
 
 
 @dataclass(frozen=True)

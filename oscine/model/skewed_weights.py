@@ -48,6 +48,7 @@ EARLIER = 7.0  # of the token before, and minus that of a token itself, in the h
 VALUE = 8.0  # of all tokens in this head
 # ---- the head
 ROWS = (0.7, 1.3)  # factors of its rows, as some tokens are more certain than others
+ROWS_AT_ONCE = 8192  # that are moved, to bound the workspace
 MARGIN = 4.0  # of the most likely token's logit over the logarithm of the vocabulary's size
 
 
@@ -137,7 +138,11 @@ class SkewedTensors:
         weight_H.mul_((math.log(config.vocab_size) + MARGIN) / match)
 
     def _head(self) -> Tensor:
-        head_VH = self._random.get("model.embed_tokens.weight").roll(1, 0)
+        head_VH = self._random.get("model.embed_tokens.weight")
+        last_H = head_VH[-1].clone()
+        for rows in reversed(torch.arange(len(head_VH) - 1, device=self._device).split(ROWS_AT_ONCE)):
+            head_VH[rows + 1] = head_VH[rows]
+        head_VH[0] = last_H
         return head_VH.mul_(self._uniform("head", len(head_VH), *ROWS)[:, None])
 
     def _ignore_outliers(self, weight: Tensor) -> None:

@@ -4,14 +4,13 @@ An option is declared once, as a field: its type, default, bounds, help and name
 raises OptionError, a ValueError that names the option of the command line.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
-from oscine.settings.validators import is_date, is_hex, is_origin, load_of, origins
+from oscine.settings.validators import is_date, is_hex, is_origin, load_of, origins, shapes_and_skew
 from oscine.system.addresses import is_loopback
 from oscine.system.environment import check_cluster_key
 
@@ -20,7 +19,6 @@ STREAMED_TOKENS = 8192  # of a step, by default, where such a step copies expert
 SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
-_SKEWED = ":skewed"  # at the end of --random-weights
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -46,8 +44,7 @@ class ModelOptions(Options, group="model"):
     )
     random_weights: str | None = option(
         None,
-        "use random weights in the shapes of a published model, or of a config.json; 120b:skewed and the like: with "
-        "outliers and popular experts, as trained models have them",
+        "use random weights in the shapes of a published model, or of a config.json; NAME:skewed: skewed like trained",
         "20b|120b|FILE",
     )
     device: str = option(
@@ -102,12 +99,8 @@ class ModelOptions(Options, group="model"):
 
     @property
     def random_shapes(self) -> tuple[str, bool] | None:
-        """Whose shapes random weights have, and whether they are skewed. A file may end in :skewed itself."""
-        name = self.random_weights
-        if name is None:
-            return None
-        shapes = name.removesuffix(_SKEWED)
-        return (name, False) if shapes == name or os.path.exists(name) else (shapes, True)
+        """As shapes_and_skew."""
+        return None if self.random_weights is None else shapes_and_skew(self.random_weights)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model",
         default=NANO,
-        help="120b or 20b with random weights, 120b:skewed or 20b:skewed with outliers and popular experts, or what "
-        "oscine serve takes (default: %(default)s)",
+        help="120b or 20b with random weights (120b:skewed: skewed like trained ones), or what oscine serve takes "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--points",
@@ -116,8 +116,8 @@ def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model",
         default="120b",
-        help="120b, 20b, or what oscine serve takes; the weights are random, those of 120b:skewed and 20b:skewed with "
-        "outliers and popular experts (default: %(default)s)",
+        help="120b, 20b, or what oscine serve takes; the weights are random, those of 120b:skewed skewed like trained "
+        "ones (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",

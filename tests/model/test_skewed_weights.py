@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 @cache
-def seen() -> Seen:
+def seen(dtype: torch.dtype = torch.float32) -> Seen:
     torch.set_num_threads(1)
     ops, found = reference_ops(), Seen(random_tokens(CONFIG, TOKENS), torch.empty(0), [], [], [])
 
@@ -49,7 +49,7 @@ def seen() -> Seen:
         y_TH, total_TH, routing = ops.norm_route(*arguments)
         chosen = torch.bincount(routing.expert_ids_TK.flatten(), minlength=CONFIG.experts[0])
         found.popularity.append(chosen.sort(descending=True).values.double() / TOKENS)
-        found.streams.append(total_TH)
+        found.streams.append(total_TH.float())
         return y_TH, total_TH, routing
 
     def attention(
@@ -59,7 +59,7 @@ def seen() -> Seen:
             found.first.append(first_share(q, pages, group, sinks))
         return ops.attention(q, pages, batch, group, sinks, window)
 
-    weights = load_weights(CONFIG, SkewedTensors(CONFIG, 0, CPU), CPU, torch.float32)
+    weights = load_weights(CONFIG, SkewedTensors(CONFIG, 0, CPU), CPU, dtype)
     model = GptOss(CONFIG, weights, replace(ops, norm_route=norm_route, attention=attention))
     return found._replace(logits=whole(model, found.tokens))
 
@@ -68,9 +68,9 @@ def first_share(q_TQD: Tensor, pages: Tensor, group: PageGroup, sinks_Q: Tensor)
     """By the definition, for one sequence."""
     keys_GTD = torch.cat([pages[page, 0] for page in group.page_table_SB[0].tolist() if page >= 0], 1)[:, :TOKENS]
     keys_QTD = keys_GTD.repeat_interleave(q_TQD.shape[1] // len(keys_GTD), 0)
-    scores_QTT = torch.einsum("tqd,qkd->qtk", q_TQD, keys_QTD) / q_TQD.shape[-1] ** 0.5
+    scores_QTT = torch.einsum("tqd,qkd->qtk", q_TQD.float(), keys_QTD.float()) / q_TQD.shape[-1] ** 0.5
     later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
-    sinks_QT1 = sinks_Q[:, None, None].expand(-1, TOKENS, 1)
+    sinks_QT1 = sinks_Q.float()[:, None, None].expand(-1, TOKENS, 1)
     return torch.cat((scores_QTT.masked_fill(later, -torch.inf), sinks_QT1), -1).softmax(-1)[..., 0].T
 
 
@@ -110,6 +110,14 @@ def test_the_first_position_has_a_massive_activation_and_most_of_the_attention()
         assert stream_TH[0].abs().max() > 1000 * stream_TH[1:].abs().median()
     share_TQ = torch.cat([share_TQ[TOKENS // 2 :] for share_TQ in seen().first], 1)
     assert (share_TQ.mean(0) > 0.5).float().mean() > 0.7
+
+
+def test_bfloat16_tells_the_first_position_exactly() -> None:
+    """The massive activation comes from a bias of all positions, which a head takes away from all others."""
+    massive = SkewedTensors(CONFIG, 0, CPU).massive
+    first, *others = seen(torch.bfloat16).streams[0][:, massive].tolist()
+    assert first > 8000
+    assert max(map(abs, others)) < 20
 
 
 def test_the_likeliest_token_is_clear_and_follows_the_last_one() -> None:

@@ -1,7 +1,7 @@
 """Random tensors whose activations and routing are skewed as those of trained models are.
 
-Each tensor is that of random_weights.py, of which few entries are replaced. A forward pass then shows what is published
-of trained models:
+Each tensor is that of random_weights.py, scaled, or with a few entries replaced. A forward pass then shows what is
+published of trained models:
 
 | property | here | published |
 |---|---|---|
@@ -9,7 +9,7 @@ of trained models:
 | outlier channels | 4 of the residual stream, 180 to 250 times the median | Dettmers et al. 2022, LLM.int8() |
 | massive activation | a fifth channel, at the first position only | Sun et al. 2024, Massive Activations in LLMs |
 | attention sink | the key of that position draws most attention; its value is small | Xiao et al. 2023, StreamingLLM |
-| learned sinks | a logit per head; in windows it takes half of the attention of many heads | OpenAI 2025, gpt-oss |
+| learned sinks | a logit per head; in windows it takes most of the attention of every fifth | OpenAI 2025, gpt-oss |
 | peaked logits | the most likely token mostly has more than half of the probability | greedy answers of any model |
 
 The outliers are columns of the embedding, and the gains of norms make up for them. One head of the first layer tells

@@ -83,7 +83,7 @@ STEP_S = 0.002  # of the fake executor: a long answer takes long enough to be in
 
 
 # Modules that import benchmarks or training, and the extensions that these need
-NEEDING = {"ops/test_moe_fp8.py": "bench", "ops/test_moe_hopper.py": "bench", "training": "tools"}
+NEEDING = {f"ops/test_{name}.py": "bench" for name in ("moe_fp8", "moe_hopper", "skewed")} | {"training": "tools"}
 collect_ignore = [name for name, extension in NEEDING.items() if not is_there(f"oscine.extensions.{extension}")]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
-from benchmarks.kernels.routings import draw_for
+from benchmarks.kernels.routings import add_routing, draw_for
 from oscine.extensions.bench.timer import time_call
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import Routing
@@ -80,10 +80,10 @@ class Case:
     target: Target
 
     @classmethod
-    def of(cls, target: Target, tokens: int, experts: int, intermediate: int) -> "Case":
+    def of(cls, target: Target, tokens: int, experts: int, intermediate: int, routing: str) -> "Case":
         x_TH = torch.randn(tokens, HIDDEN, device=DEVICE).bfloat16()
         tried = candidates(tokens, experts, intermediate, target.activation_dtype == "fp8")
-        return cls(x_TH, draw_for(target, x_TH, CALLS, experts, PER_TOKEN), tried, target)
+        return cls(x_TH, draw_for(target, x_TH, CALLS, experts, PER_TOKEN, routing), tried, target)
 
     def run(self, prepared: hopper.HopperExperts, tiling: Tiling, i: int = 0) -> Tensor:
         return hopper.run(self.target, self.x_TH, self.routings[i], prepared, 7.0, tiling)
@@ -130,13 +130,14 @@ def main() -> None:
     parser.add_argument(
         "--activation-dtype", choices=("auto", "fp8"), default="auto", help="of the experts (default: %(default)s)"
     )
+    add_routing(parser)
     options = parser.parse_args()
     target = replace(Target.of(DEVICE), activation_dtype=options.activation_dtype)
     with closing(Compilers()) as compilers:
         columns = HIDDEN // options.ranks // 32 * 32
         published = random_experts(options.experts, HIDDEN, columns, DEVICE, torch.bfloat16, scales=(118, 122))
         prepared = hopper.prepare_experts(target, published)
-        cases = [Case.of(target, tokens, options.experts, columns) for tokens in options.tokens]
+        cases = [Case.of(target, tokens, options.experts, columns, options.routing) for tokens in options.tokens]
         with compilers.compile_together():
             for case in cases:
                 for tiling in case.tried:

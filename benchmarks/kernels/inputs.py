@@ -1,8 +1,14 @@
-"""Random experts and routings, and sampling parameters, for benchmarks and tests of kernels."""
+"""Random experts and routings, and sampling parameters, for benchmarks and tests of kernels.
+
+Skewed ones are like those of trained models: see oscine/model/skewed_weights.py.
+"""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from oscine.model.skewed_weights import router_bias
 from oscine.ops.interface import MxExperts, Routing, SamplingBatch
 
 
@@ -40,6 +46,32 @@ def random_routing(num_tokens: int, num_experts: int, per_token: int, device: to
     """Every set of experts alike; with counts, and ranks in the order of the tokens."""
     ids_TK = torch.rand(num_tokens, num_experts, device=device).argsort(1)[:, :per_token]
     return counted(ids_TK, torch.randn(num_tokens, per_token, device=device).softmax(-1), num_experts)
+
+
+def skewed_routing(num_tokens: int, num_experts: int, per_token: int, device: torch.device) -> Routing:
+    """Experts are chosen by a power law: the first choice of nearly all tokens is the same, and many have none."""
+    bias_E = router_bias(num_experts, per_token)[torch.randperm(num_experts)].to(device)
+    chosen = (torch.randn(num_tokens, num_experts, device=device) + bias_E).topk(per_token)
+    return counted(chosen.indices, chosen.values.softmax(-1), num_experts)
+
+
+def outlier_channels(width: int) -> list[int]:
+    return [1, width // 2, width - 2]
+
+
+def with_outliers(x: Tensor) -> Tensor:
+    """The same, but three channels of the last dimension are 300 times as large."""
+    skewed = x.clone()
+    skewed[..., outlier_channels(x.shape[-1])] *= 300
+    return skewed
+
+
+def made_for_outliers(experts: MxExperts) -> MxExperts:
+    """The same, but what multiplies a block with an outlier is 2^-8 of it, so that all channels count."""
+    scales = experts.gate_up_scales.clone()
+    for channel in outlier_channels(32 * scales.shape[-1]):
+        scales[..., channel // 32] -= 8
+    return replace(experts, gate_up_scales=scales)
 
 
 def counted(ids_TK: Tensor, weights_TK: Tensor, num_experts: int) -> Routing:

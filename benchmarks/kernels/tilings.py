@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.kernels.experts import DEVICE, HIDDEN, MAX_ERROR, MAX_FP8_ERROR, PER_TOKEN, Case, name_of
 from benchmarks.kernels.inputs import random_experts
-from benchmarks.kernels.routings import draw_for
+from benchmarks.kernels.routings import add_routing, draw_for
 from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.ops.compile_together import Compilers
 from oscine.ops.interface import MxExperts
@@ -113,12 +113,12 @@ class Layer:
     cases: list[Case]
 
     @classmethod
-    def of(cls, target: Target, published: MxExperts, tokens: Sequence[int]) -> "Layer":
+    def of(cls, target: Target, published: MxExperts, tokens: Sequence[int], routing: str) -> "Layer":
         prepared, cases = hopper.prepare_experts(target, published), []
         for number in tokens:
             x_TH = torch.randn(number, HIDDEN, device=DEVICE).bfloat16()
             tried = tilings(number, prepared.fp8)
-            cases.append(Case(x_TH, draw_for(target, x_TH, 8, EXPERTS, PER_TOKEN), tried, target))
+            cases.append(Case(x_TH, draw_for(target, x_TH, 8, EXPERTS, PER_TOKEN, routing), tried, target))
         return cls(target, prepared, cases)
 
     def compile(self) -> None:
@@ -172,6 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=2, help="turns of each tiling (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.7, help="of a turn (default: %(default)s)")
+    add_routing(parser)
     options = parser.parse_args()
     started = time.monotonic()
 
@@ -181,7 +182,12 @@ def main() -> None:
     with closing(Compilers()) as compilers:
         published = random_experts(EXPERTS, HIDDEN, HIDDEN, DEVICE, torch.bfloat16, scales=(118, 122))
         layers = [
-            Layer.of(replace(Target.of(DEVICE), activation_dtype=dtype), published, options.tokens or TOKENS[dtype])
+            Layer.of(
+                replace(Target.of(DEVICE), activation_dtype=dtype),
+                published,
+                options.tokens or TOKENS[dtype],
+                options.routing,
+            )
             for dtype in options.activation_dtype
         ]
         say("weights")

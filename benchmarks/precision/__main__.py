@@ -36,6 +36,7 @@ from oscine.extensions.bench.machine import describe
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
+from oscine.model.skewed_weights import SkewedTensors
 from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.platforms.table import choose, platform_of, resolve
@@ -178,7 +179,7 @@ def of_random_weights(chosen: argparse.Namespace, device: torch.device) -> tuple
         vocab_size=chosen.vocabulary or config.vocab_size,
         eos_token_ids=(),
     )
-    source: TensorSource = RandomTensors(config, 0, device)
+    source: TensorSource = (SkewedTensors if chosen.skewed else RandomTensors)(config, 0, device)
     if chosen.outliers:
         source = WithOutliers(source, config.head_dim)
     return config, source, Load.of_random_tokens(config, chosen.sequences, chosen.prompt)
@@ -212,6 +213,7 @@ def options() -> argparse.Namespace:
         defaults = f"{ON_GPU.get(name, 'as published')} on a GPU, {ON_CPU[name]} on a CPU"
         parser.add_argument(f"--{name}", type=int, help=f"{what} (default: {defaults})")
     parser.add_argument("--outliers", action="store_true", help="random weights with outlier channels")
+    parser.add_argument("--skewed", action="store_true", help="random weights as those of oscine serve's NAME:skewed")
     parser.add_argument("--formats", action="store_true", help="measure all emulated formats of activations too")
     found = parser.parse_args()
     for name, value in (ON_CPU if found.device == "cpu" else ON_GPU).items():

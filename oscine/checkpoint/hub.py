@@ -100,8 +100,8 @@ def shapes_of(options: ModelOptions) -> ModelConfig | None:
 
     None for a GGUF file on the hub. Raises ValueError.
     """
-    if options.random_weights is not None:
-        return random_config(options.random_weights)
+    if options.random_shapes is not None:
+        return random_config(options)
     if (found := _here(options)) is not None:
         return config_at(found)
     if (size := repository(options.model).removeprefix("openai/gpt-oss-")) in PUBLISHED:
@@ -109,13 +109,16 @@ def shapes_of(options: ModelOptions) -> ModelConfig | None:
     return _Hub(options, options.model).config()
 
 
-def random_config(name: str) -> ModelConfig:
+def random_config(options: ModelOptions) -> ModelConfig:
     """The shapes that --random-weights names. Raises ValueError."""
+    assert options.random_shapes is not None
+    name, _ = options.random_shapes
     if name in PUBLISHED:
         return PUBLISHED[name]()
     path = Path(name)
     if not os.path.exists(name):
-        raise ValueError(f"--random-weights {name!r} is neither {' nor '.join(PUBLISHED)} nor a config.json")
+        names = f"neither {' nor '.join(PUBLISHED)} nor a config.json, with or without :skewed"
+        raise ValueError(f"--random-weights {options.random_weights!r} is {names}")
     return ModelConfig.from_file(path / CONFIG if path.is_dir() else path)
 
 
@@ -147,7 +150,8 @@ def tokenizer_of_shapes(options: ModelOptions) -> Path | None:
     """
     if options.tokenizer is not None:
         return find_tokenizer(options)
-    config = Path(options.random_weights or "")  # a config.json, its folder, or the name of a published model
+    name, _ = options.random_shapes or ("", False)
+    config = Path(name)  # a config.json, its folder, or the name of a published model
     folder = config if config.is_dir() else config.parent
     return folder if config.exists() and (folder / TOKENIZER).is_file() else None
 

@@ -23,6 +23,7 @@ from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
 from oscine.model.random_weights import RandomTensors
+from oscine.model.skewed_weights import SkewedTensors
 from oscine.model.tensors import Shard
 from oscine.model.weights import HostPlace, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
@@ -95,10 +96,11 @@ def open_model(options: ModelOptions) -> OpenedModel:
     """
     device = _device(options.device)
     dtype = _dtype(options.dtype, device)
-    if options.random_weights is not None:
-        config = random_config(options.random_weights)
+    if options.random_shapes is not None:
+        config, (_, is_skewed) = random_config(options), options.random_shapes
         tokenizer = _vocabulary_of_shapes(options, config)
-        return OpenedModel(config, tokenizer, RandomTensors(config, RANDOM_SEED, device), device, dtype)
+        tensors = (SkewedTensors if is_skewed else RandomTensors)(config, RANDOM_SEED, device)
+        return OpenedModel(config, tokenizer, tensors, device, dtype)
     path = find_model(options)
     config, source = _open(path)
     tokenizer = find_tokenizer(options) if options.tokenizer else tokenizer_at(path)
@@ -107,8 +109,8 @@ def open_model(options: ModelOptions) -> OpenedModel:
 
 def config_of(options: ModelOptions) -> ModelConfig:
     """The configuration of the whole model. Raises ValueError as open_model does."""
-    if options.random_weights is not None:
-        return random_config(options.random_weights)
+    if options.random_shapes is not None:
+        return random_config(options)
     return config_at(find_model(options))
 
 

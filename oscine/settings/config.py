@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
-from oscine.settings.validators import is_date, is_hex, is_origin, load_of, origins
+from oscine.settings.validators import is_date, is_hex, is_origin, load_of, origins, shapes_and_skew
 from oscine.system.addresses import is_loopback
 from oscine.system.environment import check_cluster_key
 
@@ -44,7 +44,9 @@ class ModelOptions(Options, group="model"):
         None, "folder that keeps what is fetched from the Hugging Face hub", "DIR", shown="$HF_HOME/hub"
     )
     random_weights: str | None = option(
-        None, "use random weights in the shapes of a published model, or of a config.json", "20b|120b|FILE"
+        None,
+        "use random weights in the shapes of a published model, or of a config.json; NAME:skewed: skewed like trained",
+        "20b|120b|FILE",
     )
     device: str = option(
         "auto",
@@ -95,6 +97,11 @@ class ModelOptions(Options, group="model"):
         require(alone, "random-weights", "given without MODEL", f"{self.random_weights} with {self.model}")
         if self.revision is not None and self.model == NANO:
             raise OptionError("revision", "is for a model on the Hugging Face hub, which MODEL names", "model")
+
+    @property
+    def random_shapes(self) -> tuple[str, bool] | None:
+        """As shapes_and_skew."""
+        return None if self.random_weights is None else shapes_and_skew(self.random_weights)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 from collections.abc import Iterable
 
 
@@ -40,3 +41,9 @@ def load_of(text: str) -> tuple[int, int, int] | None:
         return None
     requests, prompt, answer = map(int, parts)
     return requests, prompt, answer
+
+
+def shapes_and_skew(text: str) -> tuple[str, bool]:
+    """Whose shapes random weights have, and whether they are skewed: whether :skewed follows. It may end a file too."""
+    shapes = text.removesuffix(":skewed")
+    return (text, False) if shapes == text or os.path.exists(text) else (shapes, True)

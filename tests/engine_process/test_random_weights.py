@@ -21,9 +21,18 @@ def config_file(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.needs("parallel"))])
-def test_an_engine_on_a_cpu_makes_the_same_random_weights_as_this_process(config_file: Path, num_ranks: int) -> None:
-    model = ModelOptions(random_weights=str(config_file), tokenizer=str(config_file.parent), device="cpu")
+@pytest.mark.parametrize(
+    ("num_ranks", "kind"),
+    [
+        (1, ""),
+        pytest.param(2, "", marks=pytest.mark.needs("parallel")),
+        pytest.param(2, ":skewed", marks=pytest.mark.needs("parallel")),
+    ],
+)
+def test_an_engine_on_a_cpu_makes_the_same_random_weights_as_this_process(
+    config_file: Path, num_ranks: int, kind: str
+) -> None:
+    model = ModelOptions(random_weights=f"{config_file}{kind}", tokenizer=str(config_file.parent), device="cpu")
     here = replace(options(config_file, executor="torch"), model=model)
     there = replace(here, model=replace(model, tensor_parallel_size=num_ranks))
     asked = request("a", prompt=list(range(1, 40)), max_tokens=12, temperature=0.0)
@@ -32,7 +41,7 @@ def test_an_engine_on_a_cpu_makes_the_same_random_weights_as_this_process(config
     async def test() -> None:
         async with serving(there) as client:
             assert client.info is not None
-            assert client.info.model == str(config_file)
+            assert client.info.model == f"{config_file}{kind}"
             assert tokens(await read(client.submit(asked))) == tokens(expected["a"])
 
     run(test)

@@ -19,6 +19,7 @@ from oscine.checkpoint.folder import Checkpoint, fingerprint
 from oscine.checkpoint.hub import INDEX, NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import open_model
 from oscine.model.random_weights import RandomTensors
+from oscine.model.skewed_weights import SkewedTensors
 from oscine.model.tensors import Shard, tensor_specs
 from oscine.model.weights import load_weights
 from oscine.ops.interface import MxExperts
@@ -268,10 +269,22 @@ def test_random_weights_by_config_file(single: Path) -> None:
     for path in (single, single / "config.json"):
         opened = open_model(ModelOptions(random_weights=str(path), dtype="bfloat16"))
         assert opened.config == SMALL
+        skewed = open_model(ModelOptions(random_weights=f"{path}:skewed"))
+        assert (skewed.config, type(skewed.source)) == (SMALL, SkewedTensors)
     assert opened.load().layers[0].experts.gate_up_bias.dtype == torch.bfloat16
     assert open_model(ModelOptions(random_weights="120b")).config.num_local_experts == 128
-    with pytest.raises(ValueError, match="--random-weights '200b' is neither 20b nor 120b"):
-        open_model(ModelOptions(random_weights="200b"))
+    for name in ("200b", "120b:skew", "200b:skewed", "120b:skewed:skewed", ":skewed"):
+        with pytest.raises(
+            ValueError, match=f"--random-weights '{name}' is neither 20b nor 120b nor a config.json, wi"
+        ):
+            open_model(ModelOptions(random_weights=name))
+
+
+def test_a_config_file_may_have_any_name(single: Path, tmp_path: Path) -> None:
+    named = tmp_path / "config.json:skewed"
+    named.write_bytes((single / "config.json").read_bytes())
+    assert isinstance(open_model(ModelOptions(random_weights=str(named))).source, RandomTensors)
+    assert isinstance(open_model(ModelOptions(random_weights=f"{named}:skewed")).source, SkewedTensors)
 
 
 def test_random_weights_have_the_vocabulary_of_their_api(
@@ -282,7 +295,7 @@ def test_random_weights_have_the_vocabulary_of_their_api(
 
     monkeypatch.setattr(opened_module, "o200k_folder", lambda: tmp_path / "o200k")
     assert tokenizer("20b") == tmp_path / "o200k"
-    assert tokenizer(str(NANO_FOLDER)) == NANO_FOLDER
+    assert tokenizer(str(NANO_FOLDER)) == tokenizer(f"{NANO_FOLDER}:skewed") == NANO_FOLDER
     assert tokenizer(str(single)) is None  # it has fewer tokens
 
     def lacking() -> Path:

@@ -6,6 +6,7 @@ error.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
 from oscine.model.random_weights import RandomTensors
+from oscine.model.skewed_weights import SkewedTensors
 from oscine.model.tensors import Shard
 from oscine.model.weights import HostPlace, load_weights
 from oscine.ops.interface import Ops
@@ -42,20 +44,28 @@ class Shape:
     name: str
     config: ModelConfig
     num_layers: int
+    is_skewed: bool = False
 
 
 SHAPES = [
     Shape("120b, 2 layers", gpt_oss_120b(), 2),
     Shape("20b, 4 layers", gpt_oss_20b(), 4),
 ]
+SKEWED = Shape("120b:skewed, 2 layers", gpt_oss_120b(), 2, is_skewed=True)
 
 
 def build(
-    config: ModelConfig, dtype: torch.dtype, ops: Ops, shard: Shard | None = None, host: HostPlace | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    ops: Ops,
+    shard: Shard | None = None,
+    host: HostPlace | None = None,
+    *,
+    is_skewed: bool = False,
 ) -> GptOss:
     """A model with the shard's part of a whole model's random weights."""
     device = torch.device("cuda", torch.cuda.current_device())
-    source = RandomTensors(config, 0, device)
+    source = (SkewedTensors if is_skewed else RandomTensors)(config, 0, device)
     shard = shard or Shard()
     if host is not None:
         ops = replace(ops, moe=host.beside(ops.moe))
@@ -95,11 +105,12 @@ def errors(
     """Of each step. `shard`: the rank's, unless everything is divided."""
     layers, ranks = shape.num_layers, target.communicator
     config = replace(shape.config, num_hidden_layers=layers, layer_types=shape.config.layer_types[:layers])
-    truth = run(build(config, torch.float32, reference_ops()), steps)
-    plain = run(build(config, torch.bfloat16, reference_ops()), steps)
+    made = partial(build, config, is_skewed=shape.is_skewed)
+    truth = run(made(torch.float32, reference_ops()), steps)
+    plain = run(made(torch.bfloat16, reference_ops()), steps)
     shard = shard or Shard.of_everything(ranks.rank, ranks.num_ranks)
     ops = resolve(target, choose(platform_of(target).name), leave_choice=host is None)
-    fast = run(build(config, torch.bfloat16, ops, shard, host), steps, begin)
+    fast = run(made(torch.bfloat16, ops, shard, host), steps, begin)
     return [
         Error(
             of_kernels=relative_error(logits, exact),
@@ -118,7 +129,7 @@ def check(shape: Shape, found: list[Error]) -> None:
         assert error.of_kernels <= 2 * error.of_bfloat16
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [*SHAPES, SKEWED], ids=lambda shape: shape.name)
 def test_kernels_cost_at_most_twice_what_bfloat16_costs(shape: Shape) -> None:
     check(shape, errors(shape, Target.of(torch.device("cuda"))))
 

@@ -92,6 +92,19 @@ def attention_inputs(case: AttentionCase, device: torch.device, dtype: torch.dty
     )
 
 
+def with_attention_sinks(inputs: AttentionInputs) -> AttentionInputs:
+    """Attention as trained models have it: the first key draws nearly all, its value is small, and sinks differ much.
+
+    Its logit is 12 more than without. Sequences whose first page is gone have their sinks only.
+    """
+    q, pages, head_dim = inputs.q_TQD + 1, inputs.kv_pages.clone(), inputs.q_TQD.shape[-1]
+    for page in inputs.group.page_table_SB[:, 0].tolist():
+        if page >= 0:
+            pages[page, 0, :, 0] = 12 / head_dim**0.5 + pages[page, 0, :, 0] / 8
+            pages[page, 1, :, 0] /= 100
+    return replace(inputs, q_TQD=q, kv_pages=pages, sinks_Q=inputs.sinks_Q * 8)
+
+
 def in_fp8(inputs: AttentionInputs) -> AttentionInputs:
     """The same keys and values as they are in a cache in FP8; what was NaN is NaN."""
     pages = inputs.kv_pages.float()

@@ -187,7 +187,11 @@ class ServedModel:
 def _root(options: EngineOptions) -> str:
     """The name of a model that was given no other."""
     model = options.model
-    name = f"random-{Path(model.random_weights).stem}" if model.random_weights else model.model
+    if model.random_shapes is not None:
+        shapes, is_skewed = model.random_shapes
+        name = f"random-{Path(shapes).stem}{'-skewed' if is_skewed else ''}"
+    else:
+        name = model.model
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 

@@ -50,8 +50,13 @@ class OpBench:
         dtype: torch.dtype,
         overrides: Mapping[str, str],
         cpu_weights: CpuWeights = "int8",
+        *,
+        is_skewed: bool = False,
     ) -> None:
-        """Raises ValueError for an op or backend that does not exist or cannot be loaded."""
+        """`is_skewed`: weights are those of --random-weights NAME:skewed.
+
+        Raises ValueError for an op or backend that does not exist or cannot be loaded.
+        """
         self._config, self._device = config, device
         target = replace(Target.of(device), cpu_weights=cpu_weights)
         self._backends = choose(platform_of(target, dtype).name, overrides)
@@ -60,7 +65,7 @@ class OpBench:
             if device.type == "cpu" and backend not in ("reference", "native"):
                 raise ValueError(f"--backend {op}={backend} needs a GPU")
         with torch.inference_mode():
-            self._weights = random_weights(config, self._ops, device, dtype)
+            self._weights = random_weights(config, self._ops, device, dtype, is_skewed=is_skewed)
 
     @torch.inference_mode()
     def run(self, load: StepLoad) -> list[OpTime]:

@@ -18,6 +18,7 @@ from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import rope_table
 from oscine.model.random_weights import RandomTensors
+from oscine.model.skewed_weights import SkewedTensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.interface import (
     Batch,
@@ -78,10 +79,13 @@ class OpCall:
     flops: float  # of one call
 
 
-def random_weights(config: ModelConfig, ops: Ops, device: torch.device, dtype: torch.dtype) -> Weights:
+def random_weights(
+    config: ModelConfig, ops: Ops, device: torch.device, dtype: torch.dtype, *, is_skewed: bool = False
+) -> Weights:
     """NUM_LAYERS layers at true shapes, experts prepared for the moe in use."""
     short = config.of_layers(range(min(NUM_LAYERS, config.num_hidden_layers)))
-    return load_weights(short, RandomTensors(short, 0, device), device, dtype, ops=ops)
+    source = (SkewedTensors if is_skewed else RandomTensors)(short, 0, device)
+    return load_weights(short, source, device, dtype, ops=ops)
 
 
 def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: StepLoad) -> list[OpCall]:
@@ -128,7 +132,7 @@ class _Step:
         def out_proj(i: int) -> Tensor:
             return ops.out_proj(heads, self.layer(i).out_weight, self.layer(i).out_bias_H)
 
-        self.x, self.residual_TH = out_proj(0), residual_TH
+        self.x, self.residual_TH = out_proj(1), residual_TH  # skewed weights of layer 0 make first tokens of all here
         layers, first = config.num_hidden_layers, self.layer(0)
         return [
             self._linear("norm_qkv", layers, norm_qkv, first.qkv_weight_FH, x_in, residual_in, residual_TH, q_TQD),

@@ -63,6 +63,21 @@ def test_every_op_of_a_step_is_there_and_runs(load: StepLoad) -> None:
                 assert tensor.isfinite().all(), op.name
 
 
+@torch.inference_mode()
+def test_skewed_weights_have_popular_experts_and_outliers_in_every_op() -> None:
+    config = replace(CONFIG, hidden_size=256, num_local_experts=32, num_experts_per_tok=4)
+    weights = random_weights(config, reference_ops(), CPU, torch.float32, is_skewed=True)
+    load = StepLoad(300, 1, 20)
+    calls = {op.name: op for op in step_calls(config, weights, reference_ops(), load)}
+    _, residual_TH, routing = calls["norm_route"].call(0)  # type: ignore[misc]
+    popularity_E = torch.bincount(routing.expert_ids_TK.flatten(), minlength=32).sort(descending=True).values
+    assert popularity_E[0] > 200
+    assert popularity_E[-1] < 20
+    assert (popularity_E[4:].sum() > 200).all(), "tokens have experts of their own"
+    size_H = residual_TH.square().mean(0).sqrt()
+    assert (size_H > 100 * size_H.median()).sum() == 4
+
+
 def test_an_op_must_read_what_the_roofline_says() -> None:
     """With bytes counted in float32 here: all of a decode step but the keys and values."""
     calls = calls_of(StepLoad(1, 1, 100))

@@ -114,12 +114,14 @@ def alone(options: EngineOptions, *asked: GenerationRequest) -> dict[str, list[i
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("overlap", "drafting"),
-    [(True, False), (False, False), (True, True)],
-    ids=["overlap", "one after the other", "drafts"],
+    ("overlap", "drafting", "skewed"),
+    [(True, False, False), (False, False, False), (True, True, False), (True, False, True)],
+    ids=["overlap", "one after the other", "drafts", "popular experts"],
 )
-def test_uneven_loads(tmp_path: Path, overlap: bool, drafting: bool) -> None:
+def test_uneven_loads(tmp_path: Path, overlap: bool, drafting: bool, skewed: bool) -> None:
     plain = options(tmp_path, overlap=overlap)
+    if skewed:
+        plain = replace(plain, model=replace(plain.model, random_weights=f"{tmp_path}:skewed"))
     given = replace(plain, speculation=SpeculationOptions("ngram", lookup_min=1)) if drafting else plain
     asked = [
         [request("one", prompt(70), max_tokens=20)],

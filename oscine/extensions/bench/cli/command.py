@@ -34,7 +34,8 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model",
         default=NANO,
-        help="120b or 20b with random weights, or what oscine serve takes (default: %(default)s)",
+        help="120b or 20b with random weights (120b:skewed: skewed like trained ones), or what oscine serve takes "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--points",
@@ -115,7 +116,8 @@ def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model",
         default="120b",
-        help="120b, 20b, or what oscine serve takes; the weights are random (default: %(default)s)",
+        help="120b, 20b, or what oscine serve takes; the weights are random, those of 120b:skewed skewed like trained "
+        "ones (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",
@@ -163,7 +165,8 @@ def run_ops(args: argparse.Namespace) -> None:
         use_threads(vars(args).get("threads"))
         if opened.device.type == "cuda":
             check_triton(partial(print, file=sys.stderr))
-        bench = OpBench(opened.config, opened.device, opened.dtype, backends, model.cpu_weights)
+        is_skewed = model.random_shapes is not None and model.random_shapes[1]
+        bench = OpBench(opened.config, opened.device, opened.dtype, backends, model.cpu_weights, is_skewed=is_skewed)
     where, ceiling = machine.describe(model.device, args.commit), measure_ceiling(opened.device)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}")
     print(f"copy {ceiling.bytes_per_s / 1e12:.3g} TB/s, matrix product {ceiling.flops_per_s / 1e12:.3g} TFLOP/s")
@@ -190,7 +193,8 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
 
 
 def _named_model(name: str) -> dict[str, str]:
-    """Options for what --model says: 120b and 20b are random weights in the shapes of these models."""
+    """Options for what --model says: 120b and 20b, also 120b:skewed, are random weights in the shapes of these."""
     from oscine.checkpoint.hub import PUBLISHED
 
-    return {"model": NANO, "random-weights": name} if name in PUBLISHED else {"model": name}
+    of_shapes = name.partition(":")[0] in PUBLISHED
+    return {"model": NANO, "random-weights": name} if of_shapes else {"model": name}

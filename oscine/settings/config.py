@@ -44,9 +44,7 @@ class ModelOptions(Options, group="model"):
         None, "folder that keeps what is fetched from the Hugging Face hub", "DIR", shown="$HF_HOME/hub"
     )
     random_weights: str | None = option(
-        None,
-        "use random weights in the shapes of a published model, or of a config.json; NAME:skewed: skewed like trained",
-        "20b|120b|FILE",
+        None, "random weights in a model's or config.json's shapes; NAME:skewed: like trained ones", "20b|120b|FILE"
     )
     device: str = option(
         "auto",
@@ -122,8 +120,7 @@ class CacheOptions(Options, group="KV cache"):
     )
     kv_scales: str = option(
         FOUND,
-        "scales of FP8 keys and values: a file of `oscine calibrate`; auto: that of the model, if there is one; none: "
-        "each token has its own",
+        "FP8 key and value scales, of `oscine calibrate`; auto: the model's, if any; none: a token's own",
         "FILE",
     )
     gpu_memory_utilization: float | None = option(
@@ -357,9 +354,7 @@ class EngineOptions(Options, group="development"):
         "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
     )
     fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
-    fake_token_s: float = option(
-        0.0, "seconds that each token of a step of the fake executor takes in addition", "SECONDS", at_least=0
-    )
+    fake_token_s: float = option(0.0, "seconds that each token of such a step takes in addition", "SECONDS", at_least=0)
     # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
     engine_timeout_s: float = option(
         900.0,
@@ -567,9 +562,7 @@ class ToolOptions(Options, group="tools"):
     browser_folder: str | None = option(
         None, "folder of the text, Markdown and HTML files that the browser searches and opens", "DIR"
     )
-    browser_backend: str | None = option(
-        None, "Python object that the browser searches instead of a folder", "MODULE:NAME"
-    )
+    browser_backend: str | None = option(None, "Python object that the browser searches, not a folder", "MODULE:NAME")
     mcp_servers: str | None = option(
         None, "YAML or JSON file of MCP servers: label -> command, args, env, or url, headers", "FILE"
     )
@@ -583,8 +576,7 @@ class ToolOptions(Options, group="tools"):
         if "browser" in self.tools and source is None:
             raise OptionError("tools", "browser needs --browser-folder or --browser-backend")
         if "browser" not in self.tools and source is not None:
-            rule = "and --browser-backend need --tools browser"
-            raise OptionError("browser-folder", rule, "browser-backend")
+            raise OptionError("browser-folder", "and --browser-backend need --tools browser", "browser-backend")
 
 
 @dataclass(frozen=True)

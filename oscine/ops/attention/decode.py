@@ -216,9 +216,10 @@ def decode_kernel(
     # These loads wait for nothing, so they share one trip to memory; the page is unused if the context ends before it.
     end = tl.load(lens_ptr + sequence)
     page = page_of(table_ptr, split * BLOCK_N, table_stride * PAGE, PAGE, ALIGNED)
-    first_M = sequence.to(tl.int64) * q_stride + (head * REPEATS + row_M) * HEAD_DIM
-    position = 0 if cos_sin_ptr is None else tl.load(positions_ptr + sequence)
-    q_MD = load_queries(q_ptr, first_M, real_M, cos_sin_ptr, position + row_M * 0, HEAD_DIM)
+    token_T = sequence + tl.arange(0, 1)
+    position_T = token_T if cos_sin_ptr is None else tl.load(positions_ptr + token_T)
+    first_T, head_M = token_T.to(tl.int64) * q_stride, head * REPEATS + row_M
+    q_MD = load_queries(q_ptr, first_T, head_M, real_M[None, :], cos_sin_ptr, position_T, HEAD_DIM)
     start = 0
     if WINDOW:
         start = tl.maximum(end - WINDOW, 0)

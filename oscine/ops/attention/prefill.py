@@ -104,11 +104,13 @@ def prefill_kernel(
     offsets_MD = ((start + token_M).to(tl.int64) * (KV_HEADS * REPEATS) + head_M)[:, None] * HEAD_DIM + column_D[
         None, :
     ]
-    first_M = (start + token_M).to(tl.int64) * q_stride + head_M * HEAD_DIM
-    position_M = token_M
+    token_T, repeat_R = tile * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK_R)
+    real_T, first_T = token_T < length, (start + token_T).to(tl.int64) * q_stride
+    position_T = token_T
     if cos_sin_ptr is not None:
-        position_M = tl.load(positions_ptr + start + token_M, mask=real_M, other=0)
-    q_MD = load_queries(q_ptr, first_M, real_M, cos_sin_ptr, position_M, HEAD_DIM)
+        position_T = tl.load(positions_ptr + start + token_T, mask=real_T, other=0)
+    real_TR = real_T[:, None] & (repeat_R < REPEATS)[None, :]
+    q_MD = load_queries(q_ptr, first_T, head * REPEATS + repeat_R, real_TR, cos_sin_ptr, position_T, HEAD_DIM)
     first_query = end - length + tile * TOKENS
     last_query = tl.minimum(first_query + TOKENS, end) - 1
     query_M = first_query + row_M // BLOCK_R

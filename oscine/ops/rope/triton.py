@@ -21,19 +21,24 @@ from oscine.ops.target import Target
 
 
 @triton.jit
-def load_queries(q_ptr, first_M, real_M, cos_sin_ptr, position_M, HEAD_DIM: tl.constexpr):
-    """[M, D]: the queries that begin at first_M, rotated for their positions unless cos_sin_ptr is None."""
-    column_D = tl.arange(0, HEAD_DIM)
-    q_MD = tl.load(q_ptr + first_M[:, None] + column_D[None, :], mask=real_M[:, None], other=0.0)
-    if cos_sin_ptr is not None:
+def load_queries(q_ptr, first_T, head_R, real_TR, cos_sin_ptr, position_T, HEAD_DIM: tl.constexpr):
+    """[T * R, D]: some heads of the tokens that begin at first_T, rotated unless cos_sin_ptr is None."""
+    first_TR = first_T[:, None] + (head_R * HEAD_DIM)[None, :]
+    if cos_sin_ptr is None:
+        at_TRD = first_TR[:, :, None] + tl.arange(0, HEAD_DIM)[None, None, :]
+        q_TRD = tl.load(q_ptr + at_TRD, mask=real_TR[:, :, None], other=0.0)
+    else:
         HALF: tl.constexpr = HEAD_DIM // 2
-        partner_D = (column_D + HALF) % HEAD_DIM
-        partner_MD = tl.load(q_ptr + first_M[:, None] + partner_D[None, :], mask=real_M[:, None], other=0.0)
-        angle_MD = cos_sin_ptr + position_M[:, None] * HEAD_DIM + (column_D % HALF)[None, :]
-        cos_MD = tl.load(angle_MD)
-        sin_MD = tl.load(angle_MD + HALF) * tl.where(column_D < HALF, -1.0, 1.0)[None, :]
-        q_MD = (q_MD.to(tl.float32) * cos_MD + partner_MD.to(tl.float32) * sin_MD).to(q_MD.dtype)
-    return q_MD
+        dim_D = tl.arange(0, HALF)
+        at_TRD = first_TR[:, :, None] + dim_D[None, None, :]
+        first = tl.load(q_ptr + at_TRD, mask=real_TR[:, :, None], other=0.0).to(tl.float32)
+        second = tl.load(q_ptr + at_TRD + HALF, mask=real_TR[:, :, None], other=0.0).to(tl.float32)
+        angle_TD = cos_sin_ptr + position_T[:, None] * HEAD_DIM + dim_D[None, :]
+        cos = tl.load(angle_TD)[:, None, :]
+        sin = tl.load(angle_TD + HALF)[:, None, :]
+        halves = tl.join(first * cos - second * sin, second * cos + first * sin).to(q_ptr.dtype.element_ty)
+        q_TRD = tl.permute(halves, (0, 1, 3, 2))
+    return tl.reshape(q_TRD, [real_TR.shape[0] * real_TR.shape[1], HEAD_DIM])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

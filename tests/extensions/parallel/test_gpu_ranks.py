@@ -4,28 +4,15 @@ Weights are random, so the router's logits of some tokens are nearly equal. Anot
 and the error of that row is ten times that of others. So rows are judged by their median, and such rows are counted.
 """
 
-from statistics import median
-
 import pytest
 
 from benchmarks.kernels.ranks import Ranks, run_ranks
 from oscine.extensions.parallel.comm.tokens import SymmetricExchange
 from oscine.model.tensors import Part, Shard
 from oscine.ops.target import Target
-from tests.model.test_gpu_model import SHAPES, STEPS, Error, errors
+from tests.model.test_gpu_model import SHAPES, STEPS, Error, check_rows, errors
 
 TOKENS = [sum(count for _, count in step) for step in STEPS]
-
-
-def check_rows(name: str, found: list[Error]) -> None:
-    kernels = [error for step in found for error in step.rows_of_kernels]
-    plain = [error for step in found for error in step.rows_of_bfloat16]
-    usual = median(plain)
-    other, of_bfloat16 = (sum(error > 10 * usual for error in errors) for errors in (kernels, plain))
-    print(f"{name}: median {median(kernels):.2e}, of bfloat16 {usual:.2e}")
-    print(f"rows with other experts: {other}, of bfloat16 {of_bfloat16}, of {len(plain)}")
-    assert median(kernels) <= 2 * usual
-    assert other <= 2 * of_bfloat16 + len(plain) // 50
 
 
 def errors_on_a_rank(ranks: Ranks) -> list[list[Error]]:

@@ -18,7 +18,7 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.target import Target
 
-CAN_ROTATE = True  # queries, in the Triton kernels
+CAN_ROTATE = True  # takes UnrotatedQueries, in the Triton kernels
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MAX_DECODES = 2, 64
@@ -60,7 +60,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
     few = FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
-    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # TMA reads finished queries
+    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # TMA cannot rotate queries
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)

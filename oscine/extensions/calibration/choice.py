@@ -55,7 +55,7 @@ class Seen:
     def choose(self) -> Tensor:
         """The exponents [L, 2, G] that pages have, uint8."""
         least_L2G = exponent_for(self.largest_L2G * MARGIN).clamp(max=MAX_EXPONENT)
-        allowed = _places(self) >= least_L2G[..., None]
+        allowed = (_places(self) >= least_L2G[..., None]) & (_places(self) <= MAX_EXPONENT)
         errors_L2GX = torch.where(allowed, self.errors_L2GX, torch.inf)
         bound = errors_L2GX.amin(-1, keepdim=True) * (1 + TOLERANCE)
         near = (errors_L2GX <= bound) & (_places(self) < least_L2G[..., None] + TRIED)

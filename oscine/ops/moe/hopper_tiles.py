@@ -108,7 +108,6 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
 class WorkTile:
     """Some rows of an entry's weights, and some of k, times the entry's tokens."""
 
-    index: gl.tensor
     expert: gl.tensor
     source: gl.tensor  # row of its tokens in what is multiplied
     first: gl.tensor  # row of h of its first pair
@@ -158,7 +157,7 @@ def tile_at(cfg, entries, index):
     end = gl.minimum(begin + part, cfg.STEPS)
     if part == 1:
         end = _unknown(end)
-    return WorkTile(index, expert, source, first, rows, members, row_tile, begin, end, split)
+    return WorkTile(expert, source, first, rows, members, row_tile, begin, end, split)
 
 
 @gluon.jit

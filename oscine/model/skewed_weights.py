@@ -1,16 +1,18 @@
-"""Random tensors whose activations and routing are skewed as those of trained models are.
+"""Random tensors whose activations and routing are skewed, as those of trained models are reported to be.
 
-Each tensor is that of random_weights.py, scaled, or with a few entries replaced. A forward pass then shows what is
-published of trained models:
+Each tensor is that of random_weights.py, scaled, or with a few entries replaced. A forward pass then shows:
 
-| property | here | published |
+| property | here | source |
 |---|---|---|
-| popularity of experts | falls with the rank: about rank^-1.1 | power laws with exponents of 1.0 to 1.2 |
-| outlier channels | 4 of the residual stream, 180 to 250 times the median | Dettmers et al. 2022, LLM.int8() |
-| massive activation | a fifth channel, at the first position only | Sun et al. 2024, Massive Activations in LLMs |
-| attention sink | the key of that position draws most attention; its value is small | Xiao et al. 2023, StreamingLLM |
-| learned sinks | a logit per head; in windows it takes most of the attention of every fifth | OpenAI 2025, gpt-oss |
-| peaked logits | the most likely token mostly has more than half of the probability | greedy answers of any model |
+| popularity of experts | falls with the rank: about rank^-1.1 | assumed |
+| outlier channels | 4 of the residual stream, 180 to 250 times the median | assumed |
+| massive activation | a fifth channel, at the first position only | Sun et al. 2024 |
+| attention sink | the first position draws most attention; its value is small | Xiao et al. 2023 |
+| learned sinks | in windows, 3 % to 27 % of the heads give theirs most of their attention | assumed |
+| peaked logits | the most likely token mostly has more than half of the probability | assumed |
+
+Sun et al. 2024, "Massive Activations in Large Language Models", and Xiao et al. 2023, "Efficient Streaming Language
+Models with Attention Sinks", report these two. All sizes are assumed. None was compared with a trained gpt-oss.
 
 The outliers are columns of the embedding, and the gains of norms make up for them. One head of the first layer tells
 the first position from others: its query turns to earlier tokens, and where there is none its sink takes everything.
@@ -30,7 +32,7 @@ from oscine.model.random_weights import MATRIX_STD, RandomTensors
 from oscine.ops.rope.yarn import yarn_cos_sin
 
 POPULARITY = 1.07  # minus the exponent of an expert's rank
-MOST_POPULAR = 0.97  # share of the tokens that choose an expert, at most
+MAX_POPULAR = 0.97  # share of the tokens that choose an expert, at most
 # ---- the residual stream: RMS of its ordinary channels
 STREAM = 4.0  # of the embedding
 OF_LAYER = 0.65  # of what a layer adds
@@ -63,8 +65,8 @@ def router_bias(num_experts: int, chosen: int, shared: float = 0.0) -> Tensor:
     low, high = 0.0, num_experts**POPULARITY
     for _ in range(60):  # shares, of which some are bounded, add up to `chosen`
         factor = (low + high) / 2
-        low, high = (factor, high) if (factor * law_E).clamp(max=MOST_POPULAR).sum() < chosen else (low, factor)
-    bias_E: Tensor = torch.special.ndtri((factor * law_E).clamp(max=MOST_POPULAR)).float()
+        low, high = (factor, high) if (factor * law_E).clamp(max=MAX_POPULAR).sum() < chosen else (low, factor)
+    bias_E: Tensor = torch.special.ndtri((factor * law_E).clamp(max=MAX_POPULAR)).float()
     spread = float(bias_E.std(correction=0))
     return bias_E * (math.sqrt(spread**2 - shared**2) / spread if spread > shared else 0.0)
 

@@ -69,9 +69,9 @@ class QkvProjection(NamedTuple):
 
 
 class UnrotatedQueries(NamedTuple):
-    """Queries that the attention of this backend rotates as it reads them."""
+    """Queries before RoPE. The attention kernel rotates them as it reads them."""
 
-    q_TQD: Tensor  # a view of the finished projection
+    q_TQD: Tensor  # a view of the projection's output; tokens are not contiguous
     cos_sin: Tensor  # of QkvProjection
     positions_T: Tensor
 

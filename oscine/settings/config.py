@@ -44,7 +44,7 @@ class ModelOptions(Options, group="model"):
         None, "folder that keeps what is fetched from the Hugging Face hub", "DIR", shown="$HF_HOME/hub"
     )
     random_weights: str | None = option(
-        None, "random weights in a model's or config.json's shapes; NAME:skewed: like trained ones", "20b|120b|FILE"
+        None, "random weights in the shapes of a model or config.json; NAME:skewed: with outliers", "20b|120b|FILE"
     )
     device: str = option(
         "auto",
@@ -98,7 +98,7 @@ class ModelOptions(Options, group="model"):
 
     @property
     def random_shapes(self) -> tuple[str, bool] | None:
-        """As shapes_and_skew."""
+        """The shapes of the random weights, and whether they are skewed; None: weights are not random."""
         return None if self.random_weights is None else shapes_and_skew(self.random_weights)
 
 
@@ -120,7 +120,7 @@ class CacheOptions(Options, group="KV cache"):
     )
     kv_scales: str = option(
         FOUND,
-        "FP8 key and value scales, of `oscine calibrate`; auto: the model's, if any; none: a token's own",
+        "file of FP8 scales from `oscine calibrate`; auto: the model's file, if any; none: per-token scales",
         "FILE",
     )
     gpu_memory_utilization: float | None = option(
@@ -354,7 +354,7 @@ class EngineOptions(Options, group="development"):
         "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
     )
     fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
-    fake_token_s: float = option(0.0, "seconds that each token of such a step takes in addition", "SECONDS", at_least=0)
+    fake_token_s: float = option(0.0, "seconds that the fake executor adds per token", "SECONDS", at_least=0)
     # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
     engine_timeout_s: float = option(
         900.0,
@@ -562,7 +562,7 @@ class ToolOptions(Options, group="tools"):
     browser_folder: str | None = option(
         None, "folder of the text, Markdown and HTML files that the browser searches and opens", "DIR"
     )
-    browser_backend: str | None = option(None, "Python object that the browser searches, not a folder", "MODULE:NAME")
+    browser_backend: str | None = option(None, "Python object that is searched instead of a folder", "MODULE:NAME")
     mcp_servers: str | None = option(
         None, "YAML or JSON file of MCP servers: label -> command, args, env, or url, headers", "FILE"
     )

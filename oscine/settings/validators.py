@@ -44,6 +44,9 @@ def load_of(text: str) -> tuple[int, int, int] | None:
 
 
 def shapes_and_skew(text: str) -> tuple[str, bool]:
-    """Whose shapes random weights have, and whether they are skewed: whether :skewed follows. It may end a file too."""
+    """Splits a value of --random-weights: the name or file of the shapes, and whether :skewed follows it.
+
+    An existing file whose own name ends in :skewed is taken as a file.
+    """
     shapes = text.removesuffix(":skewed")
     return (text, False) if shapes == text or os.path.exists(text) else (shapes, True)

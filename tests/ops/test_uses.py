@@ -11,6 +11,7 @@ from oscine.ops.interface import Shapes
 from oscine.ops.linear import hopper as linear
 from oscine.ops.platforms.table import choose, describe
 from oscine.ops.qkv import hopper as qkv
+from oscine.ops.qkv import triton as portable_qkv
 
 PUBLISHED = Shapes(torch.bfloat16, page_size=64, query_heads=64, kv_heads=8, head_dim=64, hidden=2880)
 # each with the ops whose fast kernel it disables
@@ -58,7 +59,7 @@ def test_a_configuration_that_disables_a_kernel_says_so(changes: dict[str, objec
 
 
 def test_the_log_of_a_published_model_says_which_steps_have_which_kernels() -> None:
-    assert "attention=hopper (decodes of 2-64 sequences; else triton), " in describe(choose("hopper"), PUBLISHED)
+    assert "attention=hopper (decodes of 2-64 sequences alone; else triton), " in describe(choose("hopper"), PUBLISHED)
     assert describe(choose("cuda"), PUBLISHED).startswith("ops: rms_norm=triton, norm_qkv=triton, attention=triton, ")
 
 
@@ -66,3 +67,8 @@ def test_pages_of_32_tokens_lose_a_kernel() -> None:
     said = describe(choose("hopper"), replace(PUBLISHED, page_size=32))
     assert "attention=triton, " in said
     assert said.endswith("\nattention=hopper is not used: it needs page size 64, not 32")
+
+
+def test_queries_that_hoppers_decode_reads_are_rotated() -> None:
+    """It cannot rotate them, so steps of nothing but its decodes must not leave that to it."""
+    assert attention.MAX_DECODES <= portable_qkv.MAX_ROTATED

@@ -104,7 +104,7 @@ class Start:
         return self.lockstep.least_of_all(int(self.target.communicator.all_gather(torch.tensor([number])).min()))
 
     def kv_exponents(self) -> list[torch.Tensor] | None:
-        """Calibrated ones of this rank's KV heads, on the device, as in QkvProjection. None: each token has its own."""
+        """Calibrated exponents of this rank's KV heads: [2, G] per layer, on the device. None: per-token scales."""
         if self.kv_scales is None:
             return None
         part, num_heads = self.shard.attention, self.opened.config.num_key_value_heads

@@ -132,7 +132,7 @@ class _Step:
         def out_proj(i: int) -> Tensor:
             return ops.out_proj(heads, self.layer(i).out_weight, self.layer(i).out_bias_H)
 
-        self.x, self.residual_TH = out_proj(1), residual_TH  # skewed weights of layer 0 make first tokens of all here
+        self.x, self.residual_TH = out_proj(1), residual_TH  # not of layer 0: skewed, it marks first positions
         layers, first = config.num_hidden_layers, self.layer(0)
         return [
             self._linear("norm_qkv", layers, norm_qkv, first.qkv_weight_FH, x_in, residual_in, residual_TH, q_TQD),

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscine.ops.kv.fp8 import LARGEST, MOST_EXPONENT, dequantise, exponent_for, power_of_two, quantise
+from oscine.ops.kv.fp8 import LARGEST, MAX_EXPONENT, dequantise, exponent_for, power_of_two, quantise
 
 MARGIN = 2  # values may be this much larger than the largest seen before they are clamped, at least
 TOLERANCE = 0.01  # of the least squared error
-TRIED = 16  # exponents from the least one without clamping up; above them nothing is left of most values
+TRIED = 16  # exponents, from the least that clamps nothing; under larger ones most values become 0
 _NUM_EXPONENTS = 256
 
 
@@ -45,7 +45,7 @@ class Seen:
         first_2G = exponent_for(largest_2G)
         errors_2GX = torch.where(_places(self) < first_2G[..., None] + TRIED, 0.0, squares_2G[..., None])
         for step in range(TRIED):
-            exponents_2G = (first_2G + step).clamp(max=MOST_EXPONENT)
+            exponents_2G = (first_2G + step).clamp(max=MAX_EXPONENT)
             error_2G = squared_error(rows_2GTD, exponents_2G)
             errors_2GX.scatter_(-1, exponents_2G.long()[..., None], error_2G[..., None])
         self.largest_L2G[layer] = self.largest_L2G[layer].maximum(largest_2G)
@@ -54,8 +54,8 @@ class Seen:
 
     def choose(self) -> Tensor:
         """The exponents [L, 2, G] that pages have, uint8."""
-        least_L2G = exponent_for(self.largest_L2G * MARGIN).clamp(max=MOST_EXPONENT)
-        allowed = _places(self) >= least_L2G[..., None]
+        least_L2G = exponent_for(self.largest_L2G * MARGIN).clamp(max=MAX_EXPONENT)
+        allowed = (_places(self) >= least_L2G[..., None]) & (_places(self) <= MAX_EXPONENT)
         errors_L2GX = torch.where(allowed, self.errors_L2GX, torch.inf)
         bound = errors_L2GX.amin(-1, keepdim=True) * (1 + TOLERANCE)
         near = (errors_L2GX <= bound) & (_places(self) < least_L2G[..., None] + TRIED)

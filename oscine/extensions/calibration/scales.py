@@ -13,7 +13,7 @@ from typing import Any
 
 from oscine.checkpoint.folder import fingerprint
 from oscine.model.config import ModelConfig
-from oscine.ops.kv.fp8 import LEAST_EXPONENT, MOST_EXPONENT
+from oscine.ops.kv.fp8 import LEAST_EXPONENT, MAX_EXPONENT
 from oscine.settings.config import FOUND, ModelOptions
 from oscine.system.environment import Environment
 from oscine.system.model_files import read_json, shown
@@ -79,17 +79,17 @@ def _is_matrix(found: Any, rows: int, columns: int) -> bool:
 
 
 def _is_exponent(n: Any) -> bool:
-    return type(n) is int and LEAST_EXPONENT <= n + BIAS <= MOST_EXPONENT
+    return type(n) is int and LEAST_EXPONENT <= n + BIAS <= MAX_EXPONENT
 
 
-def find_scales(asked: str, path: Path | None, config: ModelConfig) -> tuple[Path, list[list[list[int]]]] | None:
+def find_scales(requested: str, path: Path | None, config: ModelConfig) -> tuple[Path, list[list[list[int]]]] | None:
     """The file, and what pages have of it. None: each token has a scale of its own.
 
-    `asked`: the option --kv-scales. `path`: of the checkpoint; None for random weights. Raises ValueError for a file
-    that is malformed, or of another model.
+    `requested`: the option --kv-scales. `path`: of the checkpoint; None for random weights. Raises ValueError for a
+    file that is malformed, or of another model.
     """
-    if asked != FOUND:
-        return _read(Path(asked), "" if path is None else fingerprint(path), config)
+    if requested != FOUND:
+        return _read(Path(requested), "" if path is None else fingerprint(path), config)
     if path is None:
         return None
     own, beside = Environment().scales_folder, path / NAME
@@ -105,7 +105,7 @@ def _read(file: Path, weights: str, config: ModelConfig) -> tuple[Path, list[lis
 def keep(scales: KVScales, options: ModelOptions, path: Path) -> Path:
     """Writes the scales where a start finds them. Returns the file. Raises OSError.
 
-    `path`: of the checkpoint. A folder that cannot be written is as a model that was given by name.
+    `path`: of the checkpoint. The scales of a folder that cannot be written go to Oscine's cache.
     """
     own = Environment().scales_folder / f"{scales.weights}.json"
     if path.is_dir() and os.path.isdir(options.model):

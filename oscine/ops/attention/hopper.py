@@ -18,7 +18,7 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.target import Target
 
-CAN_ROTATE = True  # queries, in the Triton kernels
+CAN_ROTATE = True  # takes UnrotatedQueries, in the Triton kernels
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MAX_DECODES = 2, 64
@@ -41,7 +41,7 @@ def attention_use(shapes: Shapes) -> Use:
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
-    return Use(f"decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences", "triton", missing)
+    return Use(f"decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone", "triton", missing)
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:
@@ -60,7 +60,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
     few = FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
-    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # TMA reads finished queries
+    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # TMA cannot rotate queries
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)

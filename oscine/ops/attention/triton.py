@@ -21,7 +21,7 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
-CAN_ROTATE = True  # queries
+CAN_ROTATE = True  # takes UnrotatedQueries
 FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
 SPLIT_PROGRAMS = 256  # until there are about this many programs,
 MAX_SPLITS = 32  # but not further
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     group: PageGroup
     sinks_Q: Tensor
     window: int | None
-    rotation: tuple[Tensor, Tensor] | None = None  # of the queries, where it is to do: (cos_sin, positions_T)
+    rotation: tuple[Tensor, Tensor] | None = None  # (cos_sin, positions_T) of UnrotatedQueries
 
     @property
     def kv_heads(self) -> int:
@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 
     @property
     def queries(self) -> tuple[Tensor, int, Tensor | None, Tensor | None]:
-        """The kernels' arguments: queries, elements from one token's to the next one's, angles, positions."""
+        """Arguments of the kernels: queries, their stride per token in elements, angles, positions."""
         return self.q_TQD, self.q_TQD.stride(0), *(self.rotation or (None, None))
 
     @property

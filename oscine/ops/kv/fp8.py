@@ -18,7 +18,7 @@ from oscine.kv_dtype import tokens_of_rows
 
 LARGEST = 448.0  # value of e4m3
 LEAST_EXPONENT = 1  # so that 1 / scale is a normal number
-MOST_EXPONENT = 247  # of a finite row
+MAX_EXPONENT = 247  # of a finite row
 # Added to the bits of a float32, it carries into the exponent where the mantissa is above 1.75: 448 is 1.75 * 2^8.
 CARRY, TOP_EXPONENT = 0x1FFFFF, 8
 

@@ -73,7 +73,7 @@ class Tiling:
     stages: int = 4
     # short tiles have loops of their own: up to N / 2 tokens; unsorted, one token; for N from 128 on also up to N / 4
     halves: bool = False
-    # if not 0: up to so many tokens, between N / 2 and N, have a loop of their own too; tokens come in quarters of N
+    # 0, or between N / 2 and N: tiles of up to so many tokens have a loop of their own; TMA loads quarters of N tokens
     middle: int = 0
     # dynamic tile scheduler: programs take tiles one by one, which balances few tiles per program
     dynamic: bool = False
@@ -82,7 +82,7 @@ class Tiling:
     programs: int = 2  # of an SM
     registers: int = 64  # a thread, when launched
     consumer_registers: int = 72
-    ahead: int = 0  # products of a stage that may be on their way when the next one starts; each takes registers
+    ahead: int = 0  # products of a stage that may be in flight when the next one starts; each takes registers
     staged: bool = False  # results are collected in shared memory, and stored in whole sectors
 
 

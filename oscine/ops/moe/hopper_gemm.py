@@ -71,7 +71,7 @@ class Ring:
     targets: gl.shared_memory_descriptor  # rows of the output of the columns, or -1
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    named: gl.shared_memory_descriptor  # DYNAMIC: what tiles has is there
+    named: gl.shared_memory_descriptor  # DYNAMIC: tiles has the index of the stage's tile
 
 
 @record
@@ -175,7 +175,7 @@ def _load_quarters(cfg, ring, sources, stage, tile, step):
 
 @gluon.jit
 def _produce_weights(cfg, ring, sources, pointers, num_tokens):
-    """Also takes the tiles."""
+    """Loads weights; DYNAMIC: also takes tiles from the scheduler, and names them to the other warps."""
     stage = 0
     phase = 1
     if cfg.GATED:
@@ -331,7 +331,7 @@ def _zeros(cfg, columns: gl.constexpr):
 
 @gluon.jit
 def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
-    """sums + the products of the stage. Returns the stage that comes next, and its phase, too."""
+    """Returns sums + the products of the stage, the next stage, and its phase."""
     cfg, c, ring, scale_rows = source
     k_width: gl.constexpr = 4 if cfg.PLANES else 2
     layout: gl.constexpr = accumulator_layout(parts[0], 8 * k_width)
@@ -359,7 +359,7 @@ def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
 
 @gluon.jit
 def _multiplied(weights, k_width: gl.constexpr, tokens, sums, parts: gl.constexpr):
-    """sums + weights * tokens, on their way."""
+    """Starts sums + weights * tokens; _waited gives the results."""
     added = ()
     for i in gl.static_range(len(parts)):
         added += (_product(weights, k_width, tokens, i * parts[0], parts[i], sums[i]),)
@@ -376,7 +376,7 @@ def _product(weights, k_width: gl.constexpr, tokens, begin: gl.constexpr, column
 
 @gluon.jit
 def _waited(sums, outstanding: gl.constexpr):
-    """sums when at most so many products are on their way."""
+    """Waits until at most `outstanding` products are in flight. Returns sums."""
     there = warpgroup_mma_wait(outstanding, deps=sums)
     return (there,) if len(sums) == 1 else there
 

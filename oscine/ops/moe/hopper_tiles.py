@@ -29,7 +29,7 @@ class Config:
     STAGES: gl.constexpr
     # short tiles have loops of their own: up to N / 2 tokens; DIRECT, one token; N from 128 on, up to N / 4 too
     HALVES: gl.constexpr
-    # 0, or up to so many tokens too, between N / 2 and N, as two products; tokens come in boxes of N / 4
+    # 0, or between N / 2 and N: tiles of up to so many tokens are two products; TMA loads boxes of N / 4 tokens
     MIDDLE: gl.constexpr
     DYNAMIC: gl.constexpr  # dynamic tile scheduler: a program takes tiles one by one, else every num_programs-th
     SPLITS: gl.constexpr  # parts of k that become separate partial sums
@@ -48,7 +48,7 @@ class Config:
     ROW_TILES: gl.constexpr  # of an entry
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
     STAGED: gl.constexpr  # results are collected in shared memory, and stored in whole sectors
-    AHEAD: gl.constexpr  # products of a stage that may be on their way when the next one starts
+    AHEAD: gl.constexpr  # products of a stage that may be in flight when the next one starts
 
 
 h_factor = gluon.constexpr_function(fp8.h_factor)
@@ -108,7 +108,6 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
 class WorkTile:
     """Some rows of an entry's weights, and some of k, times the entry's tokens."""
 
-    index: gl.tensor
     expert: gl.tensor
     source: gl.tensor  # row of its tokens in what is multiplied
     first: gl.tensor  # row of h of its first pair
@@ -158,7 +157,7 @@ def tile_at(cfg, entries, index):
     end = gl.minimum(begin + part, cfg.STEPS)
     if part == 1:
         end = _unknown(end)
-    return WorkTile(index, expert, source, first, rows, members, row_tile, begin, end, split)
+    return WorkTile(expert, source, first, rows, members, row_tile, begin, end, split)
 
 
 @gluon.jit

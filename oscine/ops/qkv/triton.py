@@ -13,9 +13,7 @@ from oscine.ops.target import Target
 
 ADDS_UP = True  # partial sums over ranks (extensions/parallel/comm/ops.py)
 CAN_LEAVE_ROTATION = True  # of queries, to attention
-
-
-MOST_ROTATED = 64  # tokens; so few are rotated here, as attention would have to wait for the angles
+MAX_ROTATED = 64  # tokens of a step whose queries are rotated here: with so few, attention would wait for the angles
 
 
 def norm_qkv(
@@ -33,6 +31,6 @@ def norm_qkv(
     weight_FH, bias_F, *_ = projection
     qkv = functional.linear(x_TH, weight_FH, bias_F)
     place = projection.cos_sin, projection.positions_T, projection.kv_pages, projection.slots_T
-    leave_rotation &= len(qkv) > MOST_ROTATED
+    leave_rotation &= len(qkv) > MAX_ROTATED
     queries = rope_and_write(target, qkv, *place, projection.exponents_2G, leave_rotation=leave_rotation)
     return queries, total_TH

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oscine.extensions.calibration.choice import MARGIN, TOLERANCE, TRIED, Seen, num_clamped, squared_error
-from oscine.ops.kv.fp8 import dequantise, quantise
+from oscine.ops.kv.fp8 import MAX_EXPONENT, dequantise, quantise
 
 CPU = torch.device("cpu")
 # All values of e4m3 from 0 up, in the order of their bytes: 3 bits of mantissa, subnormal below 2^-6; 0x7f is NaN.
@@ -79,3 +79,9 @@ def test_layers_of_zeros_have_a_scale() -> None:
     seen = Seen.nothing(1, 1, CPU)
     seen.add(0, torch.zeros(2, 1, 3, 8))
     assert int(seen.choose().min()) >= 1
+
+
+def test_the_largest_values_have_an_exponent_that_a_file_may_have() -> None:
+    seen = Seen.nothing(1, 1, CPU)
+    seen.add(0, torch.full((2, 1, 3, 8), 3e38))
+    assert int(seen.choose().max()) == MAX_EXPONENT

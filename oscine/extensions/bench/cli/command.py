@@ -34,7 +34,7 @@ def _add_engine(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model",
         default=NANO,
-        help="120b or 20b with random weights (120b:skewed: skewed like trained ones), or what oscine serve takes "
+        help="120b or 20b with random weights (120b:skewed: with outliers), or what oscine serve takes "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -116,8 +116,8 @@ def _add_ops(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model",
         default="120b",
-        help="120b, 20b, or what oscine serve takes; the weights are random, those of 120b:skewed skewed like trained "
-        "ones (default: %(default)s)",
+        help="120b, 20b, or what oscine serve takes; the weights are random (120b:skewed: with outliers) "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",

@@ -144,9 +144,9 @@ def byte_box_type(swizzle: int, *shape: int) -> str:
     return f"tensordesc<u8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, 8, len(shape))!r}>"
 
 
-def word_box_type(*shape: int) -> str:
-    """Of boxes of int32, as they come."""
-    return f"tensordesc<i32[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(0, 32, len(shape))!r}>"
+def word_box_type(*shape: int, dtype: str = "i32", swizzle: int = 0) -> str:
+    """Of boxes of 32 bits an element; `swizzle`: the bytes of a row, or 0."""
+    return f"tensordesc<{dtype}[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, 32, len(shape))!r}>"
 
 
 def run_interpreted(function: Callable[[], None]) -> None:

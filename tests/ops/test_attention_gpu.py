@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.attention import hopper, hopper_decode, reference
+from oscine.ops.attention import hopper, hopper_decode, hopper_prefill, reference
 from oscine.ops.attention import triton as kernels
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
@@ -21,7 +21,14 @@ from oscine.ops.launch import arrivals
 from tests.ops.bound import bound
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from tests.ops.chips import CHIPS
-from tests.ops.compile_ahead import Compiled, box_type, byte_box_type, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import (
+    Compiled,
+    box_type,
+    byte_box_type,
+    compile_ahead,
+    run_interpreted,
+    word_box_type,
+)
 from tests.ops.gluon_interpreter import run_gluon
 
 Attention = Callable[..., Tensor]
@@ -104,6 +111,28 @@ def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool =
     else:
         signature["pages"], constants["scales"] = box_type(1, 2, 1, 64, 64), None
     return compile_ahead(hopper_decode.decode_kernel, signature, constants, num_warps=4, launch_pdl=True)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("rotated", [False, True], ids=["rotates", "rotated"])
+@pytest.mark.parametrize("window", [None, 128])
+def test_prefill_on_hopper_shares_the_registers(window: int | None, rotated: bool) -> None:
+    signature = {"queries": box_type(8, 8, 64), "pages": box_type(1, 1, 1, 64, 64), "scale": "fp32"}
+    signature |= dict.fromkeys(("out_ptr", "sinks_ptr"), "*bf16")
+    signature |= dict.fromkeys(("table_ptr", "starts_ptr", "lens_ptr", "counter_ptr"), "*i32")
+    signature |= dict.fromkeys(("table_stride", "first_sequence", "num_sequences", "num_tiles"), "i32")
+    constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.prefill_tiling(window)
+    if rotated:
+        constants["angles"] = None
+    else:
+        signature["angles"] = word_box_type(8, 32, swizzle=128, dtype="fp32")
+    registers = hopper_prefill.LAUNCH_REGISTERS.value
+    options = {"num_warps": 4, "maxnreg": registers, "launch_pdl": True}
+    compiled = compile_ahead(hopper_prefill.prefill_kernel, signature, constants, **options)
+    assert compiled.spills == 0
+    assert compiled.registers == registers
+    assert "HGMMA" in compiled.sass
+    assert "UTMALDG" in compiled.sass
 
 
 PORTABLE = bound(kernels.attention)
@@ -223,8 +252,8 @@ def nan_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, lambda *args, empty=empty, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
 
 
-def has_decodes_for_hopper(case: AttentionCase) -> bool:
-    return case.sequences[0][0] == 1 and case.num_query_heads == 8 * case.num_kv_heads
+def fits_hopper(case: AttentionCase) -> bool:
+    return case.num_query_heads == 8 * case.num_kv_heads
 
 
 each_kernel_and_case = pytest.mark.parametrize(
@@ -233,7 +262,7 @@ each_kernel_and_case = pytest.mark.parametrize(
     + [
         pytest.param(bound(hopper.attention), case, marks=pytest.mark.hopper)
         for case in ATTENTION_CASES + LARGE_CASES
-        if has_decodes_for_hopper(case)
+        if fits_hopper(case)
     ],
     ids=lambda value: f"{value.why}, window {value.window}" if isinstance(value, AttentionCase) else value.__module__,
 )
@@ -262,10 +291,13 @@ def test_error_is_at_most_twice_that_of_plain_torch(attention: Attention, case: 
 @pytest.mark.parametrize("attention", [kernels.attention, hopper.attention], ids=["triton", "hopper"])
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: f"{case.why}, window {case.window}")
 def test_attention_rotates_what_is_left_to_it(attention: Attention, case: AttentionCase) -> None:
-    left, rotated = rotated_later(attention_inputs(case, CUDA, torch.bfloat16))
-    expected = truth(rotated, case)
-    allowed = 2 * rms(in_plain_torch(rotated, case) - expected)
-    assert rms(run(left, case, bound(attention)) - expected) <= allowed
+    check_rotating(attention, case, attention_inputs(case, CUDA, torch.bfloat16))
+
+
+def check_rotating(attention: Attention, case: AttentionCase, inputs: AttentionInputs) -> None:
+    left, rotated = rotated_later(inputs)
+    check_error(bound(attention), case, [rotated])
+    torch.testing.assert_close(run(left, case, bound(attention)), run(rotated, case, bound(attention)))
 
 
 def interpret_decodes_on_hopper() -> None:
@@ -281,6 +313,24 @@ def interpret_decodes_on_hopper() -> None:
 
 def test_interpreted_decodes_on_hopper() -> None:
     run_gluon(interpret_decodes_on_hopper)
+
+
+def interpret_prefill_on_hopper() -> None:
+    """Several sequences, prefixes, ragged lengths, chunks longer than the ring of blocks, and padding."""
+    for sequences in (((1, 70), (9, 130), (40, 40)), ((77, 300), (150, 150), (1, 129), (3, 64)), ((30, 800),)):
+        for window in (None, 128):
+            case = AttentionCase("", sequences, num_query_heads=16, num_kv_heads=2, window=window)
+            check_rotating(hopper.attention, case, all_as_chunks(case, CPU, torch.bfloat16))
+    for filled in FILLED_CASES:
+        case = dataclasses.replace(filled, num_query_heads=16)
+        inputs = all_as_chunks(case, CPU, torch.bfloat16)
+        found = run(inputs, case, bound(hopper.attention))
+        assert not found[10:49].any()
+        torch.testing.assert_close(found, in_plain_torch(inputs, case), rtol=2e-2, atol=2e-2)
+
+
+def test_interpreted_prefill_on_hopper() -> None:
+    run_gluon(interpret_prefill_on_hopper)
 
 
 def check_error(attention: Attention, case: AttentionCase, variants: list[AttentionInputs]) -> None:

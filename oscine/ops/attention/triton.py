@@ -75,6 +75,7 @@ class Inputs(NamedTuple):
 
 # (target, out_TQD, inputs): writes the rows of the leading batch.num_decodes sequences
 Decode = Callable[[Target, Tensor, Inputs], None]
+Prefill = Decode  # the same of the sequences after them
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int | None) -> dict[str, int]:
@@ -178,6 +179,7 @@ def attention(
     sinks_Q: Tensor,
     window: int | None,
     decode: Decode = decode,
+    prefill: Prefill = prefill,
 ) -> Tensor:
     """q [T, Q, D], kv_pages [pages, 2, G, R, D] with this step's keys and values -> [T, Q * D] in q's dtype."""
     rotation = None

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -54,6 +55,16 @@ class Product:
         return self._result
 
 
+class _Outstanding(threading.local):
+    """The products that a partition has not waited for, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+
+
+_outstanding = _Outstanding()
+
+
 def warpgroup_mma(a: Any, b: Shared, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
     dtype = torch.float32 if a.dtype.is_floating_point else torch.int32
     wide = torch.float32 if a.dtype.is_floating_point else torch.float64
@@ -65,12 +76,19 @@ def warpgroup_mma(a: Any, b: Shared, acc: Any, *, use_acc: Any = True, is_async:
         return value(product.to(dtype) + (before if use_acc else 0))
 
     product = Product(compute)
-    return product if is_async else product.result()
+    if not is_async:
+        return product.result()
+    _outstanding.products.append(product)
+    return product
 
 
 def warpgroup_mma_wait(num_outstanding: int, deps: Any) -> Any:
-    assert num_outstanding == 0
-    results = tuple(dep.result() if isinstance(dep, Product) else dep for dep in deps)
+    """Those that are still on their way stay so."""
+    done = len(_outstanding.products) - num_outstanding
+    for product in _outstanding.products[: max(done, 0)]:
+        product.result()
+    under_way = _outstanding.products = _outstanding.products[max(done, 0) :]
+    results = tuple(dep.result() if isinstance(dep, Product) and dep not in under_way else dep for dep in deps)
     return results[0] if len(results) == 1 else results
 
 

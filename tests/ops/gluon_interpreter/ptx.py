@@ -49,6 +49,11 @@ def _product_x2(a: Register, b: Register, dtype: torch.dtype) -> Register:
     return (left * right).to(dtype).view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
 
 
+def _bfloat16(x: Register) -> Register:
+    rounded = torch.from_numpy(_floats(x)).bfloat16().view(torch.int16)
+    return rounded.numpy().view(np.uint16).astype(np.uint64)
+
+
 def _permuted(a: Register, b: Register, selector: Register) -> Register:
     """Byte i of the result is one of the eight of (b:a), named by bits 4 i .. 4 i + 2; bit 3 would repeat its sign."""
     result, both = np.zeros_like(a), b << np.uint64(32) | a
@@ -170,6 +175,8 @@ class _Run:
                 return _product_x2(x[0], x[1], torch.float16)
             case "mul.bf16x2":
                 return _product_x2(x[0], x[1], torch.bfloat16)
+            case "cvt.rn.bf16x2.f32":  # the first source is the upper half
+                return _bfloat16(x[0]) << np.uint64(16) | _bfloat16(x[1])
             case "popc.b32":
                 return np.array([int(v).bit_count() for v in x[0]], np.uint64)
             case "match.any.sync.b32":

@@ -3,6 +3,7 @@
 Triton holds Python's lock for most of a compilation, so it is done in processes; they share Triton's cache on disk.
 """
 
+import hashlib
 import inspect
 import os
 import pickle
@@ -17,11 +18,13 @@ import torch
 import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from triton.runtime.cache import get_cache_manager
 
 from oscine.ops.compile_worker import Job, send
 from oscine.system.python_child import bound_command, child_environment
 
 MAX_WORKERS = 12
+_LONGEST_NAME = 150  # of a kernel, in the names of Triton's files
 
 
 class Compilers:
@@ -70,8 +73,12 @@ class Compilers:
         return bool(self._all)
 
     def close(self) -> None:
+        """Ends them wherever they are. Triton writes a file of its cache whole or not at all."""
         for worker in self._all:
-            worker.communicate()
+            worker.kill()
+        for worker in self._all:
+            with worker:  # closes its pipes, and waits for its end
+                pass
 
 
 class _Zeros(TorchFunctionMode):
@@ -104,23 +111,30 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
     def submit(self, key: Any, compile_fn: Callable[[], Any], *ends: Callable[[Any], None]) -> None:
         """`ends`: callbacks for a compilation that succeeded and, since Triton 3.9, for one that failed."""
         if self._compilers.has_workers and key not in self.future_kernels:
-            super().submit(key, lambda: self._compile(compile_fn), *ends)
+            super().submit(key, lambda: self._compile(key, compile_fn), *ends)
 
-    def _compile(self, compile_fn: Callable[[], Any]) -> Any:
-        job = _job(compile_fn)
-        if job is not None:
+    def _compile(self, key: str, compile_fn: Callable[[], Any]) -> Any:
+        """`key`: its hash names the kernel's folder in the cache."""
+        name, job = _job(compile_fn)
+        if job is not None and not _is_cached(key, name):
             self._compilers.fill_cache(job)
         return compile_fn()
 
 
-def _job(compile_fn: Callable[[], Any]) -> bytes | None:
-    """What Triton's own function would compile; None where that cannot be told to another process."""
+def _is_cached(key: str, name: str) -> bool:
+    """Whether Triton will find the kernel. No worker is asked for it then, as that one may still be importing torch."""
+    folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    return folder.get_group(f"{name[:_LONGEST_NAME]}.json") is not None
+
+
+def _job(compile_fn: Callable[[], Any]) -> tuple[str, bytes | None]:
+    """What Triton's own function would compile: its name, and a Job; None where no other process can be told."""
     values = inspect.getclosurevars(compile_fn).nonlocals
     try:
         source, options = values["src"], values["options"].__dict__
         kernel = source.fn
         arguments = source.signature, source.constants, source.attrs
         job = Job(type(source), kernel.module, kernel.fn.__name__, *arguments, values["target"], options)
-        return pickle.dumps(job)
+        return source.name, pickle.dumps(job)
     except (KeyError, AttributeError, TypeError, pickle.PicklingError):
-        return None
+        return "", None

@@ -7,7 +7,7 @@
     def test_it() -> None:
         run_interpreted(in_interpreter)
 
-Each kernel must fit the chip: its shared memory, its registers, and no spills.
+Each kernel must fit the chip: its shared memory, its registers, and no spills in its innermost loops.
 
 Knows nothing of Oscine's kernels. The interpreter has no Gluon and computes bf16 `tl.dot` wrongly (use float32 or
 float16); `tl.extra.cuda` calls must be behind a constexpr there.
@@ -31,6 +31,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from tests.ops.child import call
 from tests.ops.chips import CHIPS
+from tests.ops.sass_loops import innermost_loops
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 REGISTERS = 65536  # of an SM, on all of these chips
@@ -52,6 +53,15 @@ class Compiled:
     @cached_property
     def sass(self) -> str:
         return _cuobjdump("-sass", self.cubin)
+
+    @cached_property
+    def spills_in_loops(self) -> int:
+        """Instructions that store or load spilled registers, in the innermost loops that multiply."""
+        if self.spills == 0:
+            return 0
+        loops = innermost_loops(self.sass, "GMMA")
+        assert loops, "spills, and no loop to look at"
+        return sum(text.startswith(("STL", "LDL")) for loop in loops for text in loop)
 
     @property
     def unpacked_after(self) -> set[str]:
@@ -130,7 +140,7 @@ def _described(ptx: str, cubin: bytes, shared: int, ttgir: str, arch: int) -> Co
     assert compiled.shared <= CHIPS[arch].shared_memory, size
     assert compiled.registers * compiled.threads <= REGISTERS, size
     assert compiled.registers <= MAX_REGISTERS, size
-    assert compiled.spills == 0, size
+    assert compiled.spills_in_loops == 0, size
     return compiled
 
 

@@ -5,6 +5,7 @@ The driver here pretends to have a GPU, and fails if a kernel is launched.
 
 import ctypes
 import pickle
+import signal
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -147,6 +148,23 @@ def test_workers_build_what_launches_a_kernel(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("triton.runtime.build._build", build)
     CudaLauncher(kernel.src, kernel.metadata)  # as the first launch makes it
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_the_cache_has_is_left_to_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Compilers(1)) as compilers:
+        for _ in range(2):
+            with compilers.compile_together():
+                add_one[(1,)](torch.zeros(8), 7, BLOCK=1024, enable_fp_fusion=True)
+            add_one.device_caches[0][0].clear()  # as in another process
+            monkeypatch.setattr(Compilers, "fill_cache", lambda *_: pytest.fail("asked a worker"))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_workers_end_with_the_start_even_while_they_import() -> None:
+    compilers = Compilers(2)
+    compilers.close()
+    assert [worker.returncode for worker in compilers._all] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.usefixtures("no_gpu")

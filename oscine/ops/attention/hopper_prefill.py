@@ -262,11 +262,16 @@ def _attend(cfg, c: gl.constexpr, shared, tile, tile_query, end, sink_M, scale, 
     state = (_packed(p_MN), gl.zeros([ROWS, HEAD_DIM], gl.float32, OUTPUT), max_M, sums_M8)
     _await_block(cfg, shared, at + 1, newest > oldest)
     masked = oldest if cfg.WINDOW else gl.minimum(gl.maximum(query + 1, 0) // N, newest)  # the oldest such block
-    for i in range(newest - masked):
-        more = newest - oldest - i > 1
-        state = _block(cfg, shared, tile, state, query_M - (key - (i + 1) * N), scale, at, more, True)
-        at += 1
-    if not cfg.WINDOW:
+    if cfg.WINDOW:
+        for i in range(newest - masked):
+            state = _block(
+                cfg, shared, tile, state, query_M - (key - (i + 1) * N), scale, at, newest - masked - i > 1, True
+            )
+            at += 1
+    else:
+        if newest > masked:  # by one: the rows of a consumer are of few tokens
+            state = _block(cfg, shared, tile, state, query_M - (key - N), scale, at, newest > 1, True)
+            at += 1
         for i in range(masked):
             state = _block(cfg, shared, tile, state, query_M, scale, at, masked - i > 1, False)
             at += 1
@@ -436,12 +441,12 @@ def prefill_kernel(
         cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counter_ptr, table_stride, first_sequence,
         num_sequences, num_tiles,
     )  # fmt: skip
-    consumed = (cfg, shared, out_ptr, sinks_ptr, scale, angles is None)
+    rotated: gl.constexpr = angles is None
     gl.warp_specialize(
         [
-            (_consume, (0,) + consumed),
-            (_consume, (1,) + consumed),
-            (_consume, (2,) + consumed),
+            (_consume, (0, cfg, shared, out_ptr, sinks_ptr, scale, rotated)),
+            (_consume, (1, cfg, shared, out_ptr, sinks_ptr, scale, rotated)),
+            (_consume, (2, cfg, shared, out_ptr, sinks_ptr, scale, rotated)),
             (_produce, produced),
         ],
         [4, 4, 1],

@@ -1,4 +1,4 @@
-"""Paged attention on Hopper: decodes by hopper_decode.py where it fits the model, all else by the Triton kernels.
+"""Paged attention on Hopper: prompts by hopper_prefill.py, decodes by hopper_decode.py, all else by the Triton kernels.
 
 Definition: reference.py. Nothing here reads device data, so a call can be captured in a CUDA graph.
 
@@ -20,7 +20,7 @@ from oscine.ops.launch import arrivals
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.target import Target
 
-CAN_ROTATE = True  # takes UnrotatedQueries, in the Triton kernels
+CAN_ROTATE = True  # takes UnrotatedQueries
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MAX_DECODES = 2, 64
@@ -43,7 +43,8 @@ def attention_use(shapes: Shapes) -> Use:
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
-    return Use(f"decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone", "triton", missing)
+    steps = f"prompts but with FP8 keys, decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone"
+    return Use(steps, "triton", missing)
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:
@@ -62,7 +63,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
     few = FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
-    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # TMA cannot rotate queries
+    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # hopper_decode.py rotates none
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)

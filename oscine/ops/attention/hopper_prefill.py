@@ -28,8 +28,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, LOG2E, PAGE, TILE, VALUES
 from oscine.ops.compat import async_load, barrier, reinterpret
-from oscine.ops.moe.hopper_tiles import next_tile
 from oscine.ops.record import record
+from oscine.ops.tile_scheduler import next_tile
 
 ROWS = gl.constexpr(64)  # of a consumer
 TOKENS = gl.constexpr(8)  # of a consumer

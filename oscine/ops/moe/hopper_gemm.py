@@ -33,7 +33,6 @@ from oscine.ops.moe.hopper_tiles import (
     find_entries,
     h_factor,
     is_narrow,
-    next_tile,
     note_order,
     pairs_of,
     quarters,
@@ -41,6 +40,7 @@ from oscine.ops.moe.hopper_tiles import (
     tile_at,
 )
 from oscine.ops.record import record
+from oscine.ops.tile_scheduler import next_tile
 
 PLANES_FACTOR = gl.constexpr(2.0**112)  # weights as FP8 are 2^-14 too small, their scales 2^-98
 TABLE_FACTOR = gl.constexpr(2.0**-12)  # weights of tables are 2^13 too large, the scales of rows 2^-1 too small

@@ -189,27 +189,6 @@ def _popc(x):
     return gl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
 
 
-# The first thread of a warp takes the next tile, all are told.
-NEXT_TILE = gl.constexpr("""{
-    .reg .pred first;
-    .reg .b32 lane;
-    mov.u32 lane, %laneid;
-    setp.eq.u32 first, lane, 0;
-    mov.b32 $0, 0;
-    @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
-    redux.sync.add.u32 $0, $0, 0xFFFFFFFF;
-}""")
-
-
-@gluon.jit
-def next_tile(tile_counters_ptr):
-    """The next free tile; the first tile of each program is fixed."""
-    taken = gl.inline_asm_elementwise(
-        NEXT_TILE, "=&r,l", [tile_counters_ptr.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
-    )
-    return gl.num_programs(0) + taken
-
-
 @gluon.jit
 def note_order(tile, order_ptr, WARPS: gl.constexpr):
     """DIRECT: order[row of h] = pair, for the tile's entry. For callers of so many warps."""

@@ -148,7 +148,7 @@ def _bound(function: Callable[..., Any], target: Target) -> Callable[..., Any]:
 def describe(choice: Mapping[str, str], shapes: Shapes) -> str:
     """For the log: the backend of each op with the steps that it serves, and a line for each that serves none.
 
-    For example `ops: attention=hopper (decodes of 2-64 sequences alone; else triton), moe=hopper`.
+    For example `ops: lm_head=hopper (up to 64 rows; else triton), moe=hopper`.
     """
     names, lines = [], []
     for op, backend in choice.items():

@@ -1,0 +1,106 @@
+"""Fits what tables of ops do not have (Rest, delays before the engine) to published measurements of servers.
+
+The times of a request are sums over the parts of its steps. With the steps of a simulated load, TPOT is linear in Rest,
+so a few rounds of least squares suffice. Errors are relative, and a weak prior holds what the points do not decide.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oscine.extensions.plan.foreign.compose import MODELS, ComposedSurface, Rest
+from oscine.extensions.plan.foreign.ops import OpTable
+from oscine.extensions.plan.validate.closed_loop import ClosedLoop, Load, Outcome, Server, StepCost
+from oscine.extensions.plan.validate.points import Point
+from oscine.timing.features import StepFeatures
+
+_PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3)
+_SPREAD = Rest(0.3, 0.5, 1e-3, 1e-5, 2e-6, 0.3e-3)  # standard deviations of the prior
+_DELAYS = np.array([0.01, 4.0, 2.8e-3])
+_DELAY_SPREAD = np.array([0.02, 3.0, 1e-3])
+_ERROR = 0.05  # of a point, relative
+_ROUNDS = 4
+_WEIGHT_BYTES = 61e9  # of 120b
+_TOKEN_BYTES = 18 * 2 * 8 * 64 * 2  # of keys and values, in full layers
+_CACHE_SHARE = 0.9
+
+
+class Fitted(NamedTuple):
+    """Of a hardware and framework."""
+
+    rest: Rest
+    # Between the engine's first token and the client's: seconds, steps, and steps per token of the prompt. That it grows
+    # with steps and prompt is seen alike in all frameworks; the published figures do not tell why.
+    delays: tuple[float, float, float]
+
+    def delay_s(self, point: Point, tpot_s: float) -> float:
+        return float(np.dot(self.delays, _delay_columns(point, tpot_s)))
+
+
+def simulate(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> Outcome:
+    """Raises NotMeasuredError for a layout that the tables do not have."""
+    surface = ComposedSurface(tables, MODELS["120b"], point.layout, fitted.rest)
+    rest = np.array(fitted.rest)
+
+    def cost(step: StepFeatures) -> StepCost:
+        parts, slopes = surface.parts(step), np.zeros(len(rest))
+        share = step.prompt_tokens / max(step.tokens, 1)
+        slopes[:2] = parts.per_context_s * (1 - share), parts.per_context_s * share
+        vector = np.array(parts[: len(rest)])
+        return StepCost(float(vector @ rest), float(slopes @ rest), parts.last_context, vector, slopes)
+
+    layout, memory = point.layout, tables[0].header.memory_bytes
+    free = (memory * _CACHE_SHARE - _WEIGHT_BYTES / layout.gpus) * layout.tp
+    clients = max(1, round(point.concurrency / layout.engines))
+    server = Server(kv_tokens=max(int(free / _TOKEN_BYTES), point.prompt + point.answer))
+    return ClosedLoop(cost, Load(clients, point.prompt, point.answer), server).run()
+
+
+def fit(
+    points: Sequence[Point],
+    tables_of: Callable[[Point], Sequence[OpTable]],
+    prior: Fitted | None = None,
+) -> Fitted:
+    """Only of these points. `prior`: where the points say little."""
+    found = prior or Fitted(_PRIOR, (float(_DELAYS[0]), float(_DELAYS[1]), float(_DELAYS[2])))
+    start, delays = np.array(found.rest), np.array(found.delays)
+    for _ in range(_ROUNDS):
+        outcomes = [simulate(tables_of(point), point, found) for point in points]
+        rest = _least_squares(
+            np.array([one.tpot_parts * 1e3 / point.tpot_ms for one, point in zip(outcomes, points, strict=True)]),
+            np.ones(len(points)),
+            start,
+            np.array(_SPREAD),
+        )
+        wanted_s = np.array([point.ttft_ms for point in points]) / 1e3
+        own = np.array([one.ttft_s for one in outcomes]) / wanted_s
+        columns = [_delay_columns(point, one.tpot_s) for one, point in zip(outcomes, points, strict=True)]
+        found_delays = _least_squares(np.array(columns) / wanted_s[:, None], 1 - own, delays, _DELAY_SPREAD)
+        found = Fitted(Rest(*rest.tolist()), (found_delays[0], found_delays[1], found_delays[2]))
+    return found
+
+
+def _delay_columns(point: Point, tpot_s: float) -> list[float]:
+    return [1.0, tpot_s, tpot_s * point.prompt]
+
+
+def _least_squares(
+    columns: NDArray[np.float64], wanted: NDArray[np.float64], prior: NDArray[np.float64], spread: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """No value is negative. Points that are far off count less (Huber's weights)."""
+    weights, values = np.ones(len(wanted)), prior
+    for _ in range(10):
+        held = np.zeros(len(prior), bool)
+        for _ in range(len(prior)):
+            a = np.vstack([columns * weights[:, None] / _ERROR, np.diag(1 / spread)])
+            b = np.concatenate([wanted * weights / _ERROR, prior / spread])
+            values = np.zeros(len(prior))
+            values[~held] = np.linalg.lstsq(a[:, ~held], b, rcond=None)[0]
+            if (values >= 0).all():
+                break
+            held |= values < 0
+        off = abs(columns @ values - wanted) / _ERROR
+        weights = np.sqrt(1 / np.maximum(off / 1.5, 1.0))
+    return values

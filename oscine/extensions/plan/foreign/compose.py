@@ -55,6 +55,7 @@ class Rest(NamedTuple):
     row_s: float = 0.0  # per decode row: scheduling, sampling, detokenisation
     token_s: float = 0.0  # per prompt token: norms, rotary embedding, copies
     rank_s: float = 0.0  # per doubling of the GPUs
+    eager_s: float = 0.0  # of a step with prompts: it is no CUDA graph
 
 
 class Parts(NamedTuple):
@@ -66,6 +67,7 @@ class Parts(NamedTuple):
     rows: float
     tokens: float
     doublings: float
+    eager: float
     per_context_s: float = 0.0
     last_context: int = NO_END
     factor: float = 1.0
@@ -113,7 +115,7 @@ class ComposedSurface:
         seconds = us * _US + segment.base * half
         share = step.prompt_tokens / max(step.tokens, 1)
         end = NO_END if segment.end == float("inf") else int(segment.end * rows)
-        counts = 1.0, step.decode_rows, step.prompt_tokens, log2(self._layout.gpus)
+        counts = 1.0, step.decode_rows, step.prompt_tokens, log2(self._layout.gpus), float(step.prompt_sequences > 0)
         return Parts(seconds * (1 - share), seconds * share, *counts, segment.slope / rows * half, end, grown)
 
     def _compute_body_us(self, tokens: int) -> float:

@@ -5,38 +5,27 @@ so a few rounds of least squares suffice. Errors are relative, and a weak prior 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oscine.extensions.plan.foreign.compose import MODELS, ComposedSurface, Rest
+from oscine.extensions.plan.foreign.known import Delays, Fitted, delay_columns
 from oscine.extensions.plan.foreign.ops import OpTable
 from oscine.extensions.plan.validate.closed_loop import ClosedLoop, Load, Outcome, Server, StepCost
 from oscine.extensions.plan.validate.points import Point
 from oscine.timing.features import StepFeatures
 
-_PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3)
-_SPREAD = Rest(0.3, 0.5, 1e-3, 1e-5, 2e-6, 0.3e-3)  # standard deviations of the prior
-_DELAYS = np.array([0.01, 4.0, 2.8e-3])
-_DELAY_SPREAD = np.array([0.02, 3.0, 1e-3])
+_PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3, 2e-3)
+_SPREAD = Rest(0.3, 0.5, 1e-3, 1e-5, 2e-6, 0.3e-3, 5e-3)  # standard deviations of the prior
+_DELAYS = Delays(0.01, 0.002, 4.0, 2.8e-3, 4.0)
+_DELAY_SPREAD = Delays(0.02, 0.01, 3.0, 1e-3, 8.0)
 _ERROR = 0.05  # of a point, relative
+_FAR = 3.0  # times this error: from there on a point counts less
 _ROUNDS = 4
 _WEIGHT_BYTES = 61e9  # of 120b
 _TOKEN_BYTES = 18 * 2 * 8 * 64 * 2  # of keys and values, in full layers
 _CACHE_SHARE = 0.9
-
-
-class Fitted(NamedTuple):
-    """Of a hardware and framework."""
-
-    rest: Rest
-    # Between the engine's first token and the client's: seconds, steps, and steps per token of the prompt. That it grows
-    # with steps and prompt is seen alike in all frameworks; the published figures do not tell why.
-    delays: tuple[float, float, float]
-
-    def delay_s(self, point: Point, tpot_s: float) -> float:
-        return float(np.dot(self.delays, _delay_columns(point, tpot_s)))
 
 
 def simulate(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> Outcome:
@@ -58,13 +47,20 @@ def simulate(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> Outcome
     return ClosedLoop(cost, Load(clients, point.prompt, point.answer), server).run()
 
 
+def predict(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> tuple[float, float]:
+    """Milliseconds of TPOT and TTFT. Raises NotMeasuredError."""
+    outcome = simulate(tables, point, fitted)
+    ttft_s = outcome.ttft_s + fitted.delay_s(point.layout, point.prompt, outcome.tpot_s)
+    return outcome.tpot_s * 1e3, ttft_s * 1e3
+
+
 def fit(
     points: Sequence[Point],
     tables_of: Callable[[Point], Sequence[OpTable]],
     prior: Fitted | None = None,
 ) -> Fitted:
     """Only of these points. `prior`: where the points say little."""
-    found = prior or Fitted(_PRIOR, (float(_DELAYS[0]), float(_DELAYS[1]), float(_DELAYS[2])))
+    found = prior or Fitted(_PRIOR, _DELAYS)
     start, delays = np.array(found.rest), np.array(found.delays)
     for _ in range(_ROUNDS):
         outcomes = [simulate(tables_of(point), point, found) for point in points]
@@ -76,14 +72,12 @@ def fit(
         )
         wanted_s = np.array([point.ttft_ms for point in points]) / 1e3
         own = np.array([one.ttft_s for one in outcomes]) / wanted_s
-        columns = [_delay_columns(point, one.tpot_s) for one, point in zip(outcomes, points, strict=True)]
-        found_delays = _least_squares(np.array(columns) / wanted_s[:, None], 1 - own, delays, _DELAY_SPREAD)
-        found = Fitted(Rest(*rest.tolist()), (found_delays[0], found_delays[1], found_delays[2]))
+        columns = [
+            delay_columns(point.layout, point.prompt, one.tpot_s) for one, point in zip(outcomes, points, strict=True)
+        ]
+        found_delays = _least_squares(np.array(columns) / wanted_s[:, None], 1 - own, delays, np.array(_DELAY_SPREAD))
+        found = Fitted(Rest(*rest.tolist()), Delays(*found_delays.tolist()))
     return found
-
-
-def _delay_columns(point: Point, tpot_s: float) -> list[float]:
-    return [1.0, tpot_s, tpot_s * point.prompt]
 
 
 def _least_squares(
@@ -102,5 +96,5 @@ def _least_squares(
                 break
             held |= values < 0
         off = abs(columns @ values - wanted) / _ERROR
-        weights = np.sqrt(1 / np.maximum(off / 1.5, 1.0))
+        weights = np.sqrt(1 / np.maximum(off / _FAR, 1.0))
     return values

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from oscine.extensions.plan.foreign.compose import GpuLayout
@@ -39,9 +40,9 @@ class Point(NamedTuple):
         return self.hardware, self.framework, self.layout, self.prompt, self.answer
 
 
-def read_points(path: "str | None" = None) -> list[Point]:
+def read_points(path: Path = FILE) -> list[Point]:
     """Those with latencies of both kinds, on one engine or on engines that share experts. Raises OSError."""
-    with open(path or FILE, encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = [*csv.DictReader(file)]
     found: dict[tuple[object, ...], Point] = {}
     for row in rows:

@@ -53,7 +53,7 @@ class DecodeGraphs:
     def __init__(self, forward: Forward, choose: Choose, device: torch.device) -> None:
         self._forward, self._choose = forward, choose
         self._device = device
-        self._sizes: list[int] = []  # ascending
+        self.sizes: list[int] = []  # ascending
         self._captured: dict[int, _Captured] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
@@ -70,10 +70,10 @@ class DecodeGraphs:
         `pool`: torch's handle of the memory of other graphs, which run at other times.
         """
         assert not self._captured
-        self._sizes = sorted(sizes)
+        self.sizes = sorted(sizes)
         pool = pool or torch.cuda.graph_pool_handle()
         with paused():  # the end of an older graph, one that is garbage, would break a capture
-            for size in reversed(self._sizes):
+            for size in reversed(self.sizes):
                 packed = self._blank(size)
                 forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
                 with torch.cuda.graph(forward, pool=pool):
@@ -97,7 +97,7 @@ class DecodeGraphs:
     def fits(self, step: StepArrays) -> bool:
         """Whether the step is one sampled token a sequence, and not of more sequences than any graph."""
         return (
-            decode_size(self._sizes, len(step.slots_S)) != EAGER
+            decode_size(self.sizes, len(step.slots_S)) != EAGER
             and bool((step.lens_S == 1).all())
             and bool(step.samples_S.all())
         )
@@ -105,11 +105,11 @@ class DecodeGraphs:
     @property
     def fits_padding(self) -> bool:
         """Whether a step without sequences can be one of padding only."""
-        return bool(self._sizes)
+        return bool(self.sizes)
 
     def size_of(self, num_sequences: int) -> int:
         """Of the graph that runs as many."""
-        return decode_size(self._sizes, num_sequences)
+        return decode_size(self.sizes, num_sequences)
 
     def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> Computed:
         """Queues a padded step."""
@@ -134,7 +134,7 @@ class PromptGraphs:
     def __init__(self, forward: Forward, padding_slot: int, device: torch.device) -> None:
         """`forward`: of any step; all that it reads on the host are the sizes of the packed step."""
         self._forward, self._padding_slot, self._device = forward, padding_slot, device
-        self._sizes: list[int] = []  # tokens, ascending
+        self.sizes: list[int] = []  # tokens, ascending
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Computed]] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
@@ -148,9 +148,9 @@ class PromptGraphs:
     def capture(self, sizes: list[int], pool: Any = None) -> None:
         """`sizes`: numbers of tokens. `pool`: as in DecodeGraphs. All kernels must be compiled."""
         assert not self._captured
-        self._sizes = sorted(sizes)
+        self.sizes = sorted(sizes)
         with paused():
-            for size in reversed(self._sizes):
+            for size in reversed(self.sizes):
                 packed, graph = self._blank(size), torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
                     computed = self._forward(packed)
@@ -160,7 +160,7 @@ class PromptGraphs:
     def size_of(self, step: StepArrays) -> int | None:
         """The tokens of the smallest graph that has room for the step; None: it must run eagerly."""
         longest = int(step.ends_S[step.lens_S == 1].max(initial=0))
-        return prompt_size(self._sizes, step.num_tokens, len(step.slots_S), longest) or None
+        return prompt_size(self.sizes, step.num_tokens, len(step.slots_S), longest) or None
 
     def replay(self, step: StepArrays, slots: Slots, size: int) -> Computed:
         """Queues a step. What it returns has no padding."""

@@ -2,8 +2,11 @@
 
     decode    at each number of rows, a curve over the mean context of a row
     verify    the same for each number of drafts per sequence
-    prompts   at each number of tokens, a curve over the mean number of pairs per token
-    mixed     at each number of rows and of all tokens, over the mean context and the mean number of pairs
+    prompts   at each number of tokens, a curve over their depth
+    mixed     at each number of rows and of all tokens, over the mean context and the depth
+
+The depth of a prompt's chunk is where it starts. Chunks that are shorter than one of all tokens have a negative depth,
+down to -1 for prompts of one token.
 
 Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Steps that run as
 CUDA graphs take as long as their graph, and are never mixed with eager ones.
@@ -66,10 +69,10 @@ class MeasuredSurface:
         )
 
     def _slopes(self, point: StepPoint) -> tuple[float, float]:
-        """Milliseconds per token of mean context, and per mean pair, for a mixed step with a single point of either."""
+        """Milliseconds per token of mean context, and of depth, for a mixed step with a single point of either."""
         prompts = self._prompts[point.size == EAGER] or self._prompts[True]
-        per_pair = prompts.slope(point.tokens) if prompts else 0.0
-        return self._decodes[0].slope(point.rows) if self._decodes[0] else 0.0, per_pair
+        per_depth = prompts.slope(point.tokens) if prompts else 0.0
+        return self._decodes[0].slope(point.rows) if self._decodes[0] else 0.0, per_depth
 
 
 def _of(points: Iterable[StepPoint], eager: bool) -> list[StepPoint]:
@@ -146,20 +149,33 @@ class _Rows(_Sizes):
 
 
 class _Prompts(_Sizes):
-    """Steps of prompts: tokens, then mean pairs of a token."""
+    """Steps of prompts: tokens, then depth."""
 
     def __init__(self, points: Sequence[StepPoint]) -> None:
         sizes = {one.tokens for one in points}
-        super().__init__({n: Curve((p.pairs / n, p.ms) for p in points if p.tokens == n) for n in sizes})
+        super().__init__({n: Curve((_depth(p.pairs, n), p.ms) for p in points if p.tokens == n) for n in sizes})
 
     def cell(self, step: StepFeatures, tokens: int) -> Cell:
-        mean = step.prompt_pairs / tokens
-        segment, factor, is_exact = self.at(tokens, mean)
+        depth = _depth(step.prompt_pairs, tokens)
+        segment, factor, is_exact = self.at(tokens, depth)
+        scale = factor  # beyond the largest step, as many tokens per second as it has
         if segment.beyond:
-            factor *= max(1.0, mean / self.last(tokens))
-        scale = factor if tokens > self.sizes[-1] else 1.0  # as many tokens per second as the largest step
-        seconds = (segment.base + segment.slope * mean) * scale * _MS
+            factor *= _deeper(depth, self.last(tokens), tokens)
+        seconds = (segment.base + segment.slope * depth) * scale * _MS
         return Cell(seconds, figures="measured" if is_exact else "interpolated", factor=factor)
+
+
+def _depth(pairs: int, tokens: int) -> float:
+    """The start of a chunk of so many tokens with so many pairs; negative for several short ones."""
+    whole = (tokens + 1) / 2
+    depth = pairs / tokens - whole
+    return depth if depth >= 0 else depth / whole
+
+
+def _deeper(depth: float, most: float, tokens: int) -> float:
+    """The factor of pairs beyond a depth."""
+    whole = (tokens + 1) / 2
+    return max(1.0, (max(depth, 0.0) + whole) / (max(most, 0.0) + whole))
 
 
 def _cell(segment: Segment, rows: int, factor: float, is_exact: bool) -> Cell:
@@ -171,28 +187,33 @@ def _cell(segment: Segment, rows: int, factor: float, is_exact: bool) -> Cell:
 
 
 class _Node:
-    """Mixed steps of one number of rows and of tokens: at each mean number of pairs, a curve over the mean context."""
+    """Mixed steps of one number of rows and of tokens: at each depth, a curve over the mean context."""
 
     def __init__(self, points: Sequence[StepPoint], tokens: int, slopes: tuple[float, float]) -> None:
-        """`slopes`: per mean context and per mean pair, where only one of either was measured."""
-        self._per_context, self._per_pair = slopes
-        found = {one.pairs / tokens for one in points}
-        self._pairs = sorted(found)
-        self._curves = [Curve((p.context, p.ms) for p in points if p.pairs / tokens == pairs) for pairs in self._pairs]
+        """`slopes`: per mean context and per depth, where only one of either was measured."""
+        self._tokens, (self._per_context, self._per_depth) = tokens, slopes
+        depths = {one: _depth(one.pairs, tokens) for one in points}
+        self._depths = sorted(set(depths.values()))
+        self._curves = [Curve((p.context, p.ms) for p in points if depths[p] == depth) for depth in self._depths]
         self.base = self._curves[0].ys[0]
 
-    def at(self, context: float, pairs: float) -> tuple[Segment, float]:
+    def at(self, context: float, depth: float) -> tuple[Segment, float]:
         """Over the mean context, and the factor beyond what was measured."""
-        most = min(curve.xs[-1] for curve in self._curves)
-        factor = max(context / most, pairs / self._pairs[-1], 1.0)
-        segments = [curve.at(context, self._per_context) for curve in self._curves]
+        most = max(curve.xs[-1] for curve in self._curves)
+        factor = max(context / most, _deeper(depth, self._depths[-1], self._tokens), 1.0)
+        segments = [curve.at(context, self._slope) for curve in self._curves]
         if len(segments) == 1:
             (one,) = segments
-            more = max(self._per_pair * (pairs - self._pairs[0]), -one.base / 2)
-            return one._replace(base=one.base + more), factor
-        high = max(1, min(bisect_left(self._pairs, pairs), len(segments) - 1))
-        share = (pairs - self._pairs[high - 1]) / (self._pairs[high] - self._pairs[high - 1])
-        return _blend(segments[high - 1], segments[high], share), factor
+            return one._replace(base=one.base + self._per_depth * max(depth - self._depths[0], 0.0)), factor
+        high = max(1, min(bisect_left(self._depths, depth), len(segments) - 1))
+        share = (depth - self._depths[high - 1]) / (self._depths[high] - self._depths[high - 1])
+        return _blend(segments[high - 1], segments[high], max(share, 0.0)), factor
+
+    @property
+    def _slope(self) -> float:
+        """Per mean context, of a curve of a single point: that of a longer curve, if there is one."""
+        known = [slope for curve in self._curves if (slope := curve.last_slope) is not None]
+        return known[0] if known else self._per_context
 
 
 class _Mixed:
@@ -215,21 +236,21 @@ class _Mixed:
             raise NotMeasuredError("no mixed steps of this kind were measured")
         place = between(self._sizes, tokens)
         context = step.decode_context / step.decode_rows
-        pairs = step.prompt_pairs / (tokens - step.decode_rows)
-        ends = [self._column(self._sizes[i], step.decode_rows, context, pairs) for i in (place.low, place.high)]
+        depth = _depth(step.prompt_pairs, tokens - step.decode_rows)
+        ends = [self._column(self._sizes[i], step.decode_rows, context, depth) for i in (place.low, place.high)]
         (low, first, inner), (high, second, other) = ends
         segment = _blend(low, high, _log_weight(first, second, place.share))
         grown = place.factor * max(1.0, step.decode_rows / self._most)
         cell = _cell(segment, step.decode_rows, grown, is_exact=False)
         return cell._replace(factor=max(grown, inner, other))
 
-    def _column(self, size: int, rows: int, context: float, pairs: float) -> tuple[Segment, float, float]:
+    def _column(self, size: int, rows: int, context: float, depth: float) -> tuple[Segment, float, float]:
         """At one number of tokens: over the mean context; milliseconds to compare sizes by; the factor."""
         nodes = self._columns[size]
         known = list(nodes)
         place = between(known, rows)
         low, high = nodes[known[place.low]], nodes[known[place.high]]
-        (first, inner), (second, other) = low.at(context, pairs), high.at(context, pairs)
+        (first, inner), (second, other) = low.at(context, depth), high.at(context, depth)
         weight = _log_weight(low.base, high.base, place.share)
         segment = _blend(first, second, weight)
         segment = segment._replace(slope=segment.slope * place.factor)  # of rows beyond those of this size

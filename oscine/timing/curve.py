@@ -35,6 +35,10 @@ class Curve:
     def last_slope(self) -> float | None:
         return self._slopes[-1] if self._slopes else None
 
+    def value(self, x: float) -> float:
+        base, slope, *_ = self.at(x)
+        return base + slope * x
+
     def at(self, x: float, last_slope: float = 0.0) -> Segment:
         """`last_slope`: of a curve of a single point, beyond it."""
         place = bisect_left(self.xs, x)

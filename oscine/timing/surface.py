@@ -13,7 +13,8 @@ CUDA graphs take as long as their graph, and are never mixed with eager ones.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import get_args
 
 from oscine.timing.answer import NO_END, Cell, NotMeasuredError, blend, worst
@@ -34,7 +35,8 @@ class MeasuredSurface:
         of_kind = {kind: [one for one in used if one.kind == kind] for kind in get_args(Kind)}
         self._decodes = {0: _Rows(of_kind["decode"])}
         for drafts in sorted({_drafts_of(one) for one in of_kind["verify"]}):
-            self._decodes[drafts] = _Rows([one for one in of_kind["verify"] if _drafts_of(one) == drafts])
+            own = [one for one in of_kind["verify"] if _drafts_of(one) == drafts]
+            self._decodes[drafts] = _Rows([*self._with_contexts(own)])
         self._prompts = {eager: _Prompts(_of(of_kind["prompts"], eager)) for eager in (False, True)}
         self._mixed = {eager: _Mixed(_of(of_kind["mixed"], eager), self._slopes) for eager in (False, True)}
 
@@ -67,6 +69,17 @@ class MeasuredSurface:
         return blend(
             self._decodes[low].cell(step, rows), self._decodes[high].cell(step, rows), (each - low) / (high - low)
         )
+
+    def _with_contexts(self, points: Sequence[StepPoint]) -> Iterator[StepPoint]:
+        """Where only one context was measured: points at those of decode steps too, as rows read what those read."""
+        yield from points
+        contexts: dict[int, set[int]] = {}
+        for one in points:
+            contexts.setdefault(one.rows, set()).add(one.context)
+        for one in points:
+            if len(contexts[one.rows]) == 1 and self._decodes[0]:
+                for context, more_ms in self._decodes[0].growth(one.rows, one.context):
+                    yield replace(one, context=context, ms=one.ms + more_ms)
 
     def _slopes(self, point: StepPoint) -> tuple[float, float]:
         """Milliseconds per token of mean context, and of depth, for a mixed step with a single point of either."""
@@ -138,6 +151,14 @@ class _Rows(_Sizes):
     def __init__(self, points: Sequence[StepPoint]) -> None:
         sizes = {one.rows for one in points}
         super().__init__({size: Curve((p.context, p.ms) for p in points if p.rows == size) for size in sizes})
+
+    def growth(self, rows: int, context: int) -> Iterator[tuple[int, float]]:
+        """Larger contexts of the next larger size, and the milliseconds that they take more than this one."""
+        curve = self.curves[between(self.sizes, rows).high]
+        start = curve.at(context)
+        for x, y in zip(curve.xs, curve.ys, strict=True):
+            if x > context:
+                yield int(x), y - start.base - start.slope * context
 
     def cell(self, step: StepFeatures, rows: int) -> Cell:
         """`rows`: with the padding of a graph, which reads the context of the first row."""

@@ -7,7 +7,7 @@ The rest is what the tables have no rows for: norms, rotary embedding, sampling,
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import log2
 from typing import NamedTuple
 
@@ -109,7 +109,7 @@ class ComposedSurface:
 
     def parts(self, step: StepFeatures) -> Parts:
         """Without what grows with the context."""
-        us = self._body_us(step.tokens) + self._at(self._gemms["head"], max(step.sampled, 1)) + self._prompt_us(step)
+        us = self._body_us(step.tokens) + self._gemms["head"].value(max(step.sampled, 1)) + self._prompt_us(step)
         segment, grown = self._decode(step) if step.decode_rows else (Segment(0.0, 0.0, float("inf")), 1.0)
         half, rows = self._shapes.layers / 2 * _US, max(step.decode_rows, 1)
         seconds = us * _US + segment.base * half
@@ -120,16 +120,11 @@ class ComposedSurface:
 
     def _compute_body_us(self, tokens: int) -> float:
         """Of all layers, without attention."""
-        found = sum(self._at(self._gemms[name], tokens) for name in ("qkv", "output", "router"))
+        found = sum(self._gemms[name].value(tokens) for name in ("qkv", "output", "router"))
         found += self._experts(tokens * self._layout.engines)
         if self._sums is not None and self._layout.gpus > 1:
-            found += 2 * self._at(self._sums, tokens * self._layout.engines * _ROW_BYTES)
+            found += 2 * self._sums.value(tokens * self._layout.engines * _ROW_BYTES)
         return found * self._shapes.layers
-
-    @staticmethod
-    def _at(curve: Curve, x: float) -> float:
-        segment = curve.at(x)
-        return segment.base + segment.slope * x
 
     def _decode(self, step: StepFeatures) -> tuple[Segment, float]:
         """Of a layer of each kind, over the mean context; how much more it reads than was measured."""
@@ -190,17 +185,19 @@ def _experts(tables: Sequence[OpTable], shapes: Shapes, layout: GpuLayout) -> Ca
     """Microseconds of a layer's experts by tokens of the whole group."""
     tp, ep, count = layout.experts_tp, layout.experts_ep, shapes.experts
     if (own := tables[0].curve("experts", experts=count, tp=tp, ep=ep)) is not None:
-        return lambda tokens: ComposedSurface._at(own, tokens)
+        return own.value
     known = [(1, 1), (1, tp * ep)]
     for other in tables[1:]:
         theirs = other.curve("experts", experts=count, tp=tp, ep=ep)
         for pair in known:
             mine, base = (one.curve("experts", experts=count, tp=pair[0], ep=pair[1]) for one in (tables[0], other))
             if theirs is not None and mine is not None and base is not None:
-                at, target, start = ComposedSurface._at, theirs, base
-                scaled = mine
-                return lambda tokens: at(scaled, tokens) * at(target, tokens) / at(start, tokens)
+                return partial(_in_ratio, mine, theirs, base)
     raise NotMeasuredError(f"{tables[0].header.gpu} has no experts divided by {tp} and {ep}")
+
+
+def _in_ratio(mine: Curve, theirs: Curve, base: Curve, tokens: float) -> float:
+    return mine.value(tokens) * theirs.value(tokens) / base.value(tokens)
 
 
 _Batches = tuple[list[int], list[Curve]]
@@ -244,7 +241,7 @@ def _prefill_us(batches: _Batches, chunks: int, length: float) -> float:
         last = curve.xs[-1]
         if length > last:
             return curve.ys[-1] * (length / last) ** 2
-        return ComposedSurface._at(curve, length)
+        return curve.value(length)
 
     low, high = at(curves[place.low]), at(curves[place.high])
     first, second = sizes[place.low], sizes[place.high]

@@ -2,14 +2,13 @@
 
 The file's own columns say what each row is and where it comes from. `split` is fixed: a curve is all rows of one
 hardware, framework, layout and pair of lengths, over all versions. Curves of a hardware and framework are ordered by a
-hash, and every other one is held out. Rows of which the server ran fewer requests than stated have no split.
+SHA-256 of their names, and every other one was held out. Rows of which the server ran fewer requests than stated are
+in neither half.
 """
 
 import csv
-import hashlib
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -72,18 +71,6 @@ def _layout(sizes: list[int], gpus: int, version: str) -> GpuLayout:
         gpus = experts_tp
     tp = min(tp, gpus)
     return GpuLayout(gpus, tp, max(1, gpus // ep), ep)
-
-
-def split_curves(points: Sequence[Point]) -> dict[tuple[object, ...], Split]:
-    """How the column `split` was made."""
-    groups: dict[tuple[str, str], set[tuple[object, ...]]] = defaultdict(set)
-    for point in points:
-        groups[point.hardware, point.framework].add(point.curve)
-    sides: dict[tuple[object, ...], Split] = {}
-    for curves in groups.values():
-        ordered = sorted(curves, key=lambda curve: hashlib.sha256(repr(curve).encode()).hexdigest())
-        sides |= {curve: "train" if i % 2 else "held out" for i, curve in enumerate(ordered)}
-    return sides
 
 
 def of_split(points: Iterable[Point], split: Split) -> list[Point]:

@@ -3,7 +3,12 @@
 import argparse
 from collections.abc import Callable
 
-from oscine.cli.error import ended_by
+from oscine.cli.error import USAGE, CommandError, ended_by
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,4 +41,6 @@ def validate(*, refit: bool = False, say: Callable[[str], object] = print) -> No
 
 
 def run(args: argparse.Namespace) -> None:
+    if not args.validate:
+        raise CommandError("--validate is needed", USAGE)
     validate(refit=args.fit)

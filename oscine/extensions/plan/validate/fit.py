@@ -17,7 +17,7 @@ from oscine.extensions.plan.validate.points import Point
 from oscine.timing.features import StepFeatures
 
 _PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3, 2e-3)
-_SPREAD = Rest(0.3, 0.5, 1e-3, 1e-5, 2e-6, 0.3e-3, 5e-3)  # standard deviations of the prior
+_SPREAD = Rest(0.15, 0.15, 1e-3, 1e-5, 2e-6, 0.3e-3, 20e-3)  # standard deviations of the prior
 _DELAYS = Delays(0.01, 0.002, 4.0, 2.8e-3, 4.0)
 _DELAY_SPREAD = Delays(0.02, 0.01, 3.0, 1e-3, 8.0)
 _ERROR = 0.05  # of a point, relative

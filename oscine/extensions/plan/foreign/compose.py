@@ -3,7 +3,8 @@
     seconds = layers * (GEMMs + experts + sums + attention) + head + the rest
 
 The rest is what the tables have no rows for: norms, rotary embedding, sampling, launches. It is fitted on whole steps
-(Rest). Beyond the measured contexts, attention grows in proportion, as it is bound by memory; such a step is "scaled".
+(Rest). Beyond the measured contexts attention grows as it does for batches that are bound by memory; such a step is
+"scaled".
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from oscine.timing.features import StepFeatures
 from oscine.timing.table import Header, StepTable
 
 _US = 1e-6
+_BUSY = 32  # rows from which on reading keys and values is bound by memory
 _HIDDEN, _HEADS, _WINDOW = 2880, 64, 128
 _ROW_BYTES = 2 * _HIDDEN  # bfloat16
 
@@ -216,12 +218,13 @@ def _prefills(ops: OpTable, heads: int, window: int) -> _Batches:
 
 
 def _of_batch(batches: _Batches, rows: int, mean: float) -> tuple[Segment, float]:
-    """Between batches in proportion; beyond the largest one too."""
+    """Over the mean context, between batches in proportion; beyond the largest one too."""
     sizes, curves = batches
+    per_key = max((curve.last_slope or 0.0) / size for size, curve in zip(sizes, curves, strict=True) if size >= _BUSY)
     place = between(sizes, rows)
-    low, high = (curves[i].at(mean) for i in (place.low, place.high))
-    last = curves[place.low].xs[-1] if place.factor > 1 else max(curves[i].xs[-1] for i in (place.low, place.high))
     first, second = sizes[place.low], sizes[place.high]
+    low, high = _segment(curves[place.low], mean, per_key * first), _segment(curves[place.high], mean, per_key * second)
+    last = curves[place.low].xs[-1] if place.factor > 1 else max(curves[i].xs[-1] for i in (place.low, place.high))
     weight = 0.0 if first == second else (rows - first) / (second - first)
     scale = place.factor
     segment = Segment(
@@ -230,6 +233,12 @@ def _of_batch(batches: _Batches, rows: int, mean: float) -> tuple[Segment, float
         min(low.end, high.end),
     )
     return segment, max(1.0, mean / last) * place.factor
+
+
+def _segment(curve: Curve, mean: float, slope: float) -> Segment:
+    """Beyond the last point with this slope, that of batches which are bound by memory."""
+    last = curve.xs[-1]
+    return curve.at(mean) if mean <= last else Segment(curve.ys[-1] - slope * last, slope, float("inf"))
 
 
 def _prefill_us(batches: _Batches, chunks: int, length: float) -> float:

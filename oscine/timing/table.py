@@ -24,10 +24,10 @@ class Header:
     layers: int
     hidden: int  # elements of a row that GPUs exchange
     gpu: str  # name in the driver
+    bytes_per_s: float  # of its memory, by clock and width; 0: not known
+    flops_per_s: float  # dense bfloat16, by clock and number of cores; 0: not known
     source: str  # how it was measured
     figures: Class = "measured"
-    bytes_per_s: float = 0.0  # of its memory, by clock and width; 0: not known
-    flops_per_s: float = 0.0  # dense bfloat16, by clock and number of cores; 0: not known
     framework: str = "oscine"
     version: str = ""
     commit: str = ""
@@ -83,8 +83,9 @@ class StepPoint:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"no step is of the kind {self.kind!r}")
-        if not (self.ms > 0 and self.rows >= 0 and self.tokens >= 0 and self.rows + self.tokens > 0):
-            raise ValueError("milliseconds, and rows or tokens, must be above 0")
+        has_rows, has_tokens = self.kind != "prompts", self.kind in ("prompts", "mixed")
+        if not (self.ms > 0 and (self.rows > 0) == has_rows and (self.tokens > 0) == has_tokens):
+            raise ValueError("milliseconds, and the rows or tokens of this kind, must be above 0; others must be 0")
 
     @property
     def key(self) -> tuple[Any, ...]:

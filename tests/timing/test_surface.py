@@ -11,11 +11,11 @@ from oscine.timing.answer import NotMeasuredError
 from oscine.timing.features import StepFeatures, features_of, pairs_of
 from oscine.timing.kinds import GraphSizes
 from oscine.timing.read import check, read_table, table_of
-from oscine.timing.table import Header, StepPoint, parse_table, write_table
+from oscine.timing.table import Header, StepPoint, write_table
 from oscine.types import ScheduledSequence
 
 GRAPHS = GraphSizes(decode=(1, 2, 4, 8, 16, 32, 64), prompts=(32, 64, 128, 256))
-HEADER = Header("a model", 2, 64, "a GPU", "a law", decode_graphs=GRAPHS.decode, prompt_graphs=GRAPHS.prompts)
+HEADER = Header("a model", 2, 64, "a GPU", 0.0, 0.0, "a law", decode_graphs=GRAPHS.decode, prompt_graphs=GRAPHS.prompts)
 CONTEXTS = 128, 1024, 4096
 
 
@@ -168,19 +168,6 @@ def test_held_out_points_are_not_used(tmp_path: Path) -> None:
     assert table.points == (*DECODES, wrong)
     assert check(table, [wrong]).worst > 0.9
     assert check(table, DECODES).worst < 1e-9
-
-
-def test_a_broken_line_is_named() -> None:
-    header = '{"model": "m", "layers": 1, "hidden": 8, "gpu": "g", "source": "s"}'
-    for line, error in (
-        ("{", "Expecting"),
-        ('{"kind": "decode", "ms": 0, "rows": 1}', "above 0"),
-        ('{"kind": "dance", "ms": 1, "rows": 1}', "no step is of the kind"),
-    ):
-        with pytest.raises(ValueError, match=f"^steps:2: .*{error}"):
-            parse_table([header, line], "steps")
-    with pytest.raises(ValueError, match="has no step times"):
-        parse_table([header], "steps")
 
 
 def test_features_of_a_plan() -> None:

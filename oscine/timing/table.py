@@ -24,10 +24,10 @@ class Header:
     layers: int
     hidden: int  # elements of a row that GPUs exchange
     gpu: str  # name in the driver
-    bytes_per_s: float  # of its memory, by clock and width; 0: not known
-    flops_per_s: float  # dense bfloat16, by clock and number of cores; 0: not known
     source: str  # how it was measured
     figures: Class = "measured"
+    bytes_per_s: float = 0.0  # of its memory, by clock and width; 0: not known
+    flops_per_s: float = 0.0  # dense bfloat16, by clock and number of cores; 0: not known
     framework: str = "oscine"
     version: str = ""
     commit: str = ""

@@ -38,7 +38,9 @@ class World:
     def _table(self, sharing: str, n: int) -> Table:
         ranks, sharers = (n, 1) if sharing == "tensor" else (1, n)
         header = Header(
-            *("m", LAYERS, HIDDEN, "reference", 1.0, 1.0, "invented"),
+            *("m", LAYERS, HIDDEN, "reference", "invented"),
+            bytes_per_s=1.0,
+            flops_per_s=1.0,
             num_gpus=n,
             tensor_parallel_size=ranks,
             expert_parallel_size=sharers,

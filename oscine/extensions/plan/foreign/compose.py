@@ -109,9 +109,15 @@ class ComposedSurface:
         base = sum(a * b for a, b in zip(rest, parts, strict=False))
         return Cell(base, slope, parts.last_context, figures, parts.factor)
 
-    def parts(self, step: StepFeatures) -> Parts:
-        """Without what grows with the context."""
-        us = self._body_us(step.tokens) + self._gemms["head"].value(max(step.sampled, 1)) + self._prompt_us(step)
+    def parts(self, step: StepFeatures, group_tokens: int | None = None) -> Parts:
+        """Without what grows with the context. `group_tokens`: of all engines that share experts (default: as many of
+        each)."""
+        everyone = step.tokens * self._layout.engines if group_tokens is None else group_tokens
+        us = (
+            self._body_us(step.tokens, everyone)
+            + self._gemms["head"].value(max(step.sampled, 1))
+            + self._prompt_us(step)
+        )
         segment, grown = self._decode(step) if step.decode_rows else (Segment(0.0, 0.0, float("inf")), 1.0)
         half, rows = self._shapes.layers / 2 * _US, max(step.decode_rows, 1)
         seconds = us * _US + segment.base * half
@@ -120,12 +126,12 @@ class ComposedSurface:
         counts = 1.0, step.decode_rows, step.prompt_tokens, log2(self._layout.gpus), float(step.prompt_sequences > 0)
         return Parts(seconds * (1 - share), seconds * share, *counts, segment.slope / rows * half, end, grown)
 
-    def _compute_body_us(self, tokens: int) -> float:
-        """Of all layers, without attention."""
+    def _compute_body_us(self, tokens: int, everyone: int) -> float:
+        """Of all layers, without attention. `everyone`: tokens of all engines, which meet at the experts."""
         found = sum(self._gemms[name].value(tokens) for name in ("qkv", "output", "router"))
-        found += self._experts(tokens * self._layout.engines)
+        found += self._experts(everyone)
         if self._sums is not None and self._layout.gpus > 1:
-            found += 2 * self._sums.value(tokens * self._layout.engines * _ROW_BYTES)
+            found += 2 * self._sums.value(everyone * _ROW_BYTES)
         return found * self._shapes.layers
 
     def _decode(self, step: StepFeatures) -> tuple[Segment, float]:

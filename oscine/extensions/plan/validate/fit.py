@@ -14,6 +14,7 @@ from oscine.extensions.plan.foreign.known import Delays, Fitted, delay_columns
 from oscine.extensions.plan.foreign.ops import OpTable
 from oscine.extensions.plan.validate.closed_loop import ClosedLoop, Load, Outcome, Server, StepCost
 from oscine.extensions.plan.validate.points import Point
+from oscine.timing.answer import NO_END
 from oscine.timing.features import StepFeatures
 
 _PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3, 2e-3)
@@ -23,6 +24,7 @@ _DELAY_SPREAD = Delays(0.02, 0.01, 3.0, 1e-3, 8.0)
 _ERROR = 0.05  # of a point, relative
 _FAR = 3.0  # times this error: from there on a point counts less
 _ROUNDS = 4
+_STEP_TOKENS = 8192
 _WEIGHT_BYTES = 61e9  # of 120b
 _TOKEN_BYTES = 18 * 2 * 8 * 64 * 2  # of keys and values, in full layers
 _CACHE_SHARE = 0.9
@@ -33,18 +35,32 @@ def simulate(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> Outcome
     surface = ComposedSurface(tables, MODELS["120b"], point.layout, fitted.rest)
     rest = np.array(fitted.rest)
 
+    engines = point.layout.engines
+
     def cost(step: StepFeatures) -> StepCost:
-        parts, slopes = surface.parts(step), np.zeros(len(rest))
-        share = step.prompt_tokens / max(step.tokens, 1)
-        slopes[:2] = parts.per_context_s * (1 - share), parts.per_context_s * share
+        own = _busiest(step, engines)
+        parts, slopes = surface.parts(own, step.tokens), np.zeros(len(rest))
+        share, slope = own.prompt_tokens / max(own.tokens, 1), parts.per_context_s / engines
+        slopes[:2] = slope * (1 - share), slope * share
         vector = np.array(parts[: len(rest)])
-        return StepCost(float(vector @ rest), float(slopes @ rest), parts.last_context, vector, slopes)
+        last = min(parts.last_context * engines, NO_END)
+        return StepCost(float(vector @ rest), float(slopes @ rest), last, vector, slopes)
 
     layout, memory = point.layout, tables[0].header.memory_bytes
-    free = (memory * _CACHE_SHARE - _WEIGHT_BYTES / layout.gpus) * layout.tp
-    clients = max(1, round(point.concurrency / layout.engines))
-    server = Server(kv_tokens=max(int(free / _TOKEN_BYTES), point.prompt + point.answer))
-    return ClosedLoop(cost, Load(clients, point.prompt, point.answer), server).run()
+    free = (memory * _CACHE_SHARE - _WEIGHT_BYTES / layout.gpus) * layout.gpus
+    server = Server(_STEP_TOKENS * engines, max(int(free / _TOKEN_BYTES), point.prompt + point.answer))
+    return ClosedLoop(cost, Load(point.concurrency, point.prompt, point.answer), server).run()
+
+
+def _busiest(step: StepFeatures, engines: int) -> StepFeatures:
+    """Of engines that share experts and run each step together, the one with most to do. Decodes are shared evenly."""
+    if engines == 1:
+        return step
+    rows, chunks = -(-step.decode_rows // engines), -(-step.prompt_sequences // engines)
+    context = round(step.decode_context * rows / step.decode_rows) if step.decode_rows else 0
+    share = chunks / step.prompt_sequences if chunks else 0.0
+    tokens, pairs = round(step.prompt_tokens * share), round(step.prompt_pairs * share)
+    return StepFeatures(rows, context, step.longest_context, tokens, pairs, chunks, -(-step.sampled // engines))
 
 
 def predict(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> tuple[float, float]:

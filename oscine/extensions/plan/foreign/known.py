@@ -18,8 +18,8 @@ from oscine.timing.table import StepTable
 
 FILE = DATA / "fitted.json"
 # An assumption: servers with vLLM compute experts on these with 8-bit activations, by FlashInfer's kernels, as
-# TensorRT-LLM does. vLLM's own table has 16-bit ones. On B200 both fit the training half alike (TPOT 3.4 and 3.8 %), but
-# with its own table all ops would have to be 0.63 times as long.
+# TensorRT-LLM does. vLLM's own table has 16-bit ones. On B200 both fit the training half alike (TPOT 3.4 and 3.8 %),
+# but with its own table all ops would have to be 0.63 times as long.
 _SHARED_KERNELS = ("b200_sxm", "gb200", "gb300")
 _SIMILAR = {"gb200": "b200_sxm", "gb300": "b200_sxm", "rtx_pro_6000_server": "b200_sxm", "h100_sxm": "h200_sxm"}
 _OTHERS = {"sglang": "vllm"}  # frameworks without published measurements

@@ -41,6 +41,10 @@ COMMANDS = (
         "oscine.extensions.calibration.command:arguments",
     ),
     Command("bench", "measure a server, the engine or the ops", "oscine.extensions.bench.cli.command:arguments"),
+    Command(
+        "plan", "say how far off step times of other hardware are", "oscine.extensions.plan.validate.command:arguments"
+    ),
+    Command("profile", "measure step times, for planning", "oscine.extensions.profile.command:arguments"),
     Command("eval", "measure the quality of a server's answers", "oscine.extensions.eval.cli.command:arguments"),
     Command("cluster", "serve models from many engines, on Ray", "oscine.extensions.cluster.cli.command:arguments"),
     Command("doctor", "say what fits this machine, and what is missing", "oscine.extensions.doctor.command:arguments"),

@@ -20,7 +20,6 @@ Each token of padding stands at position 0. So it writes the padding page, and a
 a step samples after the replay, while the GPU still computes.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,11 +35,7 @@ from oscine.executor.batch.step_arrays import StepArrays, pack
 from oscine.ops.interface import PageGroup
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.system.collector import paused
-
-MAX_SEQUENCES = 64  # each costs a tile of attention per key head, most of them empty
-# Tokens that a decode may read here. One program of the attention of prompts reads them all, one block after the other.
-MAX_CONTEXT = 32768
-
+from oscine.timing.kinds import EAGER, MAX_SEQUENCES, decode_size, prompt_size
 
 Forward = Callable[[PackedStep[Tensor]], Computed]  # must be capturable, as the next
 Choose = Callable[[Computed], Tensor]  # token ids [S], as Ops.accept returns them
@@ -58,7 +53,7 @@ class DecodeGraphs:
     def __init__(self, forward: Forward, choose: Choose, device: torch.device) -> None:
         self._forward, self._choose = forward, choose
         self._device = device
-        self._sizes: list[int] = []  # ascending
+        self.sizes: list[int] = []  # ascending
         self._captured: dict[int, _Captured] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
@@ -75,10 +70,10 @@ class DecodeGraphs:
         `pool`: torch's handle of the memory of other graphs, which run at other times.
         """
         assert not self._captured
-        self._sizes = sorted(sizes)
+        self.sizes = sorted(sizes)
         pool = pool or torch.cuda.graph_pool_handle()
         with paused():  # the end of an older graph, one that is garbage, would break a capture
-            for size in reversed(self._sizes):
+            for size in reversed(self.sizes):
                 packed = self._blank(size)
                 forward, choice = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
                 with torch.cuda.graph(forward, pool=pool):
@@ -102,8 +97,7 @@ class DecodeGraphs:
     def fits(self, step: StepArrays) -> bool:
         """Whether the step is one sampled token a sequence, and not of more sequences than any graph."""
         return (
-            bool(self._sizes)
-            and len(step.slots_S) <= self._sizes[-1]
+            decode_size(self.sizes, len(step.slots_S)) != EAGER
             and bool((step.lens_S == 1).all())
             and bool(step.samples_S.all())
         )
@@ -111,11 +105,11 @@ class DecodeGraphs:
     @property
     def fits_padding(self) -> bool:
         """Whether a step without sequences can be one of padding only."""
-        return bool(self._sizes)
+        return bool(self.sizes)
 
     def size_of(self, num_sequences: int) -> int:
         """Of the graph that runs as many."""
-        return self._sizes[bisect_left(self._sizes, num_sequences)]
+        return decode_size(self.sizes, num_sequences)
 
     def replay(self, packed: tuple[ColumnArray, PackedSizes]) -> Computed:
         """Queues a padded step."""
@@ -140,7 +134,7 @@ class PromptGraphs:
     def __init__(self, forward: Forward, padding_slot: int, device: torch.device) -> None:
         """`forward`: of any step; all that it reads on the host are the sizes of the packed step."""
         self._forward, self._padding_slot, self._device = forward, padding_slot, device
-        self._sizes: list[int] = []  # tokens, ascending
+        self.sizes: list[int] = []  # tokens, ascending
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Computed]] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
@@ -154,9 +148,9 @@ class PromptGraphs:
     def capture(self, sizes: list[int], pool: Any = None) -> None:
         """`sizes`: numbers of tokens. `pool`: as in DecodeGraphs. All kernels must be compiled."""
         assert not self._captured
-        self._sizes = sorted(sizes)
+        self.sizes = sorted(sizes)
         with paused():
-            for size in reversed(self._sizes):
+            for size in reversed(self.sizes):
                 packed, graph = self._blank(size), torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
                     computed = self._forward(packed)
@@ -165,11 +159,8 @@ class PromptGraphs:
 
     def size_of(self, step: StepArrays) -> int | None:
         """The tokens of the smallest graph that has room for the step; None: it must run eagerly."""
-        place = bisect_left(self._sizes, step.num_tokens)
-        if place == len(self._sizes) or len(step.slots_S) > MAX_SEQUENCES:
-            return None
-        is_long_S = (step.lens_S == 1) & (step.ends_S > MAX_CONTEXT)
-        return None if is_long_S.any() else self._sizes[place]
+        longest = int(step.ends_S[step.lens_S == 1].max(initial=0))
+        return prompt_size(self.sizes, step.num_tokens, len(step.slots_S), longest) or None
 
     def replay(self, step: StepArrays, slots: Slots, size: int) -> Computed:
         """Queues a step. What it returns has no padding."""

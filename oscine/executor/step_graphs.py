@@ -6,6 +6,7 @@ from oscine.executor.batch.device_state import DeviceState
 from oscine.executor.cuda_graphs import Choose, DecodeGraphs, PromptGraphs
 from oscine.executor.forward import Forward
 from oscine.executor.recorded_steps import MAX_BYTES, RecordedSteps
+from oscine.timing.kinds import GraphSizes
 
 
 class StepGraphs:
@@ -19,6 +20,11 @@ class StepGraphs:
         self._plain_graphs, self._followed_graphs = plain, followed
         self.plain: DecodeGraphs | RecordedSteps = plain
         self.followed: DecodeGraphs | RecordedSteps = followed
+
+    @property
+    def sizes(self) -> GraphSizes:
+        """Of the CUDA graphs."""
+        return GraphSizes(tuple(self._followed_graphs.sizes), tuple(self.prompts.sizes))
 
     @torch.inference_mode()
     def run_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:

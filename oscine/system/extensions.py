@@ -16,6 +16,7 @@ NEEDS = {
     "cluster": ("replicas",),
     "doctor": ("apis", "bench", "formats", "timing"),
     "eval": ("apis", "bench"),
+    "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),
 }
 

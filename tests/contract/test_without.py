@@ -10,8 +10,8 @@ from tests.contract.without import cases, extensions, failure, without
 def test_what_needs_a_missing_extension_is_missing_too() -> None:
     assert without(["replicas"]) == {"replicas", "cluster"}
     assert without(["tools"]) == {"tools"}
-    assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval"}
-    assert len(extensions()) == 20
+    assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "profile"}
+    assert len(extensions()) == 22
 
 
 @pytest.mark.long

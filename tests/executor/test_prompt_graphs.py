@@ -9,11 +9,11 @@ import pytest
 
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.build import build_engine
-from oscine.executor import cuda_graphs
 from oscine.executor.batch.step_arrays import StepArrays
-from oscine.executor.cuda_graphs import MAX_SEQUENCES
 from oscine.executor.kv.limits import prompt_sizes_up_to
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from oscine.timing import kinds
+from oscine.timing.kinds import MAX_SEQUENCES
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 from .conftest import SIZES, MakeExecutor
@@ -52,7 +52,7 @@ def test_prompts_at_the_borders_of_sizes(
 def test_what_does_not_fit_runs_eagerly(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "MAX_CONTEXT", 50)
+    monkeypatch.setattr(kinds, "MAX_CONTEXT", 50)
     runner = make_executor(sizes=(8, 16))
 
     def size_of(*sequences: tuple[int, int]) -> int | None:

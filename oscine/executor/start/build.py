@@ -27,6 +27,7 @@ from oscine.settings.config import EngineOptions
 from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
 from oscine.system.extensions import part
+from oscine.timing.kinds import NO_GRAPHS, GraphSizes
 from oscine.types import DecodeTimes, EngineInfo, Executor, RankHandle
 
 if TYPE_CHECKING:  # they need torch
@@ -53,6 +54,8 @@ class BuiltExecutor:
     store: Any = None  # of the extension offload: of pages that the cache evicts, where the options want them kept
     max_drafts: int = 0  # per sequence and step; 0: it has no drafter
     decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
+    graphs: GraphSizes = NO_GRAPHS
+    kv: Any = None  # the pages of each group on this device, as tensors
 
 
 def build_executor(options: EngineOptions, handle: RankHandle | None = None) -> BuiltExecutor:
@@ -136,6 +139,8 @@ def _load_torch(
         store=part(STORE)(options, executor) if options.cache.kv_offload_bytes else None,
         max_drafts=executor.max_drafts,
         decode_times=loaded.decode_times,
+        graphs=executor.graphs.sizes,
+        kv=executor.kv,
     )
 
 

@@ -13,7 +13,8 @@ from math import log
 from typing import Literal, NamedTuple
 
 from oscine.extensions.timing.surface import Surface
-from oscine.extensions.timing.table import Header, Table
+from oscine.extensions.timing.table import Table
+from oscine.timing.table import Header
 
 Sharing = Literal["tensor", "experts"]  # what a group divides among its GPUs: all tensors, or only the experts
 _ELEMENT_BYTES = 2  # bfloat16

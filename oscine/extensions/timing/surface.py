@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from math import exp, log
 
-from oscine.extensions.timing.table import StepPoint
+from oscine.timing.table import StepPoint
 
 _Line = list[tuple[float, float]]
 
@@ -17,8 +17,9 @@ class Surface:
     """The step times of one table. Raises ValueError without points of both kinds."""
 
     def __init__(self, points: Sequence[StepPoint]) -> None:
-        self._decode = _by_size((*one.size, one.ms) for one in points if one.kind == "decode")
-        self._prompts = _by_size((*one.size, one.ms) for one in points if one.kind == "prompts")
+        used = [one for one in points if not one.held_out and not one.longest]
+        self._decode = _by_size((one.rows, one.context, one.ms) for one in used if one.kind == "decode")
+        self._prompts = _by_size((one.tokens, one.pairs, one.ms) for one in used if one.kind == "prompts")
         if not self._decode or not self._prompts:
             raise ValueError("a table of step times needs decode steps and steps of prompts")
 

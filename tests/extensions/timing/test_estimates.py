@@ -7,7 +7,8 @@ import pytest
 
 from oscine.extensions.timing.estimates import MARGIN, Candidate, Layout, Load, best_first, estimate
 from oscine.extensions.timing.machine import Chip, Group, Link, NotMeasuredError, StepTimes
-from oscine.extensions.timing.table import Header, StepPoint, Table, shipped_tables
+from oscine.extensions.timing.table import Table, shipped_tables
+from oscine.timing.table import Header, StepPoint
 
 HIDDEN, LAYERS, PROMPT, ANSWER = 2880, 36, 512, 64
 ROWS, TOKENS = (1, 16, 64, 256, 512, 1024), (512, 8192)
@@ -37,7 +38,9 @@ class World:
     def _table(self, sharing: str, n: int) -> Table:
         ranks, sharers = (n, 1) if sharing == "tensor" else (1, n)
         header = Header(
-            *("m", LAYERS, HIDDEN, "reference", 1.0, 1.0, "invented"),
+            *("m", LAYERS, HIDDEN, "reference", "invented"),
+            bytes_per_s=1.0,
+            flops_per_s=1.0,
             num_gpus=n,
             tensor_parallel_size=ranks,
             expert_parallel_size=sharers,

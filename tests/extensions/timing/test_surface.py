@@ -1,12 +1,12 @@
-"""Interpolation and extrapolation of step times, and the files of tables."""
+"""Interpolation and extrapolation of step times."""
 
-import json
 from math import log
 
 import pytest
 
 from oscine.extensions.timing.surface import Surface
-from oscine.extensions.timing.table import StepPoint, parse_table, shipped_tables
+from oscine.extensions.timing.table import shipped_tables
+from oscine.timing.table import StepPoint
 
 DECODES = [(1, 1000, 2.0), (1, 3000, 3.0), (8, 1000, 4.0), (64, 1000, 16.0)]
 PROMPTS = [(1024, 1024, 30.0), (8192, 8192, 120.0), (8192, 32768, 150.0)]
@@ -68,41 +68,6 @@ def test_shipped_tables_say_where_their_times_come_from() -> None:
         assert one.source
         assert one.num_gpus == max(one.tensor_parallel_size, one.expert_parallel_size)
         assert (one.link_bytes_per_s > 0) == (one.num_gpus > 1)
-
-
-HEADER = {
-    **{"model": "m", "layers": 1, "hidden": 8, "gpu": "G", "bytes_per_s": 1.0, "flops_per_s": 1.0, "source": "here"},
-    **{"commit": "abc", "page_size": 64},  # which this reader does not use
-}
-POINT = {"kind": "decode", "size": 8, "rows": 8, "context": 100, "ms": 3.5, "mad": 0.1, "watts": 700}
-
-
-def test_a_table_is_a_header_and_points() -> None:
-    table = parse_table(map(json.dumps, [HEADER, POINT]), "t.jsonl")
-    assert (table.header.model, table.header.num_gpus) == ("m", 1)
-    assert table.points == (StepPoint("decode", 3.5, rows=8, context=100),)
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["{"], "t.jsonl:1: not a line"),
-        ([json.dumps(HEADER), "[]"], "t.jsonl:2: not a line"),
-        ([json.dumps(HEADER), '{"kind": "decode"}'], "t.jsonl:2: .*ms"),
-        ([json.dumps(HEADER), json.dumps(POINT | {"kind": "prefill"})], "t.jsonl:2: .*'prefill'"),
-        ([json.dumps(HEADER), json.dumps(POINT | {"ms": 0})], "t.jsonl:2: .*above 0"),
-        ([json.dumps(HEADER), json.dumps(POINT | {"ms": "3.5"})], "t.jsonl:2: .*'str'"),
-        ([json.dumps(HEADER), json.dumps(POINT | {"rows": 0})], "t.jsonl:2: .*above 0"),
-        ([json.dumps(HEADER), json.dumps(POINT | {"kind": "prompts"})], "t.jsonl:2: .*above 0"),
-        ([json.dumps(HEADER), json.dumps(POINT), json.dumps(POINT | {"ms": 4.0})], "t.jsonl:3: .*once more"),
-        (['{"model": "m"}'], "t.jsonl:1: .*layers"),
-        ([json.dumps(HEADER)], "t.jsonl has no step times"),
-        ([], "t.jsonl has no step times"),
-    ],
-)
-def test_a_broken_table_is_one_line(lines: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_table(lines, "t.jsonl")
 
 
 def test_a_table_without_prompts_is_refused() -> None:

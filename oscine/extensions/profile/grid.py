@@ -1,0 +1,183 @@
+"""Which steps are measured: a grid of sizes and contexts, as dense as the time permits."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from oscine.timing.features import StepFeatures, pairs_of
+from oscine.timing.kinds import EAGER, MAX_SEQUENCES, GraphSizes
+
+CONTEXTS = 128, 1024, 4096, 16384, 65536
+_STARTS = 0, 4096, 16384, 65536
+_EAGER_TOKENS = 64, 256, 1024, 2048, 4096, 8192, 16384
+_MIXED_ROWS = 1, 8, 32, MAX_SEQUENCES - 1, MAX_SEQUENCES + 1, 128, 256, 512
+_MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
+_MIXED_CONTEXTS, _MIXED_STARTS = (1024, 8192), (16384,)
+_LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
+LEVELS = 4
+HELD_OUT = 20
+
+
+class Limits(NamedTuple):
+    """Of an engine, from its memory plan."""
+
+    max_num_seqs: int
+    step_tokens: int
+    max_model_len: int
+    page_size: int
+    pages: tuple[int, ...]  # by group
+    windows: tuple[int | None, ...]  # by group: tokens
+    graphs: GraphSizes
+
+
+class Shape(NamedTuple):
+    """A step: `rows` sequences that decode after `context` tokens, and `chunks` prompts of `tokens` together."""
+
+    rows: int = 0
+    context: int = 0  # tokens, a multiple of the page size
+    tokens: int = 0
+    start: int = 0  # of each chunk: a multiple of the page size
+    chunks: int = 0
+    longest: int = 0  # context of one row among shorter ones; 0: all are alike
+
+    @property
+    def kind(self) -> str:
+        return ("mixed" if self.rows else "prompts") if self.chunks else "decode"
+
+    def features(self, more: int = 0) -> StepFeatures:
+        """After `more` steps, in each of which the rows read a token more."""
+        contexts = [one + 1 + more for one in self.contexts()]
+        pairs = sum(pairs_of(self.start, length) for length in self.lengths())
+        longest, sampled = max(contexts, default=0), self.rows + self.chunks
+        return StepFeatures(self.rows, sum(contexts), longest, self.tokens, pairs, self.chunks, sampled)
+
+    def contexts(self) -> list[int]:
+        """Cached tokens of each row."""
+        return [self.longest or self.context, *[self.context] * (self.rows - 1)] if self.rows else []
+
+    def lengths(self) -> list[int]:
+        """Tokens of each chunk."""
+        if not self.chunks:
+            return []
+        each, more = divmod(self.tokens, self.chunks)
+        return [each + (i < more) for i in range(self.chunks)]
+
+    def fits(self, limits: Limits, steps: int) -> bool:
+        """Whether the engine can run it so many times, with pages of its own for each sequence."""
+        contexts, lengths = self.contexts(), self.lengths()
+        ends = [context + steps for context in contexts] + [self.start + length for length in lengths]
+        if max(ends) >= limits.max_model_len or not 0 < self.rows + self.chunks <= limits.max_num_seqs:
+            return False
+        if self.rows + self.tokens > limits.step_tokens or min(lengths, default=2) < 2:
+            return False
+        begins = contexts + [self.start] * self.chunks
+        for available, window in zip(limits.pages, limits.windows, strict=True):
+            spans = (page_span(begin, end, window, limits.page_size) for begin, end in zip(begins, ends, strict=True))
+            if sum(len(span) for span in spans) > available:
+                return False
+        return True
+
+
+def page_span(begin: int, end: int, window: int | None, page_size: int) -> range:
+    """The pages of a sequence that are read or written while tokens begin .. end - 1 are computed."""
+    first = 0 if window is None else max(0, begin - window + 1)
+    return range(first // page_size, -(-end // page_size))
+
+
+def grid(limits: Limits, level: int, steps: int) -> list[Shape]:
+    """All shapes of a level that fit, small ones first. Level 0 is the coarsest, LEVELS - 1 the full grid."""
+    shapes = {*_decodes(limits, level), *_prompts(limits, level), *_mixed(limits, level)}
+    fitting = (shape for shape in shapes if shape.fits(limits, steps))
+    return sorted(fitting, key=lambda one: (one.kind, one.rows + one.tokens, *one))
+
+
+def held_out(limits: Limits, shapes: Sequence[Shape], steps: int, seed: int = 0) -> list[Shape]:
+    """Random shapes between those of a grid."""
+    draw, found = random.Random(seed), list[Shape]()
+    alike = [one for one in shapes if one.chunks < 2 and not one.longest]
+    for _ in range(50 * HELD_OUT if alike else 0):
+        one, other = draw.choice(alike), draw.choice(alike)
+        if one.kind != other.kind or _is_eager(one, limits) != _is_eager(other, limits):
+            continue
+        shape = Shape(
+            _between(draw, one.rows, other.rows),
+            _pages(_between(draw, one.context, other.context), limits),
+            _between(draw, one.tokens, other.tokens),
+            _pages(_between(draw, one.start, other.start), limits),
+            one.chunks,
+        )
+        if shape.fits(limits, steps) and _is_eager(shape, limits) == _is_eager(one, limits):
+            found.append(shape)
+        if len(found) == HELD_OUT:
+            break
+    return found
+
+
+def _between(draw: random.Random, one: int, other: int) -> int:
+    """Evenly in logarithms."""
+    low, high = sorted((one, other))
+    ratio: float = ((high + 1) / (low + 1)) ** draw.random()
+    return round((low + 1) * ratio) - 1
+
+
+def _is_eager(shape: Shape, limits: Limits) -> bool:
+    return limits.graphs.size_of(shape.features()) == EAGER
+
+
+def _pages(tokens: int, limits: Limits) -> int:
+    """Rounded to whole pages."""
+    return max(1, round(tokens / limits.page_size)) * limits.page_size if tokens else 0
+
+
+def _thinned(values: Sequence[Any], level: int) -> list[Any]:
+    """Every one at the last level, every second one at the level before, and so on; the ends always."""
+    step = 1 << max(LEVELS - 1 - level, 0)
+    return sorted({*values[::step], *values[-1:]})
+
+
+def _contexts(limits: Limits, values: Iterable[int]) -> list[int]:
+    longest = limits.max_model_len - 2 * limits.page_size
+    found = {_pages(min(value, longest), limits) for value in values} if longest > 0 else set()
+    return sorted(one for one in found if one <= longest)
+
+
+def _decodes(limits: Limits, level: int) -> Iterator[Shape]:
+    sizes = _thinned(limits.graphs.decode or _powers(limits.max_num_seqs), level)
+    for rows in sizes:
+        for context in _thinned(_contexts(limits, CONTEXTS), max(level, 1)):
+            if context > limits.page_size:
+                yield Shape(rows, context)
+    contexts = _contexts(limits, CONTEXTS)
+    if level == LEVELS - 1 and len(contexts) > 2:
+        for rows in (8, 64):  # unlike contexts: for checks alone
+            yield Shape(rows, contexts[1], longest=contexts[-1])
+
+
+def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
+    most = limits.step_tokens
+    graphs = limits.graphs.prompts
+    eager = [size for size in (graphs[-1] + 1 if graphs else 8, *_EAGER_TOKENS, most) if size > (graphs or (0,))[-1]]
+    for tokens in {*_thinned(graphs, level), *_thinned(sorted({min(one, most) for one in eager}), level + 1)}:
+        for start in _thinned(_STARTS, max(level, 1)):
+            yield Shape(tokens=tokens, start=_pages(start, limits), chunks=1)
+        if tokens >= 4 * _LEAST_CHUNK:  # short prompts
+            yield Shape(tokens=tokens, chunks=min(MAX_SEQUENCES, tokens // _LEAST_CHUNK, limits.max_num_seqs))
+
+
+def _mixed(limits: Limits, level: int) -> Iterator[Shape]:
+    totals = sorted({min(one, limits.step_tokens) for one in _MIXED_TOKENS} | {*limits.graphs.prompts[-1:]})
+    for total in _thinned(totals, level):
+        for rows in _thinned(sorted({min(one, limits.max_num_seqs - 1) for one in _MIXED_ROWS}), level):
+            size = limits.graphs.size_of(StepFeatures(rows, rows, 1, total - rows, 1, 1, rows + 1))
+            tokens = (size or total) - rows
+            if rows < 1 or tokens < min(_LEAST_CHUNK, total // 2):
+                continue
+            contexts = _contexts(limits, _MIXED_CONTEXTS)
+            for context in contexts:
+                yield Shape(rows, context, tokens, 0, 1)
+            for start in (_pages(one, limits) for one in _MIXED_STARTS if contexts):
+                yield Shape(rows, contexts[0], tokens, start, 1)
+
+
+def _powers(most: int) -> list[int]:
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]

@@ -1,0 +1,136 @@
+"""Runs steps of a given shape through an executor, and takes their times.
+
+Each sequence has pages of its own, so no cache of the device holds what all of them read. A context costs nothing: the
+executor believes that pages hold it. The next step is launched before the last one is collected, as in the engine, and
+a time is that between the ends of two steps.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from oscine.executor.start.build import BuiltExecutor
+from oscine.extensions.profile.grid import Limits, Shape, page_span
+from oscine.system.nvml import Energy
+from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
+
+DROPPED = 3  # steps at the beginning
+_GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
+_AHEAD = 1  # steps in flight beside the one that is collected
+_FILLED_TOKENS = 1 << 18
+
+
+class Times(NamedTuple):
+    """Milliseconds of each step, and of the host alone; joules over all of them if the device counts."""
+
+    ms: list[float]
+    host_ms: list[float]
+    watts: float | None = None
+
+
+@dataclass(slots=True)
+class Steps:
+    """The executor of this process."""
+
+    built: BuiltExecutor
+    limits: Limits
+    energy: Energy
+    numbers: Iterator[int]
+
+    @classmethod
+    def of(cls, built: BuiltExecutor) -> "Steps":
+        info, pages = built.info, [0] * len(built.groups)
+        for slots in built.slots:
+            for group, each in zip(slots.groups, slots.per_slot, strict=True):
+                pages[group] = slots.count * each
+        windows = tuple(group.window for group in built.groups)
+        sizes = info.max_num_seqs, info.max_num_batched_tokens, info.max_model_len, info.page_size
+        limits = Limits(*sizes, tuple(pages), windows, built.graphs)
+        return cls(built, limits, Energy(info.gpus), itertools.count())
+
+    @property
+    def gpus(self) -> Sequence[str]:
+        return self.built.info.gpus
+
+    def measure(self, shape: Shape, count: int) -> Times:
+        """`count` steps, of which the first DROPPED are not returned."""
+        executor, new = self.built.executor, self._sequences(shape, count)
+        ends_s, host_ms, launched = list[float](), list[float](), 0
+        nothing: list[list[int]] = [[] for _ in self.limits.pages]
+        before_j, began_s = None, 0.0
+        for i in range(count + _AHEAD):
+            if i < count:
+                plan = StepPlan(next(self.numbers), new if i == 0 else [], self._scheduled(shape, new, i, nothing))
+                launched_s = time.perf_counter()
+                executor.launch(plan)
+                host_ms.append((time.perf_counter() - launched_s) * 1e3)
+                launched += 1
+            if launched > _AHEAD or i >= count:
+                executor.collect()
+                launched -= 1
+                ends_s.append(time.perf_counter())
+            if len(ends_s) == DROPPED and before_j is None:
+                before_j, began_s = self.energy.joules(), time.perf_counter()
+        after_j, took_s = self.energy.joules(), time.perf_counter() - began_s
+        watts = None if before_j is None or after_j is None else (after_j - before_j) / took_s
+        ms = [(b - a) * 1e3 for a, b in itertools.pairwise(ends_s)]
+        return Times(ms[DROPPED - 1 :], host_ms[DROPPED:], watts)
+
+    def fill(self) -> str:
+        """Gives the cache other contents than zeros, whose products take less power. Says how.
+
+        The memory of other ranks, and keys in FP8, are those of prompts that are computed.
+        """
+        import torch
+
+        kv, executor = self.built.kv, self.built.executor
+        is_filled = all(pages.dtype.is_floating_point and pages.element_size() > 1 for pages in kv)
+        with torch.inference_mode():
+            for pages, count in zip(kv, self.limits.pages, strict=True):
+                if is_filled:
+                    pages[:count].normal_()
+        if is_filled and self.built.ranks is None:
+            return "random"
+        length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
+        each = -(-length // self.limits.page_size)
+        count = min(_FILLED_TOKENS // length, *(pages // each for pages in self.limits.pages))
+        for i in range(count):
+            pages = [[*range(i * each, (i + 1) * each)] for _ in self.limits.pages]
+            tokens = random.Random(i).choices(range(self.built.info.vocab_size), k=length)
+            new = NewSequence(0, tokens, length, 0, [[] for _ in pages], _GREEDY)
+            plan = StepPlan(next(self.numbers), [new], [ScheduledSequence(0, 0, length, True, pages)])
+            executor.launch(plan)
+            executor.collect()
+        return f"computed, {count * length} tokens"
+
+    def _sequences(self, shape: Shape, room: int) -> list[NewSequence]:
+        """Decodes first, then chunks, each in its own slot. All pages come at once. `room`: for tokens to come."""
+        draw, taken, found = random.Random(repr(shape)), [0] * len(self.limits.pages), list[NewSequence]()
+        spans = [(context, context + room) for context in shape.contexts()]
+        spans += [(shape.start, shape.start + length) for length in shape.lengths()]
+        for slot, (begin, end) in enumerate(spans):
+            pages = [self._own_pages(group, begin, end, taken) for group in range(len(taken))]
+            known = begin + 1 if slot < shape.rows else end
+            tokens = [draw.randrange(self.built.info.vocab_size)] * begin
+            tokens += draw.choices(range(self.built.info.vocab_size), k=known - begin)
+            found.append(NewSequence(slot, tokens, known, begin, pages, _GREEDY))
+        return found
+
+    def _own_pages(self, group: int, begin: int, end: int, taken: list[int]) -> list[int]:
+        """-1 where a window does not reach."""
+        span = page_span(begin, end, self.limits.windows[group], self.limits.page_size)
+        first, taken[group] = taken[group], taken[group] + len(span)
+        return [-1] * span.start + [*range(first, taken[group])]
+
+    def _scheduled(
+        self, shape: Shape, new: list[NewSequence], step: int, nothing: list[list[int]]
+    ) -> list[ScheduledSequence]:
+        """Decodes go on; chunks are computed again and again."""
+        found = [
+            ScheduledSequence(one.slot, one.num_cached_tokens + step, 1, True, nothing) for one in new[: shape.rows]
+        ]
+        lengths: Any = zip(new[shape.rows :], shape.lengths(), strict=True)
+        return found + [ScheduledSequence(one.slot, shape.start, length, True, nothing) for one, length in lengths]

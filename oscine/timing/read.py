@@ -1,0 +1,43 @@
+"""Opens tables of step times, and compares a table with the points that were kept out of it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from oscine.timing.answer import NotMeasuredError
+from oscine.timing.surface import MeasuredSurface
+from oscine.timing.table import Header, StepPoint, StepTable, parse_table
+
+
+class Check(NamedTuple):
+    """How far a table is off at some points."""
+
+    points: int
+    not_measured: int  # of these
+    error: float  # mean absolute, relative
+    bias: float  # mean, relative
+    worst: float  # largest absolute, relative
+
+
+def read_table(path: Path, *, scaled: bool = False) -> StepTable:
+    """`scaled`: whether it answers beyond its points. Raises ValueError and OSError."""
+    header, points = parse_table(path.read_text("utf-8").splitlines(), str(path))
+    return table_of(header, points, scaled=scaled)
+
+
+def table_of(header: Header, points: tuple[StepPoint, ...], *, scaled: bool = False) -> StepTable:
+    return StepTable(header, MeasuredSurface(points, header.graphs), points, scaled=scaled)
+
+
+def check(table: StepTable, points: Iterable[StepPoint]) -> Check:
+    errors, asked = [], [*points]
+    for point in asked:
+        try:
+            errors.append(table.step_s(point.features) * 1e3 / point.ms - 1)
+        except NotMeasuredError:
+            continue
+    found = np.array(errors or [0.0])
+    missing = len(asked) - len(errors)
+    return Check(len(asked), missing, float(abs(found).mean()), float(found.mean()), float(abs(found).max()))

@@ -1,0 +1,278 @@
+"""Step times between measured points.
+
+    decode    at each number of rows, a curve over the mean context of a row
+    verify    the same for each number of drafts per sequence
+    prompts   at each number of tokens, a curve over their depth
+    mixed     at each number of rows and of all tokens, over the mean context and the depth
+
+The depth of a prompt's chunk is where it starts. Chunks that are shorter than one of all tokens have a negative depth,
+down to -1 for prompts of one token.
+
+Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Steps that run as
+CUDA graphs take as long as their graph, and are never mixed with eager ones.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import get_args
+
+from oscine.timing.answer import NO_END, Cell, NotMeasuredError, blend, worst
+from oscine.timing.curve import Curve, Segment, between
+from oscine.timing.features import StepFeatures
+from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
+from oscine.timing.table import Kind, StepPoint
+
+_MS = 1e-3
+
+
+class MeasuredSurface:
+    """Of one table. Points that are held out, and those of unlike sequences, are not used."""
+
+    def __init__(self, points: Iterable[StepPoint], graphs: GraphSizes = NO_GRAPHS) -> None:
+        used = [one for one in points if not one.held_out and one.longest in (0, one.context)]
+        self._graphs = graphs
+        of_kind = {kind: [one for one in used if one.kind == kind] for kind in get_args(Kind)}
+        self._decodes = {0: _Rows(of_kind["decode"])}
+        for drafts in sorted({_drafts_of(one) for one in of_kind["verify"]}):
+            own = [one for one in of_kind["verify"] if _drafts_of(one) == drafts]
+            self._decodes[drafts] = _Rows([*self._with_contexts(own)])
+        self._prompts = {eager: _Prompts(_of(of_kind["prompts"], eager)) for eager in (False, True)}
+        self._mixed = {eager: _Mixed(_of(of_kind["mixed"], eager), self._slopes) for eager in (False, True)}
+
+    def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
+        size = self._graphs.size_of(step)
+        if not step.prompt_sequences:
+            cell = self._decode(step, size)
+        else:
+            tokens = max(size, step.tokens)
+            surface = self._mixed if step.decode_rows else self._prompts
+            cell = surface[size == EAGER].cell(step, tokens)
+        if cell.factor > 1.0:
+            if not scaled:
+                raise NotMeasuredError(f"a step of this kind is {cell.factor:.2f} times what was measured: {step}")
+            cell = cell._replace(figures=worst("scaled", cell.figures))
+        return cell
+
+    def _decode(self, step: StepFeatures, size: int) -> Cell:
+        """Between the numbers of drafts per sequence that were measured."""
+        rows = max(size, step.decode_rows)
+        each = step.drafts / (step.decode_rows - step.drafts)
+        known = sorted(self._decodes)
+        high = next((drafts for drafts in known if drafts >= each), None)
+        if high is None:
+            cell = self._decodes[known[-1]].cell(step, rows)
+            return cell._replace(factor=max(cell.factor, (1 + each) / (1 + known[-1])))
+        if high == each:
+            return self._decodes[high].cell(step, rows)
+        low = max(drafts for drafts in known if drafts < each)
+        return blend(
+            self._decodes[low].cell(step, rows), self._decodes[high].cell(step, rows), (each - low) / (high - low)
+        )
+
+    def _with_contexts(self, points: Sequence[StepPoint]) -> Iterator[StepPoint]:
+        """Where only one context was measured: points at those of decode steps too, as rows read what those read."""
+        yield from points
+        contexts: dict[int, set[int]] = {}
+        for one in points:
+            contexts.setdefault(one.rows, set()).add(one.context)
+        for one in points:
+            if len(contexts[one.rows]) == 1 and self._decodes[0]:
+                for context, more_ms in self._decodes[0].growth(one.rows, one.context):
+                    yield replace(one, context=context, ms=one.ms + more_ms)
+
+    def _slopes(self, point: StepPoint) -> tuple[float, float]:
+        """Milliseconds per token of mean context, and of depth, for a mixed step with a single point of either."""
+        prompts = self._prompts[point.size == EAGER] or self._prompts[True]
+        per_depth = prompts.slope(point.tokens) if prompts else 0.0
+        return self._decodes[0].slope(point.rows) if self._decodes[0] else 0.0, per_depth
+
+
+def _of(points: Iterable[StepPoint], eager: bool) -> list[StepPoint]:
+    return [one for one in points if (one.size == EAGER) == eager]
+
+
+def _drafts_of(point: StepPoint) -> int:
+    return point.drafts // (point.rows - point.drafts)
+
+
+class _Sizes:
+    """Curves at sizes in ascending order."""
+
+    def __init__(self, curves: dict[int, Curve]) -> None:
+        self.sizes = sorted(curves)
+        self.curves = [curves[size] for size in self.sizes]
+        # Slope per row (or token) and per x, where a curve has one point only: that of the largest size.
+        known = [(size, curve.last_slope) for size, curve in curves.items() if curve.last_slope is not None]
+        size, slope = max(known, default=(1, 0.0))
+        self._per_size = (slope or 0.0) / size
+
+    def __bool__(self) -> bool:
+        return bool(self.sizes)
+
+    def at(self, value: float, x: float) -> tuple[Segment, float, bool]:
+        """Over x, the factor beyond the last size, and whether it is exact. Raises NotMeasuredError without curves."""
+        if not self.sizes:
+            raise NotMeasuredError("no steps of this kind were measured")
+        place = between(self.sizes, value)
+        low, high = (self.curves[i].at(x, self._per_size * self.sizes[i]) for i in (place.low, place.high))
+        first, second = (self.curves[i].ys[0] for i in (place.low, place.high))
+        weight = _log_weight(first, second, place.share)
+        is_exact = low.is_point and high.is_point and self.sizes[place.high] == value
+        return _blend(low, high, weight), place.factor, is_exact
+
+    def last(self, value: float) -> float:
+        """The last x that was measured around this size."""
+        place = between(self.sizes, value)
+        return min(self.curves[place.low].xs[-1], self.curves[place.high].xs[-1])
+
+    def slope(self, value: float) -> float:
+        place = between(self.sizes, value)
+        found = self.curves[place.high].last_slope
+        return self._per_size * value if found is None else found
+
+
+def _blend(low: Segment, high: Segment, weight: float) -> Segment:
+    base, slope = (a + (b - a) * weight for a, b in zip(low[:2], high[:2], strict=True))
+    return Segment(base, slope, min(low.end, high.end), beyond=low.beyond or high.beyond)
+
+
+def _log_weight(first: float, second: float, share: float) -> float:
+    """The weight of the second value in a sum that is linear in logarithms: first^(1 - share) * second^share."""
+    if share in (0.0, 1.0) or first == second:
+        return share
+    ratio = second / first
+    return float((ratio**share - 1) / (ratio - 1))
+
+
+class _Rows(_Sizes):
+    """Decode steps: rows, then mean context."""
+
+    def __init__(self, points: Sequence[StepPoint]) -> None:
+        sizes = {one.rows for one in points}
+        super().__init__({size: Curve((p.context, p.ms) for p in points if p.rows == size) for size in sizes})
+
+    def growth(self, rows: int, context: int) -> Iterator[tuple[int, float]]:
+        """Larger contexts of the next larger size, and the milliseconds that they take more than this one."""
+        curve = self.curves[between(self.sizes, rows).high]
+        start = curve.at(context)
+        for x, y in zip(curve.xs, curve.ys, strict=True):
+            if x > context:
+                yield int(x), y - start.base - start.slope * context
+
+    def cell(self, step: StepFeatures, rows: int) -> Cell:
+        """`rows`: with the padding of a graph, which reads the context of the first row."""
+        mean = step.decode_context / step.decode_rows
+        segment, factor, is_exact = self.at(rows, mean)
+        if segment.beyond:
+            factor *= max(1.0, mean / self.last(rows))
+        return _cell(segment, step.decode_rows, factor, is_exact)
+
+
+class _Prompts(_Sizes):
+    """Steps of prompts: tokens, then depth."""
+
+    def __init__(self, points: Sequence[StepPoint]) -> None:
+        sizes = {one.tokens for one in points}
+        super().__init__({n: Curve((_depth(p.pairs, n), p.ms) for p in points if p.tokens == n) for n in sizes})
+
+    def cell(self, step: StepFeatures, tokens: int) -> Cell:
+        depth = _depth(step.prompt_pairs, tokens)
+        segment, factor, is_exact = self.at(tokens, depth)
+        scale = factor  # beyond the largest step, as many tokens per second as it has
+        if segment.beyond:
+            factor *= _deeper(depth, self.last(tokens), tokens)
+        seconds = (segment.base + segment.slope * depth) * scale * _MS
+        return Cell(seconds, figures="measured" if is_exact else "interpolated", factor=factor)
+
+
+def _depth(pairs: int, tokens: int) -> float:
+    """The start of a chunk of so many tokens with so many pairs; negative for several short ones."""
+    whole = (tokens + 1) / 2
+    depth = pairs / tokens - whole
+    return depth if depth >= 0 else depth / whole
+
+
+def _deeper(depth: float, most: float, tokens: int) -> float:
+    """The factor of pairs beyond a depth."""
+    whole = (tokens + 1) / 2
+    return max(1.0, (max(depth, 0.0) + whole) / (max(most, 0.0) + whole))
+
+
+def _cell(segment: Segment, rows: int, factor: float, is_exact: bool) -> Cell:
+    """A segment over the mean context, as seconds over the sum of contexts."""
+    scale = factor if factor > 1.0 and not segment.beyond else 1.0
+    end = NO_END if segment.end == float("inf") else int(segment.end * rows)
+    per_token = segment.slope / rows * scale * _MS
+    return Cell(segment.base * scale * _MS, per_token, end, "measured" if is_exact else "interpolated", factor)
+
+
+class _Node:
+    """Mixed steps of one number of rows and of tokens: at each depth, a curve over the mean context."""
+
+    def __init__(self, points: Sequence[StepPoint], tokens: int, slopes: tuple[float, float]) -> None:
+        """`slopes`: per mean context and per depth, where only one of either was measured."""
+        self._tokens, (self._per_context, self._per_depth) = tokens, slopes
+        depths = {one: _depth(one.pairs, tokens) for one in points}
+        self._depths = sorted(set(depths.values()))
+        self._curves = [Curve((p.context, p.ms) for p in points if depths[p] == depth) for depth in self._depths]
+        self.base = self._curves[0].ys[0]
+
+    def at(self, context: float, depth: float) -> tuple[Segment, float]:
+        """Over the mean context, and the factor beyond what was measured."""
+        most = max(curve.xs[-1] for curve in self._curves)
+        factor = max(context / most, _deeper(depth, self._depths[-1], self._tokens), 1.0)
+        segments = [curve.at(context, self._slope) for curve in self._curves]
+        if len(segments) == 1:
+            (one,) = segments
+            return one._replace(base=one.base + self._per_depth * max(depth - self._depths[0], 0.0)), factor
+        high = max(1, min(bisect_left(self._depths, depth), len(segments) - 1))
+        share = (depth - self._depths[high - 1]) / (self._depths[high] - self._depths[high - 1])
+        return _blend(segments[high - 1], segments[high], max(share, 0.0)), factor
+
+    @property
+    def _slope(self) -> float:
+        """Per mean context, of a curve of a single point: that of a longer curve, if there is one."""
+        known = [slope for curve in self._curves if (slope := curve.last_slope) is not None]
+        return known[0] if known else self._per_context
+
+
+class _Mixed:
+    """Mixed steps: all tokens, then decode rows, then a node."""
+
+    def __init__(self, points: Sequence[StepPoint], slopes: Callable[[StepPoint], tuple[float, float]]) -> None:
+        nodes: dict[int, dict[int, list[StepPoint]]] = {}
+        for one in points:
+            nodes.setdefault(one.size or one.rows + one.tokens, {}).setdefault(one.rows, []).append(one)
+        self._sizes = sorted(nodes)
+        self._most = max((rows for found in nodes.values() for rows in found), default=0)
+        self._columns = {
+            size: {rows: _Node(own, size - rows, slopes(own[0])) for rows, own in sorted(found.items())}
+            for size, found in nodes.items()
+        }
+
+    def cell(self, step: StepFeatures, tokens: int) -> Cell:
+        """`tokens`: with the padding of a graph."""
+        if not self._sizes:
+            raise NotMeasuredError("no mixed steps of this kind were measured")
+        place = between(self._sizes, tokens)
+        context = step.decode_context / step.decode_rows
+        depth = _depth(step.prompt_pairs, tokens - step.decode_rows)
+        ends = [self._column(self._sizes[i], step.decode_rows, context, depth) for i in (place.low, place.high)]
+        (low, first, inner), (high, second, other) = ends
+        segment = _blend(low, high, _log_weight(first, second, place.share))
+        grown = place.factor * max(1.0, step.decode_rows / self._most)
+        cell = _cell(segment, step.decode_rows, grown, is_exact=False)
+        return cell._replace(factor=max(grown, inner, other))
+
+    def _column(self, size: int, rows: int, context: float, depth: float) -> tuple[Segment, float, float]:
+        """At one number of tokens: over the mean context; milliseconds to compare sizes by; the factor."""
+        nodes = self._columns[size]
+        known = list(nodes)
+        place = between(known, rows)
+        low, high = nodes[known[place.low]], nodes[known[place.high]]
+        (first, inner), (second, other) = low.at(context, depth), high.at(context, depth)
+        weight = _log_weight(low.base, high.base, place.share)
+        segment = _blend(first, second, weight)
+        segment = segment._replace(slope=segment.slope * place.factor)  # of rows beyond those of this size
+        return segment, low.base + (high.base - low.base) * weight, max(inner, other)

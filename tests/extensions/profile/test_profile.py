@@ -1,0 +1,114 @@
+"""Measures the embedded model with a tiny grid, and checks which steps are measured."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from oscine.cli import main
+from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to
+from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Limits, Shape, grid, held_out, page_span
+from oscine.extensions.profile.measure import verified
+from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
+from oscine.timing.read import check, read_table
+from oscine.types import DecodeTimes
+
+GPU = Limits(
+    max_num_seqs=512,
+    step_tokens=8192,
+    max_model_len=131072,
+    page_size=64,
+    pages=(16000, 9000),
+    windows=(None, 128),
+    graphs=GraphSizes(tuple(sizes_up_to(512)), tuple(prompt_sizes_up_to(2048))),
+)
+SMALL = Limits(4, 64, 512, 64, (30, 30), (None, 128), NO_GRAPHS)
+
+
+@pytest.mark.parametrize("limits", [GPU, SMALL])
+def test_every_step_of_a_grid_fits_the_engine(limits: Limits) -> None:
+    for level in range(LEVELS):
+        shapes = grid(limits, level, 15)
+        assert {shape.kind for shape in shapes} == {"decode", "prompts", "mixed"}
+        for shape in shapes:
+            step = shape.features(15)
+            assert step.sequences <= limits.max_num_seqs
+            assert step.tokens <= limits.step_tokens
+            assert sum(shape.lengths()) == shape.tokens
+            spans = [(one, one + 15) for one in shape.contexts()]
+            spans += [(shape.start, shape.start + length) for length in shape.lengths()]
+            for pages, window in zip(limits.pages, limits.windows, strict=True):
+                assert sum(len(page_span(*span, window, limits.page_size)) for span in spans) <= pages
+
+
+def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
+    grids = [grid(GPU, level, 15) for level in range(LEVELS)]
+    assert all(len(coarse) < len(fine) for coarse, fine in pairwise(grids))
+    for shapes in grids:
+        assert max(shape.rows for shape in shapes if shape.kind == "decode") == 512
+        assert max(shape.tokens for shape in shapes if shape.kind == "prompts") == 8192
+    assert {shape.rows for shape in grids[-1] if shape.kind == "decode"} >= {*GPU.graphs.decode}
+    eager = [one for one in grids[-1] if GPU.graphs.size_of(one.features()) == EAGER]
+    assert {shape.kind for shape in eager} == {"prompts", "mixed"}
+
+
+def test_steps_that_are_held_out_are_random_and_the_same_for_a_seed() -> None:
+    shapes = grid(GPU, 2, 15)
+    found = held_out(GPU, shapes, 15)
+    assert len(found) == HELD_OUT
+    assert all(shape.fits(GPU, 15) for shape in found)
+    assert found == held_out(GPU, shapes, 15) != held_out(GPU, shapes, 15, seed=1)
+
+
+def test_pages_of_a_window() -> None:
+    assert page_span(1024, 1025, None, 64) == range(17)
+    assert page_span(1024, 1025, 128, 64) == range(14, 17)
+    assert page_span(0, 65, 128, 64) == range(2)
+    assert Shape(2, 64, longest=128).contexts() == [128, 64]
+
+
+def test_times_of_drafts_become_points() -> None:
+    (one, two) = verified({2: DecodeTimes(0.001, (0.0011, 0.0015, 0.002))}, SMALL)
+    assert (one.rows, one.drafts, one.sampled, one.ms) == (4, 2, 2, 1.5)
+    assert (two.rows, two.drafts, two.sampled, two.ms) == (6, 4, 2, 2.0)
+
+
+def test_the_embedded_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "steps.jsonl"
+    limits = ["--max-model-len", "512", "--max-num-batched-tokens", "64", "--max-num-seqs", "4"]
+    options = ["--device", "cpu", "--threads", "1", "--seconds", "0.5", "--commit", "abc"]
+    assert main(["profile", *limits, *options, "--output", str(output)]) in (0, None)
+    printed = capsys.readouterr().out
+    table = read_table(output)
+    header = table.header
+    assert (header.gpu, header.model, header.commit, header.figures) == ("cpu", "oscine-nano", "abc", "measured")
+    assert (header.max_num_seqs, header.max_num_batched_tokens, header.page_size) == (4, 64, 64)
+    fitted = [one for one in table.points if not one.held_out]
+    kept = [one for one in table.points if one.held_out]
+    assert {one.kind for one in fitted} == {"decode", "prompts", "mixed"}
+    assert 0 < len(kept) <= HELD_OUT
+    assert f"{len(fitted)} points" in printed
+    assert f"{len(kept)} steps that were left out" in printed
+    for one in table.points:
+        assert one.count >= 2
+        assert one.size == EAGER
+        assert one.mad <= one.ms
+        assert one.rows + one.tokens <= 64
+    assert check(table, fitted).not_measured == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "--output FILE is needed"),
+        (["--output", "x", "--seconds", "0"], "--seconds must be above 0"),
+        (["--output", "x", "--data-parallel-size", "2"], "share nothing"),
+        (["import", "/nowhere", "--system", "gb200", "--framework", "vllm", "--version", "1", "--output", "x"], ""),
+    ],
+)
+def test_bad_options_get_one_line(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["profile", *arguments]))
+    assert ended.value.code not in (0, None)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert error in line

@@ -1,0 +1,177 @@
+"""Tables of step times, made from a known law: what they answer at points, between them and beyond."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oscine.timing.answer import NotMeasuredError
+from oscine.timing.features import StepFeatures, features_of, pairs_of
+from oscine.timing.kinds import GraphSizes
+from oscine.timing.read import check, read_table, table_of
+from oscine.timing.table import Header, StepPoint, write_table
+from oscine.types import ScheduledSequence
+
+GRAPHS = GraphSizes(decode=(1, 2, 4, 8, 16, 32, 64), prompts=(32, 64, 128, 256))
+HEADER = Header("a model", 2, 64, "a GPU", "a law", decode_graphs=GRAPHS.decode, prompt_graphs=GRAPHS.prompts)
+CONTEXTS = 128, 1024, 4096
+
+
+def law_ms(step: StepFeatures) -> float:
+    """A step of a machine that pads to graphs and has dearer eager steps."""
+    size = GRAPHS.size_of(step)
+    tokens, host = max(size, step.tokens), 0.0 if size else 0.5
+    rows = size if size and not step.prompt_sequences else step.decode_rows
+    context = rows * step.decode_context / step.decode_rows if rows else 0.0
+    return 1.0 + host + 0.02 * tokens**0.8 + 2e-5 * context + 1e-6 * step.prompt_pairs
+
+
+def point(rows: int, context: int, tokens: int = 0, start: int = 0, drafts: int = 0) -> StepPoint:
+    pairs, chunks = (pairs_of(start, tokens), 1) if tokens else (0, 0)
+    step = StepFeatures(rows, rows * context, context, tokens, pairs, chunks, rows - drafts + chunks, drafts)
+    kind = "mixed" if rows and tokens else "prompts" if tokens else "verify" if drafts else "decode"
+    return StepPoint(
+        kind,
+        law_ms(step),
+        rows,
+        context,
+        tokens,
+        pairs,
+        sequences=chunks,
+        sampled=step.sampled,
+        drafts=drafts,
+        size=GRAPHS.size_of(step),
+    )
+
+
+DECODES = [point(rows, context) for rows in GRAPHS.decode for context in CONTEXTS]
+VERIFIES = [
+    point(rows * (1 + k), context, drafts=rows * k) for k in (1, 3) for rows in (1, 4, 16) for context in CONTEXTS
+]
+PROMPTS = [point(0, 0, tokens, start) for tokens in (*GRAPHS.prompts, 257, 512, 1024) for start in (0, 2048, 8192)]
+MIXED = [
+    point(rows, context, total - rows, start)
+    for total in (*GRAPHS.prompts, 67, 130, 257, 512, 1024)
+    for rows in (1, 8, 24, 63, 65, 128)
+    if rows < total - 1
+    for context in CONTEXTS
+    for start in (0, 4096)
+]
+TABLE = table_of(HEADER, (*DECODES, *VERIFIES, *PROMPTS, *MIXED))
+
+contexts = st.integers(CONTEXTS[0], CONTEXTS[-1])
+
+
+@pytest.mark.parametrize("points", [DECODES, VERIFIES, PROMPTS, MIXED], ids=["decode", "verify", "prompts", "mixed"])
+def test_times_at_points_are_exact(points: list[StepPoint]) -> None:
+    found = check(TABLE, points)
+    assert found.not_measured == 0
+    assert found.worst < 1e-9
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 64), contexts)
+def test_decodes_take_as_long_as_their_graph(rows: int, context: int) -> None:
+    step = StepFeatures(rows, rows * context, context, sampled=rows)
+    assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.02)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(2, 1024), st.integers(0, 8192))
+def test_prompts_between_points(tokens: int, start: int) -> None:
+    step = StepFeatures(prompt_tokens=tokens, prompt_pairs=pairs_of(start, tokens), prompt_sequences=1, sampled=1)
+    if step.prompt_pairs / max(GRAPHS.size_of(step), tokens) <= 8192:
+        assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.06)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 128), st.integers(2, 800), contexts, st.integers(0, 4096))
+def test_mixed_steps_between_points(rows: int, tokens: int, context: int, start: int) -> None:
+    step = StepFeatures(rows, rows * context, context, tokens, pairs_of(start, tokens), 1, rows + 1)
+    if step.tokens >= 32 or GRAPHS.size_of(step):
+        try:
+            found_s = TABLE.step_s(step)
+        except NotMeasuredError:  # more pairs per token than the points have
+            return
+        assert found_s * 1e3 == pytest.approx(law_ms(step), rel=0.15)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 64), st.integers(0, 3), contexts)
+def test_drafts_between_points(sequences: int, drafts: int, context: int) -> None:
+    rows = sequences * (1 + drafts)
+    step = StepFeatures(rows, rows * context, context, sampled=sequences, drafts=sequences * drafts)
+    if rows <= (64 if drafts == 3 else 32 if drafts else 64):
+        assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.25)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 64), st.integers(1, CONTEXTS[-1]), st.integers(0, 100))
+def test_more_context_never_takes_less(rows: int, context: int, more: int) -> None:
+    def took_s(one: int) -> float:
+        return TABLE.step_s(StepFeatures(rows, one, one, sampled=rows))
+
+    least = rows * context
+    assert took_s(least) <= took_s(min(least + more, rows * CONTEXTS[-1])) + 1e-15
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 63), st.integers(1, CONTEXTS[-1]))
+def test_more_rows_never_take_less(rows: int, context: int) -> None:
+    first, second = (TABLE.step_s(StepFeatures(n, n * context, context, sampled=n)) for n in (rows, rows + 1))
+    assert first <= second + 1e-12
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 64), contexts, st.sampled_from([0, 40, 400]))
+def test_a_cell_is_linear_up_to_its_last_context(rows: int, context: int, tokens: int) -> None:
+    chunk = (tokens, pairs_of(0, tokens), 1, rows + 1) if tokens else (0, 0, 0, rows)
+    step = StepFeatures(rows, rows * context, context, *chunk)
+    cell = TABLE.cell(step)
+    assert cell.last_context >= step.decode_context
+    for there in (step.decode_context, (step.decode_context + cell.last_context) // 2, cell.last_context):
+        at = step._replace(decode_context=there)
+        assert TABLE.step_s(at) == pytest.approx(cell.step_s(there), rel=1e-9)
+
+
+def test_beyond_the_points_it_refuses_or_says_how_far() -> None:
+    far = StepFeatures(64, 64 * 16384, 16384, sampled=64)
+    with pytest.raises(NotMeasuredError, match=r"4\.00 times"):
+        TABLE.step_s(far)
+    cell = table_of(HEADER, TABLE.points, scaled=True).cell(far)
+    assert (cell.figures, cell.factor) == ("scaled", 4.0)
+    assert cell.step_s(far.decode_context) * 1e3 == pytest.approx(law_ms(far))
+    longer = StepFeatures(prompt_tokens=4096, prompt_pairs=pairs_of(0, 4096), prompt_sequences=1)
+    assert table_of(HEADER, TABLE.points, scaled=True).cell(longer).factor == 4.0
+    with pytest.raises(NotMeasuredError, match="no mixed steps"):
+        table_of(HEADER, tuple(DECODES)).step_s(StepFeatures(1, 100, 100, 50, 1275, 1, 2))
+
+
+def test_answers_say_whether_they_were_measured() -> None:
+    assert TABLE.cell(StepFeatures(8, 8 * 1024, 1024, sampled=8)).figures == "measured"
+    assert TABLE.cell(StepFeatures(8, 8 * 1025, 1025, sampled=8)).figures == "interpolated"
+
+
+def test_drafts_that_were_measured_at_one_context_grow_as_decodes_do() -> None:
+    table = table_of(HEADER, (*DECODES, point(8, 10, drafts=4)))
+    step = StepFeatures(8, 8 * 4096, 4096, sampled=4, drafts=4)
+    assert table.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.02)
+
+
+def test_held_out_points_are_not_used(tmp_path: Path) -> None:
+    wrong = replace(point(8, 2048), ms=1000.0, held_out=True)
+    write_table(tmp_path / "steps.jsonl", HEADER, (*DECODES, wrong))
+    table = read_table(tmp_path / "steps.jsonl")
+    assert table.header == replace(HEADER, decode_graphs=[*GRAPHS.decode], prompt_graphs=[*GRAPHS.prompts])
+    assert table.points == (*DECODES, wrong)
+    assert check(table, [wrong]).worst > 0.9
+    assert check(table, DECODES).worst < 1e-9
+
+
+def test_features_of_a_plan() -> None:
+    decode, chunk = ScheduledSequence(0, 99, 1, True, [], 2), ScheduledSequence(1, 10, 3, False, [])
+    assert features_of([decode, chunk]) == StepFeatures(3, 303, 102, 3, 36, 1, 1, 2)
+    assert features_of([decode], [0]) == StepFeatures(1, 100, 100, sampled=1)
+    assert not features_of([decode._replace(sample=False)]).is_decode

@@ -29,11 +29,12 @@ class KVCacheManager:
         prefix_caching: bool,
         prefix_seed: str,
         drafts: bool,
+        index: type[PrefixIndex] = PrefixIndex,
     ) -> None:
         """`drafts`: sequences may have some. Raises ValueError if a group's memory cannot hold a window."""
         self.page_size = groups[0].page_size
         self.prefix_caching = prefix_caching
-        self.index = PrefixIndex(groups, root_of(prefix_seed))
+        self.index = index(groups, root_of(prefix_seed))
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
         self.holds = PageHolds(groups, self.pools, self.index)

@@ -147,7 +147,7 @@ class EngineLoop:
         for before_step in self._before_step:
             before_step(self._scheduler.running.values())
         step = self._scheduler.schedule()
-        if not step.requests:
+        if step.is_empty:
             has_run = any(idle_step() for idle_step in self._idle_step)
             if not (has_run or self._launched or self._news):
                 self._idle()
@@ -180,13 +180,13 @@ class EngineLoop:
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
         """Launches a step, then waits for the oldest one unless the device may go on with it meanwhile."""
-        if step.requests:
+        if not step.is_empty:
             step.launched_s = self._clock()
             self._executor.launch(step.plan)
             self._launched.append(step)
         idle = not (self._scheduler.running or self._scheduler.waiting)
         assert self._launched or idle or self.cache.holds.num_holds, "requests, but nothing to compute"
-        if len(self._launched) == self._max_launched or (self._launched and not step.requests):
+        if len(self._launched) == self._max_launched or (self._launched and step.is_empty):
             return self._launched.popleft(), self._executor.collect()
         return None
 
@@ -196,7 +196,7 @@ class EngineLoop:
             return news
         step, result = done
         assert result.step == step.plan.step
-        _count_step(self.counters, step.plan.num_tokens)
+        count_steps(self.counters, step.plan.num_tokens)
         began_s, now_s = max(step.launched_s, self._committed_s), self._clock()
         seconds = now_s - began_s if result.seconds is None else result.seconds
         self._note_time(now_s)
@@ -306,9 +306,10 @@ class EngineLoop:
         return output
 
 
-def _count_step(counters: EngineStats, num_tokens: int) -> None:
+def count_steps(counters: EngineStats, num_tokens: int, count: int = 1) -> None:
+    """`count` steps of so many tokens each."""
     bucket = (num_tokens - 1).bit_length()
-    counters.steps += 1
-    counters.step_tokens += num_tokens
+    counters.steps += count
+    counters.step_tokens += count * num_tokens
     counters.steps_by_tokens += [0] * (bucket + 1 - len(counters.steps_by_tokens))
-    counters.steps_by_tokens[bucket] += 1
+    counters.steps_by_tokens[bucket] += count

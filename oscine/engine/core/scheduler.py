@@ -39,6 +39,10 @@ class ScheduledStep:
     requests: list[Request] = field(default_factory=list)  # aligned with plan.sequences
     launched_s: float = 0.0
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.requests
+
 
 class Scheduler:
     """Makes one plan after the other. Each is launched before the next is made, and all but the last are committed."""

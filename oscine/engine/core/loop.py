@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oscine.engine.core.extension import MakeExtension, overrides, overriding
 from oscine.engine.core.kv_cache_manager import KVCacheManager
@@ -158,22 +158,15 @@ class EngineLoop:
         scheduler, pending = self._scheduler, self._pending.waiting()
         full, *sliding = self.cache.pools
         slots = self.cache.pools.usage
-        stats = replace(
-            self.counters,
-            steps_by_tokens=self.counters.steps_by_tokens.copy(),
-            accepted_by_position=self.counters.accepted_by_position.copy(),
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(pending),
-            kv_slots_used=slots.held,
-            kv_slots_cached=slots.cached,
-            kv_slots_total=slots.total,
-            full_pages_used=full.num_used,
-            full_pages_total=full.num_pages,
-            sliding_pages_used=sum(pool.num_used for pool in sliding),
-            sliding_pages_total=sum(pool.num_pages for pool in sliding),
-            queued_tokens=scheduler.queued_tokens + sum(len(request.token_ids) for request in pending),
-            active_tokens=scheduler.active_tokens,
-        )
+        stats = self.counters.copy()
+        stats.num_running = len(scheduler.running)
+        stats.num_waiting = len(scheduler.waiting) + len(pending)
+        stats.kv_slots_used, stats.kv_slots_cached, stats.kv_slots_total = slots
+        stats.full_pages_used, stats.full_pages_total = full.num_used, full.num_pages
+        stats.sliding_pages_used = sum(pool.num_used for pool in sliding)
+        stats.sliding_pages_total = sum(pool.num_pages for pool in sliding)
+        stats.queued_tokens = scheduler.queued_tokens + sum(len(request.token_ids) for request in pending)
+        stats.active_tokens = scheduler.active_tokens
         for extension in self.extensions:
             extension.count(stats)
         return stats

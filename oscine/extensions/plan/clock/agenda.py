@@ -1,4 +1,9 @@
-"""Virtual time in whole nanoseconds: sums of them do not depend on their order."""
+"""Virtual time in whole nanoseconds, whose sums do not depend on their order, and what happens when.
+
+There are entries of two kinds. A turn of an engine is one of its steps, or several. Everything else is an event, such
+as an arrival. At equal times events come first, in the order in which they were entered, then turns by their engines.
+So it does not matter in how many turns an engine does its steps.
+"""
 
 import heapq
 from collections.abc import Callable
@@ -6,6 +11,7 @@ from itertools import count
 
 NS = 1e-9
 NEVER = 1 << 62
+Action = Callable[[], None]
 
 
 class Clock:
@@ -21,25 +27,40 @@ class Clock:
 
 
 class Agenda:
-    """What happens when. At equal times, what was entered first happens first."""
-
     def __init__(self) -> None:
         self.clock = Clock()
-        self._entries: list[tuple[int, int, Callable[[], None]]] = []
+        self.timer_ns = NEVER  # the next timer of the event loop
+        self.are_apart: Callable[[], bool] = lambda: False  # whether no engine's turn can change what another one does
+        self._events: list[tuple[int, int, Action]] = []
+        self._turns: list[tuple[int, int, Action]] = []
         self._numbers = count()
 
-    def at(self, ns: int, action: Callable[[], None]) -> None:
+    def at(self, ns: int, event: Action) -> None:
         """`ns`: not before now."""
-        heapq.heappush(self._entries, (ns, next(self._numbers), action))
+        heapq.heappush(self._events, (ns, next(self._numbers), event))
+
+    def take_turn_at(self, ns: int, engine: int, turn: Action) -> None:
+        heapq.heappush(self._turns, (ns, engine, turn))
 
     @property
     def next_ns(self) -> int:
-        return self._entries[0][0] if self._entries else NEVER
+        return min(_first_ns(self._events), _first_ns(self._turns))
+
+    @property
+    def horizon_ns(self) -> int:
+        """Until when nothing reaches the engine whose turn it is."""
+        event_ns = min(_first_ns(self._events), self.timer_ns)
+        return event_ns if self.are_apart() else min(event_ns, _first_ns(self._turns))
 
     def advance(self) -> None:
-        """Moves the clock to the next entry, and runs it."""
-        self.clock.ns, _, action = heapq.heappop(self._entries)
+        """Moves the clock to the next entry, and does it."""
+        first = self._turns if _first_ns(self._turns) < _first_ns(self._events) else self._events
+        self.clock.ns, _, action = heapq.heappop(first)
         action()
+
+
+def _first_ns(entries: list[tuple[int, int, Action]]) -> int:
+    return entries[0][0] if entries else NEVER
 
 
 def ns_of(seconds: float) -> int:

@@ -12,7 +12,7 @@ from oscine.chat.tokenizer import Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.extensions.bench.serve.api import APIS
 from oscine.extensions.bench.serve.arrival import Arrival
-from oscine.extensions.bench.serve.load import FileLoad, Lengths, RandomLoad, Shapes, Session, Turn
+from oscine.extensions.bench.serve.load import FileLoad, Lengths, RandomLoad, Session, Shapes, Turn
 from oscine.extensions.bench.serve.words import Words
 from oscine.model.o200k import o200k_folder
 

@@ -1,4 +1,4 @@
-"""Random loads of one engine, and three ways to run them: production's step by step, the cohort, the cohort that jumps."""
+"""Random loads of one engine, and three ways to run them: as production does, with a cohort, with jumps."""
 
 from dataclasses import dataclass
 from random import Random

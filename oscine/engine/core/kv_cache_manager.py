@@ -120,10 +120,10 @@ class KVCacheManager:
         if count <= 0:
             return []
         added = self.pools.allocate([count] * len(self.pools))
-        self._count_growing(request, -1)
-        for pages, new in zip(request.pages, added, strict=True):
-            pages += new
-        self._count_growing(request, 1)
+        for place, pages in enumerate(request.pages):
+            grew = self._grows(request, place)
+            pages += added[place]
+            self.pools[place].num_growing += self._grows(request, place) - grew
         if request.samples:
             request.fast_end = min(request.num_pages * self.page_size, request.num_to_compute)
         return added
@@ -140,14 +140,16 @@ class KVCacheManager:
             self._register(request, num_pages)
         is_early = not ends and (num_computed + 1) % self.page_size == 0
         end = num_computed if is_early else num_pages * self.page_size
-        self._count_growing(request, -1)
-        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            first = group.first_read(end)
-            for i in range(request.first_held[place], first):
+        for place, group in enumerate(self.groups):
+            held, first = request.first_held[place], group.first_read(end)
+            if first <= held:
+                continue
+            pool, grew = self.pools[place], self._grows(request, place)
+            for i in range(held, first):
                 cold = i >= request.num_hit_pages and i not in request.kept_pages[place]
                 pool.release(request.pages[place][i], cold=cold)
             request.first_held[place] = first
-        self._count_growing(request, 1)
+            pool.num_growing += self._grows(request, place) - grew
         # An early page is still to be registered.
         request.page_event = num_computed + 1 if is_early else (num_pages + 1) * self.page_size - 1
 

@@ -78,6 +78,8 @@ class Pools:
         """
         for groups, arena in self._arenas:
             num_open = arena.num_open
+            if not retained and not released and num_open >= sum(wanted[group] for group in groups):
+                continue  # a page takes a slot at most
             for group in groups:
                 known = retained[group] if retained else ()
                 num_open -= self._pools[group].slots_for(wanted[group], known, released[group] if released else ())
@@ -169,9 +171,11 @@ class PagePool:
         self._loose: OrderedDict[int, None] = OrderedDict()  # free pages; a dict's first is slow to find
         self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
-    def slots_for(self, count: int, retained: Iterable[int] = (), released: Sequence[int] = ()) -> int:
+    def slots_for(self, count: int, retained: Sequence[int] = (), released: Sequence[int] = ()) -> int:
         """The fewest open slots that `count` more pages take, after `retained` pages got a holder and `released` ones
         lost one each time that they are named. If it is negative, more slots are open than before."""
+        if self.per_slot == 1 and not retained and not released:
+            return max(0, count)
         unheld = [page for page in retained if not self._holders[page]]
         num_taken = len({slot for page in unheld if not self._held[slot := page // self.per_slot]})
         num_beside = len(self._loose) + len(self._stranded) - len(unheld)

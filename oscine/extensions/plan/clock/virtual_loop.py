@@ -14,39 +14,43 @@ class _Selector(selectors.SelectSelector):
 
     def __init__(self, agenda: Agenda) -> None:
         super().__init__()
-        self.agenda, self.has_work = agenda, False
+        self._agenda, self._has_work = agenda, False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        agenda = self.agenda
+        agenda = self._agenda
         if timeout is not None and timeout <= 0:
             return []
         agenda.timer_ns = NEVER if timeout is None else agenda.clock.ns + ceil(timeout / NS)
-        self.has_work = False
-        while not self.has_work:
-            if agenda.next_ns <= agenda.timer_ns < NEVER or agenda.next_ns < NEVER == agenda.timer_ns:
-                agenda.advance()
-            elif agenda.timer_ns == NEVER:
+        self._has_work = False
+        while not self._has_work:
+            if agenda.next_ns == agenda.timer_ns == NEVER:
                 raise RuntimeError("something is awaited, and nothing will ever happen")
-            else:
+            if agenda.next_ns > agenda.timer_ns:
                 agenda.clock.ns = agenda.timer_ns
                 break
+            agenda.advance()
         return []
+
+    def note_work(self, ns: int) -> None:
+        """The loop has something to do at this time."""
+        self._has_work = True
+        self._agenda.timer_ns = min(self._agenda.timer_ns, ns)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, agenda: Agenda) -> None:
-        self._clock, self._waiting = agenda.clock, _Selector(agenda)
-        super().__init__(self._waiting)
+        self._clock, self._selecting = agenda.clock, _Selector(agenda)
+        super().__init__(self._selecting)
 
     def time(self) -> float:
         return self._clock()
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
-        self._waiting.has_work = True
+        self._selecting.note_work(self._clock.ns)
         return super().call_soon(callback, *args, **options)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        self._waiting.has_work = True
+        self._selecting.note_work(ceil(when / NS))
         return super().call_at(when, callback, *args, **options)

@@ -62,11 +62,11 @@ def simulate(
     """
     agenda = Agenda()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(agenda)) as runner:
-        simulation = _Simulation(agenda, model, specs, timing or Timing(), way)
+        simulation = Simulation(agenda, model, specs, timing or Timing(), way)
         return runner.run(simulation.run(traffic, failures_s, until_s, Random(seed)))
 
 
-class _Simulation:
+class Simulation:
     def __init__(
         self, agenda: Agenda, model: ModelSpec, specs: dict[Role, EngineSpec], timing: Timing, way: Way
     ) -> None:

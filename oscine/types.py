@@ -4,7 +4,8 @@ Plain records without behaviour. This module imports no third-party package, and
 declared.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Literal, NamedTuple, Protocol
 
 from oscine.statistic import Statistic, by_position, counter, declared, gauge, histogram, seconds
@@ -372,11 +373,19 @@ class EngineStats:
         "Reading a page back from a file", "kv_offload_disk_load_seconds", "offload", count="offload_disk_hits"
     )
 
+    def copy(self) -> "EngineStats":
+        copied = EngineStats(*_values(self))
+        copied.steps_by_tokens = self.steps_by_tokens.copy()
+        copied.accepted_by_position = self.accepted_by_position.copy()
+        return copied
+
     @property
     def kv_usage(self) -> float:
         """Used share of the KV memory, 0 to 1; 0 where there is none."""
         return self.kv_slots_used / max(self.kv_slots_total, 1)
 
+
+_values = attrgetter(*(field.name for field in fields(EngineStats)))
 
 STATISTICS = (
     *declared(EngineStats),

@@ -46,6 +46,11 @@ COMMANDS = (
     ),
     Command("profile", "measure step times, for planning", "oscine.extensions.profile.command:arguments"),
     Command("eval", "measure the quality of a server's answers", "oscine.extensions.eval.cli.command:arguments"),
+    Command(
+        "simulate",
+        "predict what a deployment does with a load, from step times",
+        "oscine.extensions.plan.cli.command:arguments",
+    ),
     Command("cluster", "serve models from many engines, on Ray", "oscine.extensions.cluster.cli.command:arguments"),
     Command("doctor", "say what fits this machine, and what is missing", "oscine.extensions.doctor.command:arguments"),
     Command(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from oscine.engine.core.extension import EngineExtension, MakeExtension
 from oscine.engine.core.kv_cache_manager import KVCacheManager
-from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.loop import EngineLoop, Parts
 from oscine.engine.core.request import Request
 from oscine.kv_group import KVGroup, Slots, apart
 from oscine.settings.config import CacheOptions, EngineOptions, SchedulerOptions
@@ -89,6 +89,8 @@ class Run:
     requests: dict[str, GenerationRequest] = field(default_factory=dict)
     extensions: Sequence[MakeExtension] = ()
     now: float = 0.0  # the clock: one second a step
+    ended_s: float = 0.0  # from the first token to the last, of requests that have ended
+    live: set[Request] = field(default_factory=set)  # when the next were counted
     finished: list[str] = field(default_factory=list)  # in the order in which they finished
 
     def __post_init__(self) -> None:
@@ -119,7 +121,7 @@ class Run:
             max_model_len=s.max_model_len,
             max_attended=s.max_attended,
             extensions=[*self.extensions, *([lambda loop: SomeDrafts(s.most_drafts)] if s.most_drafts else ())],
-            clock=lambda: self.now,
+            parts=Parts(clock=lambda: self.now),
         )
 
     @property
@@ -146,8 +148,11 @@ class Run:
 
     def step(self) -> None:
         self.now += 1.0
+        self._note_ended()  # the cancelled ones
         self._take(self.loop.step())
+        self._note_ended()
         self.check_pages()
+        self.check_statistics()
 
     def finish(self) -> None:
         """Runs until idle. What every request waits for is bounded, so is the number of steps."""
@@ -195,6 +200,25 @@ class Run:
                 for r in running
             ]
             assert pool.num_growing == steady.count(False)
+
+    def _note_ended(self) -> None:
+        """Adds the times of the requests that have ended since the last call."""
+        there = set(self.loop._requests.values())
+        ended_s = [self.loop._committed_s - r.first_token_s for r in self.live - there if r.first_token_s is not None]
+        self.live, self.ended_s = there, self.ended_s + sum(ended_s)
+
+    def check_statistics(self) -> None:
+        """Sums that are kept are those that a look at every request finds."""
+        loop, stats = self.loop, self.loop.stats()
+        running, waiting = loop._scheduler.running.values(), loop._scheduler.waiting + loop._pending.waiting()
+        missing = [request.num_missing for request in running]
+        assert stats.active_tokens == sum(len(request.token_ids) for request in running)
+        assert stats.queued_tokens == sum(len(r.token_ids) for r in waiting) + sum(n for n in missing if n > 1)
+        streaming = [r for r in loop._requests.values() if r.first_token_s is not None]
+        assert loop._num_streaming == len(streaming)
+        now = loop._committed_s
+        live_s = sum(now - request.first_token_s for request in streaming if request.first_token_s is not None)
+        assert stats.inter_token_s == self.ended_s + live_s  # whole seconds: exact
 
     def check_outputs(self, request_id: str) -> None:
         """One stream of outputs is what the naive loop generates, cut as the stream interval says."""

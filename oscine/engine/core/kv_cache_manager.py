@@ -15,6 +15,7 @@ from oscine.engine.core.prefix_index import PrefixHit, PrefixIndex, root_of
 from oscine.engine.core.request import NEVER, Request
 from oscine.kv_group import KVGroup, Slots, most_pages, slots_of
 
+_NO_PAGES: frozenset[int] = frozenset()
 _MANY = 1024  # sequences over which the rest of a slot is shared out
 
 
@@ -29,11 +30,12 @@ class KVCacheManager:
         prefix_caching: bool,
         prefix_seed: str,
         drafts: bool,
+        index: type[PrefixIndex] = PrefixIndex,
     ) -> None:
         """`drafts`: sequences may have some. Raises ValueError if a group's memory cannot hold a window."""
         self.page_size = groups[0].page_size
         self.prefix_caching = prefix_caching
-        self.index = PrefixIndex(groups, root_of(prefix_seed))
+        self.index = index(groups, root_of(prefix_seed))
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
         self.holds = PageHolds(groups, self.pools, self.index)
@@ -92,7 +94,7 @@ class KVCacheManager:
         request.first_held = list(hit.first_held)
         request.num_hit_pages = request.num_registered = hit.num_pages
         self._count_growing(request, 1)
-        request.branch_page = hit.branch_page
+        request.kept_pages = [self._kept_pages(group, request, hit.branch_page) for group in self.groups]
         request.num_computed = hit.num_pages * self.page_size
         request.page_event = request.num_computed + self.page_size - 1
         self.holds.release_of(request)
@@ -118,10 +120,10 @@ class KVCacheManager:
         if count <= 0:
             return []
         added = self.pools.allocate([count] * len(self.pools))
-        self._count_growing(request, -1)
-        for pages, new in zip(request.pages, added, strict=True):
-            pages += new
-        self._count_growing(request, 1)
+        for place, pages in enumerate(request.pages):
+            grew = self._grows(request, place)
+            pages += added[place]
+            self.pools[place].num_growing += self._grows(request, place) - grew
         if request.samples:
             request.fast_end = min(request.num_pages * self.page_size, request.num_to_compute)
         return added
@@ -138,13 +140,16 @@ class KVCacheManager:
             self._register(request, num_pages)
         is_early = not ends and (num_computed + 1) % self.page_size == 0
         end = num_computed if is_early else num_pages * self.page_size
-        self._count_growing(request, -1)
-        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            first = group.first_read(end)
-            for i in range(request.first_held[place], first):
-                pool.release(request.pages[place][i], cold=not self._is_worth_keeping(group, request, i))
+        for place, group in enumerate(self.groups):
+            held, first = request.first_held[place], group.first_read(end)
+            if first <= held:
+                continue
+            pool, grew = self.pools[place], self._grows(request, place)
+            for i in range(held, first):
+                cold = i >= request.num_hit_pages and i not in request.kept_pages[place]
+                pool.release(request.pages[place][i], cold=cold)
             request.first_held[place] = first
-        self._count_growing(request, 1)
+            pool.num_growing += self._grows(request, place) - grew
         # An early page is still to be registered.
         request.page_event = num_computed + 1 if is_early else (num_pages + 1) * self.page_size - 1
 
@@ -184,16 +189,19 @@ class KVCacheManager:
             pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))
         request.num_registered = num_pages
 
-    def _is_worth_keeping(self, group: KVGroup, request: Request, page: int) -> bool:
-        """Whether a page that no later token reads belongs to a window that may become a prefix hit.
+    def _kept_pages(self, group: KVGroup, request: Request, branch_page: int) -> frozenset[int]:
+        """Pages, by their places in the prefix, that are worth keeping when no later token reads them.
 
-        Such a window was a hit, would have been one at a branch, or ends 0, 1, 8, 64, ... pages before the end of the
-        prompt. The next turn often branches off near the end of the prompt, as it drops the reasoning after it. A
-        prompt that branches off n pages before the end finds a window less than 8 n pages before it.
+        They belong to a window that may become a prefix hit: it would have been one at a branch, or it ends 0, 1, 8,
+        64, ... pages before the end of the prompt. The next turn often branches off near the end of the prompt, as it
+        drops the reasoning after it. A prompt that branches off n pages before the end finds a window less than 8 n
+        pages before it.
         """
-        branch, end = request.branch_page, request.num_prompt_tokens // self.page_size
-        if page < request.num_hit_pages or group.first_needed(branch) <= page < branch:
-            return True
-        behind = end - 1 - page
-        distance = 8 ** ((behind.bit_length() - 1) // 3) if behind > 0 else 0  # of the kept window nearest to it
-        return behind >= 0 and group.first_needed(end - distance) <= page
+        if group.window is None:
+            return _NO_PAGES
+        end, distance = request.num_prompt_tokens // self.page_size, 1
+        ends = [branch_page, end]
+        while distance < end:
+            ends.append(end - distance)
+            distance *= 8
+        return frozenset(page for last in ends for page in range(group.first_needed(last), last))

@@ -3,11 +3,12 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from oscine.engine.core.extension import MakeExtension, overrides, overriding
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.pending_requests import PendingRequests
+from oscine.engine.core.prefix_index import PrefixIndex
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep, Scheduler
 from oscine.kv_group import KVGroup, Slots
@@ -24,6 +25,23 @@ from oscine.types import (
 )
 
 _IDLE_S = 0.0002  # between two polls for transfers and grammars, while there is no step to compute
+
+
+def _idle() -> None:
+    time.sleep(_IDLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a loop is made of. A simulation has others."""
+
+    scheduler: type[Scheduler] = Scheduler
+    index: type[PrefixIndex] = PrefixIndex
+    clock: Callable[[], float] = time.monotonic
+    idle: Callable[[], None] = _idle  # called where the loop has work, and nothing to compute yet
+
+
+_PARTS = Parts()
 
 
 class EngineLoop:
@@ -49,21 +67,22 @@ class EngineLoop:
         max_model_len: int,
         max_attended: int | None = None,
         extensions: Sequence[MakeExtension] = (),
-        clock: Callable[[], float] = time.monotonic,
+        parts: Parts = _PARTS,
     ) -> None:
         self._executor = executor
         self._options = options.scheduler
         self._max_model_len = max_model_len
-        self._clock = clock
-        self.counters = EngineStats()  # everything that only grows, except what live requests have not finished
+        self._clock, self._idle = parts.clock, parts.idle
+        self.counters = EngineStats()  # everything that only grows
         self.cache = KVCacheManager(
             groups,
             memory,
             prefix_caching=options.cache.prefix_caching,
             prefix_seed=options.peers.prefix_seed,
             drafts=options.speculation.is_on,
+            index=parts.index,
         )
-        self._scheduler = Scheduler(self.cache, self._options, max_attended, clock, self.counters)
+        self._scheduler = parts.scheduler(self.cache, self._options, max_attended, parts.clock, self.counters)
         self.extensions = tuple(make(self) for make in extensions)
         self._pending = PendingRequests(executor, self._scheduler, self.extensions)
         self._busy = tuple(one for one in self.extensions if overrides(one, "is_busy"))
@@ -77,6 +96,7 @@ class EngineLoop:
         self._max_launched = 2 if self._options.overlap else 1
         self._news: list[GenerationOutput] = []  # of refused and cancelled requests, for the next step
         self._committed_s = 0.0  # when the last step was committed: its tokens were sampled then
+        self._num_streaming = 0  # live requests that have their first token
 
     @property
     def has_work(self) -> bool:
@@ -127,49 +147,39 @@ class EngineLoop:
         for before_step in self._before_step:
             before_step(self._scheduler.running.values())
         step = self._scheduler.schedule()
-        if not step.requests:
+        if step.is_empty:
             has_run = any(idle_step() for idle_step in self._idle_step)
             if not (has_run or self._launched or self._news):
-                time.sleep(_IDLE_S)
+                self._idle()
         done = self._execute(step)
         return self._commit(done)
 
     def stats(self) -> EngineStats:
-        running, waiting = self._scheduler.running.values(), self._scheduler.waiting + self._pending.waiting()
+        scheduler, pending = self._scheduler, self._pending.waiting()
         full, *sliding = self.cache.pools
         slots = self.cache.pools.usage
-        missing = [request.num_missing for request in running]
-        stats = replace(
-            self.counters,
-            steps_by_tokens=self.counters.steps_by_tokens.copy(),
-            accepted_by_position=self.counters.accepted_by_position.copy(),
-            num_running=len(running),
-            num_waiting=len(waiting),
-            kv_slots_used=slots.held,
-            kv_slots_cached=slots.cached,
-            kv_slots_total=slots.total,
-            full_pages_used=full.num_used,
-            full_pages_total=full.num_pages,
-            sliding_pages_used=sum(pool.num_used for pool in sliding),
-            sliding_pages_total=sum(pool.num_pages for pool in sliding),
-            queued_tokens=sum(len(r.token_ids) for r in waiting) + sum(count for count in missing if count > 1),
-            active_tokens=sum(len(r.token_ids) for r in running),
-        )
-        for request in self._requests.values():
-            _count_further_tokens(stats, request, self._committed_s)
+        stats = self.counters.copy()
+        stats.num_running = len(scheduler.running)
+        stats.num_waiting = len(scheduler.waiting) + len(pending)
+        stats.kv_slots_used, stats.kv_slots_cached, stats.kv_slots_total = slots
+        stats.full_pages_used, stats.full_pages_total = full.num_used, full.num_pages
+        stats.sliding_pages_used = sum(pool.num_used for pool in sliding)
+        stats.sliding_pages_total = sum(pool.num_pages for pool in sliding)
+        stats.queued_tokens = scheduler.queued_tokens + sum(len(request.token_ids) for request in pending)
+        stats.active_tokens = scheduler.active_tokens
         for extension in self.extensions:
             extension.count(stats)
         return stats
 
     def _execute(self, step: ScheduledStep) -> tuple[ScheduledStep, StepResult] | None:
         """Launches a step, then waits for the oldest one unless the device may go on with it meanwhile."""
-        if step.requests:
+        if not step.is_empty:
             step.launched_s = self._clock()
             self._executor.launch(step.plan)
             self._launched.append(step)
         idle = not (self._scheduler.running or self._scheduler.waiting)
         assert self._launched or idle or self.cache.holds.num_holds, "requests, but nothing to compute"
-        if len(self._launched) == self._max_launched or (self._launched and not step.requests):
+        if len(self._launched) == self._max_launched or (self._launched and step.is_empty):
             return self._launched.popleft(), self._executor.collect()
         return None
 
@@ -179,9 +189,10 @@ class EngineLoop:
             return news
         step, result = done
         assert result.step == step.plan.step
-        _count_step(self.counters, step.plan.num_tokens)
-        began_s, self._committed_s = max(step.launched_s, self._committed_s), self._clock()
-        seconds = self._committed_s - began_s if result.seconds is None else result.seconds
+        count_steps(self.counters, step.plan.num_tokens)
+        began_s, now_s = max(step.launched_s, self._committed_s), self._clock()
+        seconds = now_s - began_s if result.seconds is None else result.seconds
+        self._note_time(now_s)
         in_vain = True
         for i, request in enumerate(step.requests):
             if request.finish_reason is None:  # else cancelled, or ended by the token before this one
@@ -191,8 +202,15 @@ class EngineLoop:
             after_step(step.plan, sum(result.num_drafted or ()), seconds, in_vain=in_vain)
         return news
 
+    def _note_time(self, now_s: float) -> None:
+        """A step ends. The time between the first and the last token of a request is the sum of all waits between."""
+        if self._num_streaming:
+            self.counters.inter_token_s += (now_s - self._committed_s) * self._num_streaming
+        self._committed_s = now_s
+
     def _count_first_token(self, request: Request) -> None:
         request.first_token_s = self._committed_s
+        self._num_streaming += 1
         self.counters.first_tokens += 1
         self.counters.first_token_s += self._committed_s - request.arrival_s
         for first_token in self._first_token:
@@ -215,7 +233,13 @@ class EngineLoop:
             num_known = len(request.token_ids)
             reason = request.accept(sampled, result.logprobs[i] if result.logprobs is not None else None)
             num_computed = len(request.token_ids) - 1
-            self.counters.generated_tokens += num_computed + 1 - num_known
+            num_new = num_computed + 1 - num_known
+            self.counters.generated_tokens += num_new
+            self.counters.inter_tokens += num_new - (num_known == request.num_given)
+            if request.slot >= 0:
+                self._scheduler.active_tokens += num_new
+            else:  # preempted meanwhile
+                self._scheduler.queued_tokens += num_new
             if sequence.num_drafts:
                 self._count_drafts(request, sequence, result.num_drafted[i] if result.num_drafted else 0, len(sampled))
             if num_known == request.num_given:
@@ -266,7 +290,7 @@ class EngineLoop:
         """Ends a live request and frees what it holds. Returns its last output."""
         request.finish_reason = reason
         del self._requests[request.request_id]
-        _count_further_tokens(self.counters, request, self._committed_s)
+        self._num_streaming -= request.first_token_s is not None
         if not self._pending.remove(request):
             self._scheduler.remove(request)
         self.cache.holds.release_of(request)
@@ -275,16 +299,10 @@ class EngineLoop:
         return output
 
 
-def _count_step(counters: EngineStats, num_tokens: int) -> None:
+def count_steps(counters: EngineStats, num_tokens: int, count: int = 1) -> None:
+    """`count` steps of so many tokens each."""
     bucket = (num_tokens - 1).bit_length()
-    counters.steps += 1
-    counters.step_tokens += num_tokens
+    counters.steps += count
+    counters.step_tokens += count * num_tokens
     counters.steps_by_tokens += [0] * (bucket + 1 - len(counters.steps_by_tokens))
-    counters.steps_by_tokens[bucket] += 1
-
-
-def _count_further_tokens(stats: EngineStats, request: Request, committed_s: float) -> None:
-    """The time between the first and the last token of a request is the sum of all waits between them."""
-    if request.first_token_s is not None:
-        stats.inter_tokens += len(request.token_ids) - request.num_given - 1
-        stats.inter_token_s += committed_s - request.first_token_s
+    counters.steps_by_tokens[bucket] += count

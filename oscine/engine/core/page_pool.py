@@ -78,6 +78,8 @@ class Pools:
         """
         for groups, arena in self._arenas:
             num_open = arena.num_open
+            if not retained and not released and num_open >= sum(wanted[group] for group in groups):
+                continue  # a page takes a slot at most
             for group in groups:
                 known = retained[group] if retained else ()
                 num_open -= self._pools[group].slots_for(wanted[group], known, released[group] if released else ())
@@ -169,9 +171,11 @@ class PagePool:
         self._loose: OrderedDict[int, None] = OrderedDict()  # free pages; a dict's first is slow to find
         self._stranded: OrderedDict[int, None] = OrderedDict()  # cached pages; oldest first
 
-    def slots_for(self, count: int, retained: Iterable[int] = (), released: Sequence[int] = ()) -> int:
+    def slots_for(self, count: int, retained: Sequence[int] = (), released: Sequence[int] = ()) -> int:
         """The fewest open slots that `count` more pages take, after `retained` pages got a holder and `released` ones
         lost one each time that they are named. If it is negative, more slots are open than before."""
+        if self.per_slot == 1 and not retained and not released:
+            return max(0, count)
         unheld = [page for page in retained if not self._holders[page]]
         num_taken = len({slot for page in unheld if not self._held[slot := page // self.per_slot]})
         num_beside = len(self._loose) + len(self._stranded) - len(unheld)
@@ -191,7 +195,14 @@ class PagePool:
 
     def allocate(self, count: int, most_opened: int) -> list[int]:
         """`count` pages for one holder, for which it may take so many open slots. There must be room."""
-        pages = []
+        pages: list[int] = []
+        if self.per_slot == 1:
+            for _ in range(count):
+                page = self._arena.open()
+                self._holders[page] = self._held[page] = 1
+                pages.append(page)
+            self.num_used += count
+            return pages
         for _ in range(count):
             if self._loose:
                 page = next(iter(self._loose))
@@ -221,12 +232,16 @@ class PagePool:
             return
         self.num_used -= 1
         self._is_cold[page] = cold
+        if self.per_slot == 1:  # as below, without a look at the other pages of the slot
+            self._held[page] = 0
+            self._arena.give_back(page, self, cached=bool(self._indexed[page]), cold=cold)
+            return
         slot = page // self.per_slot
         self._held[slot] -= 1
         if self._held[slot]:
             self._set_aside(page)
             return
-        for other in self._pages_of(slot) if self.per_slot > 1 else ():
+        for other in self._pages_of(slot):
             self._loose.pop(other, None)
             self._stranded.pop(other, None)
         cached = self.cached_in(slot)
@@ -240,20 +255,27 @@ class PagePool:
 
     def evict(self, slot: int) -> None:
         """All pages of an open slot are free from now on, and the slot is given to a pool."""
-        for page in self.cached_in(slot):
-            self._lose(page)
+        if self.per_slot > 1:
+            for page in self.cached_in(slot):
+                self._lose(page)
+        elif self._indexed[slot]:
+            self._lose(slot)
 
     def _hold(self, page: int) -> None:
         """The first holder of a page."""
+        self._holders[page] = 1
+        self.num_used += 1
+        if self.per_slot == 1:
+            self._held[page] = 1
+            self._arena.take(page)
+            return
         self._loose.pop(page, None)
         self._stranded.pop(page, None)
         slot = page // self.per_slot
-        self._holders[page] = 1
-        self.num_used += 1
         self._held[slot] += 1
         if self._held[slot] == 1:
             self._arena.take(slot)
-            for other in self._pages_of(slot) if self.per_slot > 1 else ():
+            for other in self._pages_of(slot):
                 if other != page:
                     self._set_aside(other)
 

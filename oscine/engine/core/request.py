@@ -62,7 +62,7 @@ class Request:
     digests: list[bytes] = field(default_factory=list)  # of leading full pages of token_ids, as far as needed so far
     num_registered: int = 0  # leading pages already offered to the prefix index
     num_hit_pages: int = 0  # leading pages taken from the prefix index at the last admission
-    branch_page: int = 0  # pages of the longest prefix that the index knew then, if only in the first group
+    kept_pages: list[frozenset[int]] = field(default_factory=list)  # per page group: worth keeping once they are freed
 
     num_cached_tokens: int = 0  # prompt tokens found in the prefix index at the first admission
     num_emitted: int = field(init=False)  # leading tokens that need no output any more

@@ -25,6 +25,12 @@ from oscine.types import EngineStats, NewSequence, ScheduledSequence, StepPlan
 _order = attrgetter("order")
 
 
+def _queued(request: Request) -> int:
+    """Tokens to compute of a running request; 0 for one that decodes."""
+    missing = request.num_missing
+    return missing if missing > 1 else 0
+
+
 @dataclass(slots=True)
 class ScheduledStep:
     """A plan, and the request behind each of its sequences."""
@@ -32,6 +38,10 @@ class ScheduledStep:
     plan: StepPlan
     requests: list[Request] = field(default_factory=list)  # aligned with plan.sequences
     launched_s: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.requests
 
 
 class Scheduler:
@@ -50,6 +60,8 @@ class Scheduler:
         self.waiting: list[Request] = []  # sorted by order
         self.running: dict[str, Request] = {}
         self._priorities: Counter[int] = Counter()  # of these
+        self.active_tokens = 0  # known of those that run
+        self.queued_tokens = 0  # known of those that wait, and to be computed of those that run and lack several
         self._num_vacated = 0  # how often a sequence left its slot
         self._refused: tuple[Request, int] | None = None  # to whom preempting would not give room, and this number then
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
@@ -66,6 +78,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=_order)
+        self.queued_tokens += len(request.token_ids)
 
     def remove(self, request: Request) -> None:
         """Forgets a request, whether it waits or runs, and frees what it holds."""
@@ -73,10 +86,11 @@ class Scheduler:
             self._vacate(request)
         else:
             del self.waiting[bisect_left(self.waiting, request.order, key=_order)]
+            self.queued_tokens -= len(request.token_ids)
 
     def schedule(self) -> ScheduledStep:
         """The next step; its plan is empty if there is nothing to compute before another step is committed."""
-        self._step = step = ScheduledStep(StepPlan(self._next_step, [], []))
+        self._step = step = self._new_step()
         self._budget = self._max_num_batched_tokens
         self._draft_budget = self._budget - len(self.running)
         self._attended = 0
@@ -89,6 +103,9 @@ class Scheduler:
         if step.plan.sequences:
             self._next_step += 1
         return step
+
+    def _new_step(self) -> ScheduledStep:
+        return ScheduledStep(StepPlan(self._next_step, [], []))
 
     def _schedule_decodes(self) -> list[Request]:
         """Schedules every running sequence that has one token to compute; returns those that have more.
@@ -143,7 +160,7 @@ class Scheduler:
 
     def _schedule(self, request: Request, num_tokens: int) -> None:
         """Schedules up to num_tokens >= 1 tokens of a running request: as many as find pages, none if none do."""
-        start = request.num_computed
+        start, queued = request.num_computed, _queued(request)
         num_tokens = min(num_tokens, self._chunk(start, num_tokens))
         num_tokens = min(num_tokens, self._room(request, num_tokens))
         if not num_tokens:
@@ -155,6 +172,8 @@ class Scheduler:
         sample = request.num_computed == request.num_wanted and request.samples
         if sample:
             request.num_wanted += 1
+        if queued:
+            self.queued_tokens += _queued(request) - queued
         self._budget -= num_tokens
         self._step.plan.sequences.append(ScheduledSequence(request.slot, start, num_tokens, sample, pages))
         self._step.requests.append(request)
@@ -193,6 +212,7 @@ class Scheduler:
             if hit is None:
                 return
             del self.waiting[0]
+            self.queued_tokens -= len(request.token_ids)
             self._start(request, hit)
             self._schedule(request, min(request.num_missing, self._budget))
 
@@ -239,12 +259,14 @@ class Scheduler:
         request.num_wanted = request.drafts_from = len(request.token_ids)
         self.running[request.request_id] = request
         self._priorities[request.given.priority] += 1
+        self.active_tokens += len(request.token_ids)
+        self.queued_tokens += _queued(request)
         if request.queue_s is None:
             self._count_admission(request)
         self._step.plan.new.append(
             NewSequence(
                 slot=request.slot,
-                token_ids=list(request.token_ids),
+                token_ids=request.token_ids[:],
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_cached_tokens=request.num_computed,
                 pages=hit.pages,
@@ -286,6 +308,8 @@ class Scheduler:
     def _vacate(self, request: Request) -> None:
         del self.running[request.request_id]
         self._num_vacated += 1
+        self.active_tokens -= len(request.token_ids)
+        self.queued_tokens -= _queued(request)
         self._priorities[request.given.priority] -= 1
         if not self._priorities[request.given.priority]:
             del self._priorities[request.given.priority]

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from oscine.engine.build import BuiltEngine, build_engine
+from oscine.engine.core.due_statistics import DueStatistics
 from oscine.engine.core.extension import KVPublisher
 from oscine.engine.process.parent import Parent
 from oscine.engine.process.prefills import Prefills
@@ -31,7 +32,6 @@ from oscine.types import Endpoints, EngineInfo, EngineStats, GenerationOutput, G
 
 _Clients = Clients[wire.ToEngine]
 PREFILLS = "oscine.extensions.disaggregation.prefill_service:of_engine"
-_STATS_INTERVAL_S = 0.1
 _IDLE_STATS_MS = 1000  # between statistics for other processes of a cluster, while nothing runs
 _FLUSH_S = 1.5  # for pages to be written to disk before an engine that was stopped ends
 _FAREWELL_MS = 5000  # for the last words of a failed engine to be asked for, and to be sent
@@ -57,8 +57,7 @@ class EngineServer:
         self._checks = Checks(info.vocab_size, info.max_model_len)
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
-        self._stats_at = 0.0
-        self._told_idle = False  # by the last statistics that were sent
+        self._statistics = DueStatistics(time.monotonic)
 
     def run(self, parent: Parent) -> None:
         """Raises what a failing step or a lost rank raised, after every request was told."""
@@ -144,22 +143,12 @@ class EngineServer:
             by_client.setdefault(self._owners[output.request_id], []).append(output)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
-        stats = self._due_stats()
+        stats = self._loop.stats() if self._statistics.are_due(has_work=self._loop.has_work) else None
         if self._events is not None:
             self._publish(self._events, stats)
         for client in list(by_client if stats is None else self._known):
             if not self._clients.send(client, wire.Outputs(by_client.get(client, []), stats)):
                 self._forget(client)
-
-    def _due_stats(self) -> EngineStats | None:
-        """None if they are not due. They are due at intervals, and once when the last request has ended."""
-        now, is_idle = time.monotonic(), not self._loop.has_work
-        is_news = is_idle and not self._told_idle
-        self._told_idle = self._told_idle and is_idle
-        if not is_news and now - self._stats_at < _STATS_INTERVAL_S:
-            return None
-        self._stats_at, self._told_idle = now, is_idle
-        return self._loop.stats()
 
     def _publish(self, events: KVPublisher, stats: EngineStats | None) -> None:
         """Before the outputs of a step are sent: the next turn of a request that ends finds the router informed."""

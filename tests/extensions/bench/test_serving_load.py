@@ -12,7 +12,7 @@ from oscine.chat.tokenizer import Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.extensions.bench.serve.api import APIS
 from oscine.extensions.bench.serve.arrival import Arrival
-from oscine.extensions.bench.serve.load import FileLoad, Lengths, RandomLoad, Session, Turn
+from oscine.extensions.bench.serve.load import FileLoad, Lengths, RandomLoad, Session, Shapes, Turn
 from oscine.extensions.bench.serve.words import Words
 from oscine.model.o200k import o200k_folder
 
@@ -52,7 +52,7 @@ def test_a_vocabulary_without_words_is_refused(tmp_path: Path) -> None:
 
 
 def test_lengths_stay_within_their_spread() -> None:
-    load = RandomLoad(words(), Lengths(100, 50, 0.5))
+    load = RandomLoad(words(), Shapes(Lengths(100, 50, 0.5)))
     turns = [turn for session in first(load, 400) for turn in session]
     tokenizer = Tokenizer(NANO_FOLDER)
     isl = [len(tokenizer.encode(str(turn.prompt))) for turn in turns]
@@ -64,20 +64,20 @@ def test_lengths_stay_within_their_spread() -> None:
 
 def test_equal_seeds_give_equal_loads_and_others_do_not() -> None:
     one, same, other = (
-        first(RandomLoad(words(seed=seed), Lengths(20, 20, 0.5), turns=2, seed=seed), 3) for seed in (1, 1, 2)
+        first(RandomLoad(words(seed=seed), Shapes(Lengths(20, 20, 0.5), turns=2, seed=seed)), 3) for seed in (1, 1, 2)
     )
     assert one == same != other
 
 
 def test_shared_prefixes_are_in_addition_to_the_length() -> None:
-    load = RandomLoad(words(), Lengths(10, 5), turns=2, prefix_tokens=30, num_prefixes=3)
+    load = RandomLoad(words(), Shapes(Lengths(10, 5), turns=2, prefix_tokens=30, num_prefixes=3))
     sessions = first(load, 60)
     tokenizer = Tokenizer(NANO_FOLDER)
     assert {tuple(len(tokenizer.encode(str(turn.prompt))) for turn in session) for session in sessions} == {(40, 10)}
     prefixes = [tuple(str(session[0].prompt).split()[:30]) for session in sessions]
     assert len(set(prefixes)) == 3
     assert len({str(session[0].prompt) for session in sessions}) == 60
-    ids = first(RandomLoad(words(), Lengths(10, 5), prefix_tokens=30, as_ids=True), 2)
+    ids = first(RandomLoad(words(), Shapes(Lengths(10, 5), prefix_tokens=30), as_ids=True), 2)
     assert [len(session[0].prompt or "") for session in ids] == [40, 40]
     assert ids[0][0].prompt[:30] == ids[1][0].prompt[:30]  # type: ignore[index]
 

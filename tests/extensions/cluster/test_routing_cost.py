@@ -13,7 +13,7 @@ IDLE = [ReplicaLoad("a"), ReplicaLoad("b"), ReplicaLoad("c")]
 
 
 def first(loads: list[ReplicaLoad], overlap: dict[str, int], num_tokens: int = 1000, key: bytes = b"k") -> str:
-    return rank(loads, overlap, num_tokens, key)[0]
+    return next(rank(loads, overlap, num_tokens, key))
 
 
 def test_the_longest_overlap_wins_among_idle_replicas() -> None:
@@ -106,7 +106,24 @@ def test_more_overlap_never_costs_more(load: ReplicaLoad, num_tokens: int, data:
 def test_every_replica_is_ranked_once_and_none_is_much_cheaper_than_the_first(
     given: list[ReplicaLoad], num: int
 ) -> None:
-    order = rank(given, {}, num, b"k")
+    order = [*rank(given, {}, num, b"k")]
     assert sorted(order) == sorted(load.replica for load in given)
     costs = {load.replica: cost(load, num, 0) for load in given}
     assert all(costs[order[0]] <= costs[replica] + SLACK for replica in order)
+
+
+@pytest.mark.long
+@given(st.lists(st.tuples(st.sampled_from(["hear", "expect", "withdraw", "pass"]), st.integers(0, 9)), max_size=30))
+def test_a_load_that_is_kept_is_the_one_that_is_counted(events: list[tuple[str, int]]) -> None:
+    info = EngineInfo("m", 4096, 300, page_size=16, max_num_seqs=4)
+    view, now_s, arrived = ReplicaView("a", 0.0, ReplicaReport(info=info)), 0.0, 0
+    for what, number in events:
+        now_s += number / 8
+        if what == "hear":
+            arrived += number
+            view.hear(EngineStats(requests=arrived, queued_tokens=number, num_running=number), now_s)
+        elif what == "expect":
+            view.expect(Expected(str(number), 100, 10 * number, now_s))
+        elif what == "withdraw":
+            view.withdraw(str(number))
+        assert view.load(now_s) == view.load(now_s) == view._count_load(now_s)

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from oscine.engine.core.extension import EngineExtension
-from oscine.engine.core.loop import EngineLoop
+from oscine.engine.core.loop import EngineLoop, Parts
 from oscine.engine.core.request import Request
 from oscine.extensions.speculation.policy import SpeculationController, StepTable
 from oscine.kv_group import KVGroup, apart
@@ -88,7 +88,7 @@ def speed(num_requests: int, accepted: Accepted, speculation: EngineExtension) -
         memory=apart([num_requests * 20] * 2),
         max_model_len=PROMPT + ANSWER + 8,
         extensions=[] if speculation is None else [lambda loop: speculation],
-        clock=lambda: executor.now,
+        parts=Parts(clock=lambda: executor.now),
     )
     sampling, started_s = SamplingParams(ANSWER, temperature=0.0), dict[str, float]()
     for i in range(num_requests):

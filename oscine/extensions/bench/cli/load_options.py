@@ -15,7 +15,7 @@ from oscine.system.environment import Environment
 
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.arrival import Arrival
-    from oscine.extensions.bench.serve.load import FileLoad, RandomLoad
+    from oscine.extensions.bench.serve.load import FileLoad, RandomLoad, Shapes
     from oscine.extensions.bench.serve.run import Bench
 
 _WARM_UP, _PER_USER, _OPEN_S = 2, 10, 60
@@ -71,20 +71,18 @@ class Workload(Options, group="workload"):
 
     def load(self, model: str, seed: int) -> "RandomLoad | FileLoad":
         """Raises ValueError."""
-        from oscine.extensions.bench.serve.load import FileLoad, Lengths, RandomLoad
+        from oscine.extensions.bench.serve.load import FileLoad, RandomLoad
         from oscine.extensions.bench.serve.words import Words
 
         if self.dataset is not None:
             return FileLoad(Path(self.dataset), self.osl)
-        return RandomLoad(
-            Words.of(self._tokenizer(model), seed),
-            Lengths(self.isl, self.osl, self.spread),
-            turns=self.turns,
-            prefix_tokens=self.shared_prefix,
-            num_prefixes=self.num_prefixes,
-            as_ids=self.token_ids,
-            seed=seed,
-        )
+        return RandomLoad(Words.of(self._tokenizer(model), seed), self.shapes(seed), self.token_ids)
+
+    def shapes(self, seed: int) -> "Shapes":
+        from oscine.extensions.bench.serve.load import Lengths, Shapes
+
+        lengths = Lengths(self.isl, self.osl, self.spread)
+        return Shapes(lengths, self.turns, self.shared_prefix, self.num_prefixes, seed)
 
     def _tokenizer(self, model: str) -> Path:
         from oscine.checkpoint.hub import NANO_FOLDER

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +42,48 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomLoad:
-    """Sessions of random words. The shared prefix is part of the first prompt, in addition to its length."""
+class Shapes:
+    """Random sessions without their words. The shared prefix is part of the first prompt, beyond its length."""
 
-    words: Words
     lengths: Lengths
     turns: int = 1
     prefix_tokens: int = 0
     num_prefixes: int = 1
-    as_ids: bool = False  # prompts are token ids
     seed: int = 0
 
-    def sessions(self) -> Iterator[Session]:
+    def draw(self) -> Iterator[tuple[int | None, list[tuple[int, int]]]]:
+        """Of each session: the place of its prefix among num_prefixes, and tokens of prompts and answers."""
         random = np.random.default_rng(self.seed)
-        prefixes = [self._prompt(self.prefix_tokens) for _ in range(self.num_prefixes)] if self.prefix_tokens else []
         while True:
-            turns = []
-            for index in range(self.turns):
-                isl, osl = self.lengths.draw(random)
-                prompt = self._prompt(isl)
-                if prefixes and index == 0:
-                    prompt = _joined(prefixes[int(random.integers(len(prefixes)))], prompt)
-                turns.append(Turn(prompt, osl))
+            lengths, prefix = [self.lengths.draw(random)], None
+            if self.prefix_tokens:
+                prefix = int(random.integers(self.num_prefixes))
+            lengths += [self.lengths.draw(random) for _ in range(1, self.turns)]
+            yield prefix, lengths
+
+
+@dataclass(frozen=True, slots=True)
+class RandomLoad:
+    """Sessions of random words."""
+
+    words: Words
+    shapes: Shapes
+    as_ids: bool = False  # prompts are token ids
+
+    def sessions(self) -> Iterator[Session]:
+        shapes = self.shapes
+        prefixes = [self._prompt(shapes.prefix_tokens) for _ in range(shapes.num_prefixes)]
+        for prefix, lengths in shapes.draw():
+            turns = [Turn(self._prompt(isl), osl) for isl, osl in lengths]
+            if prefix is not None:
+                turns[0] = replace(turns[0], prompt=_joined(prefixes[prefix], turns[0].prompt))
             yield tuple(turns)
 
     def _prompt(self, num_tokens: int) -> Prompt:
         return self.words.ids(num_tokens) if self.as_ids else self.words.text(num_tokens)
 
 
-def _joined(prefix: Prompt, prompt: Prompt) -> Prompt:
+def _joined(prefix: Prompt, prompt: Prompt | None) -> Prompt:
     if isinstance(prefix, str):
         return f"{prefix} {prompt}"
     assert isinstance(prompt, list)

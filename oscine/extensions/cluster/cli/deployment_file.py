@@ -39,14 +39,17 @@ _RANKS = OPTIONS["tensor-parallel-size"]  # an option of the engine that may als
 _INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size", "enable-expert-parallel", "gpus", "expected-load"}
 
 
-def read_deployment(file: Path) -> Deployment:
-    """Raises CommandError: FILE:LINE, the key, the rule. Nothing is started; names of a hub may be looked up."""
+def read_deployment(file: Path, *, finds_models: bool = True) -> Deployment:
+    """Raises CommandError: FILE:LINE, the key, the rule. Nothing is started.
+
+    `finds_models`: whether models must be there; names of a hub may then be looked up.
+    """
     top = Section.read(file)
     if "models" not in top:
         raise top.error("models", "models is missing: a list of what shall be served")
     models: list[ModelSpec] = []
     for section in top.sections("models"):
-        models.append(_model(section))
+        models.append(_model(section, finds_models))
         _check_names(section, models)
     ingress = top.section("ingress")
     replicas = ingress.take("replicas", int) if "replicas" in ingress else 1
@@ -153,11 +156,13 @@ def _absolute_head(drafts: SpeculationOptions) -> SpeculationOptions:
 # ---- a model ----
 
 
-def _model(section: Section) -> ModelSpec:
+def _model(section: Section, finds_models: bool) -> ModelSpec:
     names = section.take("name", str, list) if "name" in section else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise section.error("name", "name is missing: what requests call the model, a name or a list of them")
     roles = _roles(section)
+    if finds_models:
+        _check_model(section, roles[0].engine)
     return section.record(
         ModelSpec,
         names=(names,) if isinstance(names, str) else tuple(names),
@@ -193,7 +198,6 @@ def _roles(section: Section) -> tuple[RoleSpec, ...]:
     if "remote-prefill" in section and "prefill" not in kinds:
         raise section.error("remote-prefill", "remote-prefill needs the roles prefill and decode")
     roles = tuple(_role(section.section(kind), kind, model, profile, common) for kind in kinds)
-    _check_model(section, roles[0].engine)
     if len({replace(role.engine.model, tensor_parallel_size=1) for role in roles}) > 1:
         raise section.error("decode", "prefill and decode must have the same model, dtype and max-model-len")
     return roles

@@ -127,7 +127,7 @@ def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> PoolPlan:
     """The policy decides every second by what was reported until then."""
     bounds = Bounds(role.replicas.min, role.replicas.max)
     goals, state = Goals(role.role, model.levels, model.scaling), State()
-    begin_s, series, steps = lines[0].time_s, _Series(role), []
+    begin_s, series, steps = lines[0].time_s, PoolSeries(role), []
     seconds = int(lines[-1].time_s - begin_s) + 1
     there = {line.replica for line in lines if line.time_s < begin_s + EVERY_S and line.replica is not None}
     first = target = bounds.clamp(len(there))
@@ -148,7 +148,7 @@ def _plan(lines: list[Line], model: ModelSpec, role: RoleSpec) -> PoolPlan:
     return PoolPlan(model.name, role.role, first, steps, replica_s, recorded_s)
 
 
-class _Series:
+class PoolSeries:
     """What the replicas of a pool reported lately."""
 
     def __init__(self, role: RoleSpec) -> None:

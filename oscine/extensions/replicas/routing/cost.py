@@ -7,7 +7,7 @@ unit is tokens, and requests and the state of the cache are further terms.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -55,16 +55,19 @@ def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int) -> float:
     return work + EVICTED * fill * missing + PREEMPTED * max(0.0, excess)
 
 
-def rank(loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_tokens: int, key: bytes) -> list[str]:
-    """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks."""
+def rank(loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_tokens: int, key: bytes) -> Iterator[str]:
+    """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks.
+
+    The first is found without sorting.
+    """
     if not loads:
-        return []
+        return
     costs = {load.replica: cost(load, num_tokens, overlap_tokens.get(load.replica, 0)) for load in loads}
     least = min(costs.values())
     equal = [replica for replica in costs if costs[replica] <= least + SLACK]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))
-    others = sorted((replica for replica in costs if replica != first), key=lambda replica: (costs[replica], replica))
-    return [first, *others]
+    yield first
+    yield from sorted((replica for replica in costs if replica != first), key=lambda replica: (costs[replica], replica))
 
 
 def rendezvous(key: bytes, replica: str) -> bytes:

@@ -5,8 +5,9 @@ It belongs to one event loop: its subscriptions run there, and everything is cal
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from oscine.extensions.kv_events.publisher import page_hash
 from oscine.extensions.replicas.routing.cost import rank, sticky_key
@@ -56,7 +57,7 @@ class Fleet:
         """The replica is there, and says this of itself."""
         self.index.add(name)
         view = self._views.setdefault(name, ReplicaView(name, self._clock()))
-        view.report = report
+        view.describe(report)
         if self._subscriptions.follow(name, report.endpoints, partial(self.hear, name)):
             view.begin_life(self._clock())
         self.info = _known_info(self._views.values(), self.info)
@@ -92,7 +93,16 @@ class Fleet:
         views = self.candidates(exclude)
         return sum(max(0, v.bound - v.num_requests(now_s)) for v in views)
 
-    def rank(self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = ()) -> list[str]:
+    def has_room(self, exclude: Collection[str] = ()) -> bool:
+        """Whether room() is not 0: found at the first replica that has some."""
+        now_s = self._clock()
+        return any(
+            view.num_requests(now_s) < view.bound
+            for name, view in self._views.items()
+            if name not in exclude and view.state(now_s) == "ready"
+        )
+
+    def rank(self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = ()) -> Iterator[str]:
         """Replicas that may take a request, best first; those that have enough to do come last."""
         now_s = self._clock()
         views = self.candidates(exclude)
@@ -103,7 +113,7 @@ class Fleet:
         key = sticky_key(digests, [pages[v.name] for v in views if v.name in pages])
         free = [loads[v.name] for v in views if loads[v.name].num_requests < v.bound]
         busy = [loads[v.name] for v in views if loads[v.name].num_requests >= v.bound]
-        return [name for some in (free, busy) for name in rank(some, tokens, num_tokens, key)]
+        return chain.from_iterable(rank(some, tokens, num_tokens, key) for some in (free, busy))
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""

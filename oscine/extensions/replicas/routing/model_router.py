@@ -43,7 +43,7 @@ class _Waiter:
         return self._fleet.candidates(self.excluded())
 
     def has_room(self) -> bool:
-        return not self.placement.exclude or self._fleet.room(self.excluded()) > 0
+        return not self.placement.exclude or self._fleet.has_room(self.excluded())
 
 
 class ModelRouter:
@@ -101,7 +101,7 @@ class ModelRouter:
 
     def place_now(self, placement: Placement) -> Place | None:
         """A place, if there is one at once."""
-        if placement.exclude or len(self._queue) or self.generate.room() <= 0:
+        if placement.exclude or len(self._queue) or not self.generate.has_room():
             return None
         return self._place(placement, (), 0.0)
 
@@ -133,7 +133,7 @@ class ModelRouter:
     def pump(self) -> None:
         """Gives places to requests that wait, as many as the replicas can take."""
         self._pumping = None
-        while len(self._queue) and self.generate.room() > 0:
+        while len(self._queue) and self.generate.has_room():
             ticket = self._queue.pop(_Waiter.has_room)
             if ticket is None:
                 return
@@ -172,7 +172,7 @@ class ModelRouter:
     # ---- what comes out ----
 
     def _place(self, wanted: Placement, excluded: Collection[str], queue_s: float) -> Place:
-        name = self.generate.rank(wanted.digests, wanted.num_tokens, excluded)[0]
+        name = next(self.generate.rank(wanted.digests, wanted.num_tokens, excluded))
         num_overlap = self.generate.place(wanted.request_id, name, wanted.digests, wanted.num_tokens)
         prefill = self._prefill(wanted, wanted.num_tokens - num_overlap)
         counters = self._counters

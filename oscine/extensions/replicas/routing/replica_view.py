@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from oscine.extensions.replicas.routing.cost import ReplicaLoad
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport, ReplicaSnapshot, ReplicaState
@@ -44,6 +45,7 @@ class ReplicaView:
     _arrived: deque[int] = field(default_factory=lambda: deque(maxlen=_ARRIVED_KEPT))  # overlap of each, oldest first
     # Tokens that its engine counts as queued because they belong to requests that wait, and that it will find cached.
     _waiting_overlap: int = 0
+    _load: tuple[ReplicaLoad, float] | None = None  # the last load, and until when it is true if nothing is heard
 
     @property
     def page_size(self) -> int:
@@ -56,6 +58,10 @@ class ReplicaView:
         max_num_seqs = info.max_num_seqs if info is not None else SEQS
         return max_num_seqs + max(4, max_num_seqs // 4)
 
+    def describe(self, report: ReplicaReport) -> None:
+        """It says this of itself."""
+        self.report, self._load = report, None
+
     def begin_life(self, now_s: float) -> None:
         """Its engine is another one than before."""
         self.stats, self._heard_s, self.since_s = None, None, now_s
@@ -63,7 +69,7 @@ class ReplicaView:
         self._expected.clear()
         self._expected_tokens = self._expected_overlap = 0
         self._arrived.clear()
-        self._waiting_overlap = 0
+        self._waiting_overlap, self._load = 0, None
 
     def hear(self, stats: EngineStats, now_s: float) -> None:
         """Takes in a snapshot of its engine, and stops expecting the requests that are in it."""
@@ -76,7 +82,7 @@ class ReplicaView:
         for request_id in list(islice(self._expected, arrived)):
             self._arrived.append(self.withdraw(request_id))
         self._waiting_overlap = sum(islice(reversed(self._arrived), stats.num_waiting))
-        self.stats, self._heard_s = stats, now_s
+        self.stats, self._heard_s, self._load = stats, now_s, None
         self._history.append((now_s, stats))
         while self._history[0][0] < now_s - _RATES_S:
             self._history.popleft()
@@ -85,6 +91,7 @@ class ReplicaView:
         self._expected[request.request_id] = request
         self._expected_tokens += request.num_tokens
         self._expected_overlap += request.num_overlap
+        self._load = None
 
     def withdraw(self, request_id: str) -> int:
         """The request is not expected any more. Returns the tokens of it that were believed to be cached."""
@@ -93,6 +100,7 @@ class ReplicaView:
             return 0
         self._expected_tokens -= request.num_tokens
         self._expected_overlap -= request.num_overlap
+        self._load = None
         return request.num_overlap
 
     def state(self, now_s: float) -> ReplicaState:
@@ -113,6 +121,13 @@ class ReplicaView:
         return running + len(self._expected)
 
     def load(self, now_s: float) -> ReplicaLoad:
+        if self._load is None or now_s > self._load[1]:
+            load = self._count_load(now_s)
+            oldest = next(iter(self._expected.values()), None)
+            self._load = load, inf if oldest is None else oldest.placed_s + _PENDING_S
+        return self._load[0]
+
+    def _count_load(self, now_s: float) -> ReplicaLoad:
         stats, size = self.stats or _NOTHING, self.page_size
         num_requests = self.num_requests(now_s)
         new_tokens = self._expected_tokens - self._expected_overlap

@@ -6,7 +6,7 @@ restart it learns of replicas as they enlist again, of their pages by replay, an
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from oscine.extensions.replicas.routing.fleet import Fleet
@@ -23,9 +23,9 @@ _SETTLE_S = 0.3  # from the first replica that enlists: those that come by then 
 class Router:
     """Implements Placer; every method runs on one event loop."""
 
-    def __init__(self, key: str = "") -> None:
+    def __init__(self, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         """`key`: the cluster's; see oscine.engine.wire.tcp."""
-        self._key = key
+        self._key, self._clock = key, clock
         self._routers: dict[str, ModelRouter] = {}
         self._fleets: dict[tuple[str, Role], Fleet] = {}  # by model and role, as replicas name them
         self._enlisted: dict[str, object] = {}  # replica -> its newest report's token
@@ -40,7 +40,7 @@ class Router:
                 router.reconfigure(model)
             else:
                 prefill = self._fleet(model.name, "prefill") if model.role("prefill") else None
-                router = ModelRouter(model, self._fleet(model.name, model.serving.role), prefill)
+                router = ModelRouter(model, self._fleet(model.name, model.serving.role), prefill, self._clock)
             routers[model.name] = router
         self._routers = routers
 
@@ -97,7 +97,7 @@ class Router:
         await asyncio.gather(*(fleet.close() for fleet in self._fleets.values()))
 
     def _fleet(self, model: str, role: Role) -> Fleet:
-        return self._fleets.setdefault((model, role), Fleet(self._key))
+        return self._fleets.setdefault((model, role), Fleet(self._key, self._clock))
 
     def _router(self, model: str) -> ModelRouter:
         router = self._routers.get(model)

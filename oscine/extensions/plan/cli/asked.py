@@ -1,0 +1,158 @@
+"""The options of `oscine simulate`, and the simulation that they describe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
+from oscine.settings.option import BYTES, Options, option, require
+
+if TYPE_CHECKING:
+    from oscine.extensions.bench.serve.arrival import Arrival
+    from oscine.extensions.plan.fleet.clients import Traffic
+    from oscine.extensions.plan.fleet.simulation import Outcome
+    from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec
+    from oscine.timing.table import StepTable
+
+_PER_USER, _OPEN_S = 10, 60
+
+
+@dataclass(frozen=True)
+class Simulated(Options, group="simulation"):
+    seed: int = option(0, "seed of lengths, arrivals and failures", "SEED", at_least=0)
+    requests: int | None = option(
+        None,
+        "number of requests; each turn of a session is one",
+        "N",
+        shown=f"{_PER_USER} sessions per user; with --rate, the arrivals of {_OPEN_S} seconds; with --trace, all",
+        at_least=1,
+    )
+    served: str | None = option(None, "model of the deployment that is asked", "NAME", shown="the only one")
+    gpu_memory: int | None = option(
+        None, "memory of a GPU, from which the size of a cache follows", BYTES, shown="the cache of the table", above=0
+    )
+    scaled: bool = option(False, "extrapolate step times beyond the measured ones")
+    start_time: float = option(60.0, "seconds from the order of a replica to a ready one", "SECONDS", at_least=0)
+    failures: tuple[str, ...] = option(
+        (), "times at which a replica is lost, in seconds from the start", "SECONDS", nargs="+", shown="none"
+    )
+    until: float | None = option(None, "virtual time at which the simulation ends", "SECONDS", above=0, shown="no end")
+
+    def failures_s(self) -> list[float]:
+        """Raises OptionError."""
+        found = []
+        for text in self.failures:
+            try:
+                found.append(float(text))
+            except ValueError:
+                require(False, "failures", "seconds", text)
+        require(all(0 <= time_s < 1e9 for time_s in found), "failures", "0 or more", self.failures)
+        return found
+
+
+@dataclass(frozen=True)
+class Asked:
+    deployment: "Deployment"
+    model: "ModelSpec"
+    tables: "list[StepTable]"
+    simulated: Simulated
+    workload: Workload
+    sending: Sending
+    reporting: Reporting
+    users: int | None = None
+    rate: float | None = None
+    trace: Path | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Asked":
+        """Reads the deployment and the tables. Raises CommandError, ValueError and OSError."""
+        from oscine.extensions.cluster.cli.deployment_file import read_deployment
+        from oscine.timing.read import read_table
+
+        simulated, workload = Simulated.of(given), Workload.of(given)
+        deployment = read_deployment(given["file"], finds_models=False)
+        tables = [read_table(path, scaled=simulated.scaled) for path in given["steps"]]
+        model = _model(deployment, simulated.served)
+        users, rate, trace = (given.get(name) for name in ("users", "rate", "trace"))
+        require(users is None or users > 0, "users", "positive", users)
+        require(rate is None or rate > 0, "rate", "positive", rate)
+        load = workload, Sending.of(given), Reporting.of(given)
+        return cls(deployment, model, tables, simulated, *load, users, rate, trace)
+
+    @property
+    def arrival(self) -> "Arrival":
+        """Of a trace, its own times count."""
+        if self.trace is None:
+            return self.sending.arrival(self.users, self.rate)
+        from oscine.extensions.bench.serve.arrival import Arrival
+
+        return Arrival(rate=1.0)
+
+    @property
+    def num_gpus(self) -> int | None:
+        """Of the replicas that are always there; None on CPUs."""
+        return round(sum(role.gpus * max(role.replicas.min, 1) for role in self.model.roles)) or None
+
+    @property
+    def load_text(self) -> str:
+        if self.trace is not None:
+            return f"the trace {self.trace}, whose hit rates are lower bounds"
+        load = f"{self.users:,} users" if self.users is not None else f"{self.rate:g} sessions per second"
+        return f"{load}, {self.workload}"
+
+    def traffic(self) -> "Traffic":
+        """Raises ValueError and OSError."""
+        from oscine.extensions.plan.clock.agenda import ns_of
+        from oscine.extensions.plan.fleet.clients import Traffic
+        from oscine.extensions.plan.traffic.random_sessions import sessions
+        from oscine.extensions.plan.traffic.trace import read_trace
+
+        page_size, simulated = self.model.serving.engine.cache.page_size, self.simulated
+        if self.trace is not None:
+            found = read_trace(self.trace, page_size, count=simulated.requests)
+            return Traffic([one.session for one in found], [one.ns for one in found])
+        arrival, count = self.arrival, self._num_sessions()
+        made = list(islice(sessions(self.workload.shapes(simulated.seed), page_size), count))
+        if self.users is not None:
+            return Traffic(made, users=self.users, think_s=self.workload.think)
+        offsets_ns = [ns_of(offset_s) for offset_s in arrival.offsets_s(count, simulated.seed)]
+        return Traffic(made, offsets_ns, think_s=self.workload.think)
+
+    def _num_sessions(self) -> int:
+        if self.simulated.requests is not None:
+            return -(-self.simulated.requests // self.workload.turns)
+        if self.users is not None:
+            return _PER_USER * self.users
+        assert self.rate is not None
+        return max(1, round(_OPEN_S * self.rate))
+
+    def simulate(self, traffic: "Traffic") -> "Outcome":
+        """Raises NotMeasuredError for a step that the tables do not know, and ValueError."""
+        from oscine.extensions.plan.fleet.engines import spec_of, table_for
+        from oscine.extensions.plan.fleet.pool import Timing
+        from oscine.extensions.plan.fleet.simulation import simulate
+
+        simulated = self.simulated
+        return simulate(
+            self.model,
+            {role.role: spec_of(role, table_for(role, self.tables), simulated.gpu_memory) for role in self.model.roles},
+            traffic,
+            timing=Timing(simulated.start_time, self.deployment.server.drain_s),
+            failures_s=simulated.failures_s(),
+            until_s=simulated.until,
+            seed=simulated.seed,
+        )
+
+
+def _model(deployment: "Deployment", name: str | None) -> "ModelSpec":
+    """Raises OptionError."""
+    names = [model.name for model in deployment.models]
+    if name is None:
+        require(len(names) == 1, "served", f"given, one of {', '.join(names)}", name)
+        return deployment.models[0]
+    model = deployment.model(name)
+    require(model is not None, "served", f"one of {', '.join(names)}", name)
+    assert model is not None
+    return model

@@ -1,0 +1,92 @@
+"""`oscine simulate FILE --steps TABLE`: what a deployment would do with a load, on a virtual clock."""
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.parser import Parser
+from oscine.cli.serve.options import add_some
+from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
+from oscine.extensions.plan.cli.asked import Asked, Simulated
+from oscine.settings.option import options_of
+
+if TYPE_CHECKING:
+    from oscine.extensions.bench.serve.run import Measured
+    from oscine.extensions.plan.fleet.simulation import Outcome
+    from oscine.extensions.replicas.spec.deployment import ModelSpec
+
+_OF_WORKLOAD = ("isl", "osl", "spread", "shared-prefix", "num-prefixes", "turns", "think")
+_OF_SENDING = ("burst", "constant-rate")
+_OF_REPORTING = ("goodput", "label")
+
+
+def arguments(parser: Parser) -> None:
+    parser.usage = "%(prog)s FILE --steps TABLE [TABLE ...] (--users N | --rate R | --trace FILE) [OPTIONS]"
+    parser.description = (
+        "Simulate a deployment under a load. The router, the schedulers, the caches and the scaling are those of a "
+        "cluster; time is virtual, and the time of each step comes from a table. The results are those of `oscine "
+        "bench serve`, which sends the same sessions with equal options and seed. Equal inputs have equal results."
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="deployment file, as of `oscine cluster up`")
+    parser.add_argument(
+        "--steps",
+        metavar="TABLE",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="tables of step times, one per kind of engine",
+    )
+    loads = parser.add_mutually_exclusive_group(required=True)
+    loads.add_argument("--users", type=int, metavar="N", help="sessions in flight, in a closed loop")
+    loads.add_argument("--rate", type=float, metavar="R", help="sessions that begin per second, on average")
+    loads.add_argument("--trace", type=Path, metavar="FILE", help="requests with their times, in Mooncake's format")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
+    add_some(parser.add_argument_group(Simulated.group), options_of(Simulated))
+    for section, names in ((Workload, _OF_WORKLOAD), (Sending, _OF_SENDING), (Reporting, _OF_REPORTING)):
+        group = parser.add_argument_group(section.group)
+        add_some(group, (option for option in options_of(section) if option.name in names))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from oscine.extensions.bench.serve import report, row
+    from oscine.extensions.plan.cli.results import measured_of, row_of
+
+    with ended_by(ValueError, OSError, status=USAGE):
+        asked = Asked.of(vars(args))
+        traffic = asked.traffic()
+    began_s = time.perf_counter()
+    with ended_by(LookupError):  # a step that the tables do not know
+        outcome = asked.simulate(traffic)
+    took_s = time.perf_counter() - began_s
+    measured = measured_of(outcome, asked.arrival, asked.reporting.limits_s())
+    gpus = asked.num_gpus
+    print(f"{args.file}, {asked.model.name}: {asked.load_text}")
+    print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")
+    print("", *_story(outcome, asked.model), sep="\n")
+    print(f"simulated {outcome.duration_s:,.1f} s in {took_s:,.1f} s")
+    if args.output is not None:
+        with ended_by(OSError):
+            row.append(args.output, row_of(measured, outcome, asked))
+    _check(measured)
+
+
+def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
+    """What the engines did, and what became of them."""
+    total, router = outcome.total, outcome.router
+    share = total.prefix_hits / total.prefix_queries if total.prefix_queries else 0.0
+    yield f"{total.steps:,} steps of {len(outcome.engines)} engines; {total.preemptions:,} preemptions"
+    yield f"{share:.1%} of prompt tokens were found in caches; {router.queue_s:,.1f} s of waiting at the router"
+    for change in outcome.changes:
+        yield f"  +{change.time_s:7.1f} s  {change.role}: {change.replicas} replicas: {change.reason}"
+    if outcome.num_moved:
+        yield f"{outcome.num_moved:,} requests went on elsewhere when their replica was gone"
+
+
+def _check(measured: "Measured") -> None:
+    if not measured.measures.num_completed:
+        errors = measured.measures.errors.most_common(1)
+        raise CommandError(f"no request succeeded: {errors[0][0] if errors else 'there was no time'}")

@@ -1,0 +1,37 @@
+"""The results of a simulation in the form of `oscine bench serve`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from oscine.extensions.bench.serve import row
+from oscine.extensions.bench.serve.arrival import Arrival
+from oscine.extensions.bench.serve.measure import Summary, measure
+from oscine.extensions.bench.serve.run import Measured
+from oscine.extensions.plan.cli.asked import Asked
+from oscine.extensions.plan.fleet.simulation import Outcome
+
+
+def measured_of(outcome: Outcome, arrival: Arrival, limits_s: Mapping[str, float]) -> Measured:
+    """The first and the last token of an answer have a time, the others have none: there are no gaps to measure."""
+    found = measure(outcome.records, limits_s)
+    found = replace(found, itl=Summary(*[math.nan] * 6), num_events=found.output_tokens)
+    return Measured(found, arrival, energy_j=None, busy=0.0)
+
+
+def row_of(measured: Measured, outcome: Outcome, asked: Asked) -> row.Row:
+    total, workload = outcome.total, asked.workload
+    load = {"isl": None, "osl": None} if asked.trace is not None else workload.keys()
+    about = {
+        "simulated": True,
+        "seed": asked.simulated.seed,
+        "replicas": len(outcome.engines),
+        "steps": total.steps,
+        "preemptions": total.preemptions,
+        "moved": outcome.num_moved,
+        "refused": outcome.router.refused,
+        "step_times": [f"{one.header.model} {one.header.gpu} {one.header.figures}" for one in asked.tables],
+        "trace": None if asked.trace is None else str(asked.trace),
+    }
+    labels = about | asked.reporting.labels()
+    return row.row_of(measured, asked.model.name, load, asked.num_gpus or 1, labels)

@@ -1,0 +1,38 @@
+"""Which members of a cohort have something to do at which tick."""
+
+import heapq
+
+from oscine.engine.core.request import Request
+
+
+class Ticks:
+    """At most one tick for each request: a later call replaces an earlier one."""
+
+    def __init__(self) -> None:
+        self._tick_of: dict[Request, int] = {}
+        self._due: dict[int, list[Request]] = {}  # those that were moved or removed are still in here
+        self._order: list[int] = []  # a heap of the keys of _due
+
+    def put(self, request: Request, tick: int) -> None:
+        self._tick_of[request] = tick
+        due = self._due.get(tick)
+        if due is None:
+            self._due[tick] = [request]
+            heapq.heappush(self._order, tick)
+        else:
+            due.append(request)
+
+    def remove(self, request: Request) -> None:
+        self._tick_of.pop(request, None)
+
+    def pop(self, tick: int) -> list[Request]:
+        """Those that are due, each once; they have no tick from now on."""
+        due = self._due.pop(tick, ())
+        return [one for one in due if self._tick_of.get(one) == tick and self._tick_of.pop(one) == tick]
+
+    def next(self) -> int | None:
+        """No request is due before this tick; None: none is due at all."""
+        order = self._order
+        while order and order[0] not in self._due:
+            heapq.heappop(order)
+        return order[0] if order else None

@@ -1,0 +1,109 @@
+"""One engine under the virtual clock, and what its process would do: tell the router, take requests, make steps."""
+
+from collections import deque
+from collections.abc import Callable
+
+from oscine.engine.core.due_statistics import INTERVAL_S, DueStatistics
+from oscine.engine.core.loop import EngineLoop
+from oscine.extensions.plan.clock.agenda import Agenda, Clock, ns_of
+from oscine.extensions.plan.engine.cohort_loop import CohortLoop
+from oscine.extensions.plan.fleet.engines import EngineSpec, Way
+from oscine.extensions.plan.fleet.page_news import PageNews
+from oscine.extensions.replicas.routing.fleet import Fleet
+from oscine.extensions.replicas.spec.snapshot import ReplicaReport, ReplicaState
+from oscine.types import Endpoints, EngineStats, GenerationOutput, GenerationRequest, Role
+
+_INTERVAL_NS = ns_of(INTERVAL_S)
+
+
+class Replica:
+    """Its steps end at times of its own clock. The agenda has its next turn, at which what it did is told."""
+
+    def __init__(
+        self, number: int, role: Role, spec: EngineSpec, fleet: Fleet, agenda: Agenda, way: Way = "jumps"
+    ) -> None:
+        """`number`: among all replicas of the simulation."""
+        self.name, self.number, self.role, self.spec = f"{role}-{number}", number, role, spec
+        self.clock = Clock(agenda.clock.ns)
+        self.loop: EngineLoop = spec.loop(self.clock, way)
+        self.num_turns = self.num_jumped = 0
+        self.is_gone = False
+        # Called with each output of a request, and with requests that the engine is too full for.
+        self.deliver: Callable[[Replica, GenerationOutput], None]
+        self.refuse: Callable[[Replica, GenerationRequest], None]
+        self._fleet, self._agenda = fleet, agenda
+        self._jumping = self.loop if way == "jumps" and isinstance(self.loop, CohortLoop) else None
+        self._due = DueStatistics(self.clock)
+        self._news = self.loop.cache.index.events = PageNews(fleet.index, self.name)
+        self._inbox: deque[GenerationRequest] = deque()
+        self._outputs: list[GenerationOutput] = []  # of the step that ends at the next turn
+        self._is_awake = False  # the agenda has a turn of it
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.loop.stats()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has requests, or outputs that nobody has yet."""
+        return self._is_awake and (self.loop.has_work or bool(self._inbox or self._outputs))
+
+    def report(self, state: ReplicaState = "ready") -> ReplicaReport:
+        where = Endpoints(f"virtual://{self.name}")
+        return ReplicaReport(self.spec.info.model, self.role, "", state, where, self.spec.info)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._inbox.append(request)
+        self._wake()
+
+    def end(self) -> dict[str, int]:
+        """It is gone, with all requests that it has. Returns how many tokens of each had been told.
+
+        The step that runs now tells nothing any more.
+        """
+        self.is_gone = True
+        told = {request.request_id: 0 for request in self._inbox}
+        told |= {output.request_id: len(output.token_ids) - 1 for output in self._outputs}
+        in_step = bool(self._outputs) or self.clock.ns > self._agenda.clock.ns
+        for output in self.loop.fail_all("the engine is gone"):
+            told.setdefault(output.request_id, max(0, len(output.token_ids) - in_step))
+        return told
+
+    def _wake(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            self.clock.ns = self._agenda.clock.ns
+            self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)
+
+    def _turn(self) -> None:
+        """A step has ended, or a request came to an idle engine. As EngineServer.run."""
+        if self.is_gone:
+            return
+        loop, outputs = self.loop, self._outputs
+        if outputs:
+            self._outputs = []
+        self._news.flush()
+        if self._due.are_due(has_work=loop.has_work):
+            self._fleet.hear(self.name, loop.stats())
+        for output in outputs:
+            self.deliver(self, output)
+        while self._inbox:
+            request = self._inbox.popleft()
+            if loop.is_full:
+                self.refuse(self, request)
+            else:
+                loop.add(request)
+        if not loop.has_work:
+            self._is_awake = False
+            return
+        self.num_turns += 1
+        if self._jumping is None or not self._jump(self._jumping):
+            self._outputs = loop.step()
+        self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)
+
+    def _jump(self, loop: CohortLoop) -> bool:
+        """Makes steps that change nothing for anybody until statistics are due."""
+        due_ns = ns_of(self._due.told_s) + _INTERVAL_NS
+        num_jumped = loop.jump(min(self._agenda.horizon_ns, due_ns))
+        self.num_jumped += num_jumped
+        return num_jumped > 0

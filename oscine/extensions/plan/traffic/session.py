@@ -1,0 +1,39 @@
+"""What clients ask: sessions of turns, each with a number of tokens and the addresses of its pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oscine.extensions.plan.engine.tokens import Addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    prompt_tokens: int  # the turns before it included
+    max_tokens: int  # to generate
+    addresses: Addresses  # of the pages of prompt and answer
+
+
+_PAGE_BITS, _OWNER_BITS = 24, 39  # the router looks at 8 bytes of an address
+MAX_OWNER = (1 << _OWNER_BITS) - 1
+
+
+def pages(owner: int, first: int, end: int, *, alone: bool = False) -> list[bytes]:
+    """Addresses of pages. `alone`: no other request has such pages, so the owner is another one."""
+    base = (alone << _OWNER_BITS | owner) << _PAGE_BITS
+    return [(base + page).to_bytes(8, "big") for page in range(first, end)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Addresses: first those of pages that others may have too, then those of the owner alone."""
+
+    shared: Sequence[bytes]
+    owner: int
+
+    def __call__(self, first: int, end: int) -> list[bytes]:
+        num_shared = len(self.shared)
+        own = pages(self.owner, max(first, num_shared), end, alone=True) if end > num_shared else []
+        return [*self.shared[first:end], *own]
+
+
+Session = tuple[Turn, ...]  # each turn follows the answer to the one before it

@@ -1,5 +1,6 @@
 """The warm-up runs every variant of the kernels that choose tokens, and leaves no trace in the state."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, row_counts, warm_up
+from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, decode_counts, row_counts, warm_up
 from oscine.model.gpt_oss import GptOss
-from oscine.ops.interface import Sampled, SamplingBatch
+from oscine.ops.attention.triton import decode_tiling
+from oscine.ops.interface import Batch, Sampled, SamplingBatch
+from oscine.ops.qkv.triton import MAX_ROTATED
 from oscine.ops.sample.triton import split_rows
 
 from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run
@@ -25,6 +28,31 @@ def test_every_number_of_rows_finds_its_kernel_compiled(most: int) -> None:
 
     assert splits(list(range(1, most + 1)), True) == splits(sizes_up_to(most), True)
     assert splits(list(range(1, min(most, SAMPLED_AT_ONCE) + 1)), False) == splits(row_counts(most), False)
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+def test_every_number_of_decodes_beside_a_prompt_finds_its_kernel_compiled(kv_heads: int, window: int | None) -> None:
+    def tilings(counts: Iterable[int]) -> set[tuple[tuple[str, int], ...]]:
+        return {tuple(decode_tiling(count, kv_heads, 8, window).items()) for count in counts}
+
+    for most in (1, 2, 3, 7, 64, 511):
+        assert tilings(range(1, most + 1)) == tilings(decode_counts(most))
+
+
+def test_steps_with_decodes_and_prompts_leave_rotation_to_attention_when_they_are_warmed_up() -> None:
+    asked, base = options(max_num_seqs=6), model()
+    steps: set[tuple[int, int]] = set()  # (decodes, tokens) of those with prompts
+
+    def attention(q_TQD: Tensor, kv_pages: Tensor, batch: Batch, *others: object) -> Tensor:
+        if 0 < batch.num_decodes < len(batch.context_lens_S):
+            steps.add((batch.num_decodes, len(q_TQD)))
+        return base.ops.attention(q_TQD, kv_pages, batch, *others)  # type: ignore[arg-type]
+
+    runner = executor(GptOss(base.config, base.weights, replace(base.ops, attention=attention)), asked, 64, 64)
+    warm_up(runner, asked.scheduler.max_num_batched_tokens, (*KERNEL_SAMPLINGS, MASKED))
+    assert {decodes for decodes, _ in steps} == {1, 2, 4}
+    assert all(tokens > MAX_ROTATED for _, tokens in steps)
 
 
 def test_a_warm_executor_answers_like_a_fresh_one() -> None:

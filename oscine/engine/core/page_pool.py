@@ -36,6 +36,7 @@ class Pools:
         self._arenas = [(slots.groups, Arena(slots.count, slots.per_slot)) for slots in memory]
         found = {group: pool for groups, arena in self._arenas for group, pool in zip(groups, arena.pools, strict=True)}
         self._pools = [found[group] for group in range(len(found))]
+        self._are_plain = all(pool.per_slot == 1 for pool in self._pools)  # each page takes a slot
         for group, pool in enumerate(self._pools):
             pool.forget = partial(forget, group)
 
@@ -76,9 +77,10 @@ class Pools:
 
         Each argument has one entry per group. A page is in `released` once per holder that it loses.
         """
+        is_simple = not retained and not released
         for groups, arena in self._arenas:
             num_open = arena.num_open
-            if not retained and not released and num_open >= sum(wanted[group] for group in groups):
+            if is_simple and num_open >= sum([wanted[group] for group in groups]):
                 continue  # a page takes a slot at most
             for group in groups:
                 known = retained[group] if retained else ()
@@ -89,6 +91,8 @@ class Pools:
 
     def allocate(self, counts: Sequence[int]) -> list[list[int]]:
         """`counts` pages of each group; there must be room. Each pool leaves the open slots that the next ones need."""
+        if self._are_plain:
+            return [pool.allocate(count, count) for pool, count in zip(self._pools, counts, strict=True)]
         found: dict[int, list[int]] = {}
         for groups, arena in self._arenas:
             needed = [self._pools[group].slots_for(counts[group]) for group in groups]

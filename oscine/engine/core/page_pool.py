@@ -144,6 +144,16 @@ class Arena:
         pool.evict(slot)
         return slot
 
+    def open_some(self, count: int) -> list[int]:
+        """As open(), several times."""
+        free = self._free
+        slots = [free.pop() for _ in range(min(count, len(free)))]
+        for _ in range(count - len(slots)):
+            slot, pool = (self._cold or self._kept).popitem(last=False)
+            pool.evict(slot)
+            slots.append(slot)
+        return slots
+
     def take(self, slot: int) -> None:
         """A page of this slot is held now."""
         if self._cold.pop(slot, None) is None:
@@ -201,10 +211,9 @@ class PagePool:
         """`count` pages for one holder, for which it may take so many open slots. There must be room."""
         pages: list[int] = []
         if self.per_slot == 1:
-            for _ in range(count):
-                page = self._arena.open()
+            pages = self._arena.open_some(count)
+            for page in pages:
                 self._holders[page] = self._held[page] = 1
-                pages.append(page)
             self.num_used += count
             return pages
         for _ in range(count):
@@ -263,7 +272,8 @@ class PagePool:
             for page in self.cached_in(slot):
                 self._lose(page)
         elif self._indexed[slot]:
-            self._lose(slot)
+            self._indexed[slot] = False
+            self.forget(slot)
 
     def _hold(self, page: int) -> None:
         """The first holder of a page."""

@@ -17,7 +17,9 @@ Handle = Callable[[str, FromPeer], None]  # of the name of the peer
 class Network:
     """Between the engines of a simulation. An engine sends the pages of one reader after those of the other."""
 
-    def __init__(self, agenda: Agenda, latency_s: float, bytes_per_s: float) -> None:
+    def __init__(self, agenda: Agenda, latency_s: float, bytes_per_s: float, host_bytes_per_s: float) -> None:
+        """`host_bytes_per_s`: between an engine and its host."""
+        self.host_bytes_per_s = host_bytes_per_s
         self._agenda, self._latency_ns, self._bytes_per_s = agenda, ns_of(latency_s), bytes_per_s
         self._servers: dict[str, Handle] = {}  # by address
         self._readers: dict[str, Links] = {}  # by name

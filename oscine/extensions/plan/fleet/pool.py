@@ -27,6 +27,7 @@ class Timing:
     drain_s: float = 30.0  # that a replica may go on with its requests before it ends
     message_s: float = 100e-6  # of a message from an engine to another
     bytes_per_s: float = 25e9  # of pages that an engine sends to others
+    host_bytes_per_s: float = 42e9  # of pages between an engine and host memory, in one direction (docs/hardware.md)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,20 @@
 
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from oscine.engine.core.due_statistics import INTERVAL_S, DueStatistics
+from oscine.engine.core.extension import EngineExtension, LoopState, MakeExtension
 from oscine.engine.core.loop import EngineLoop
 from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire.messages import FromPeer
 from oscine.extensions.disaggregation.prefill_service import PrefillService
 from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
+from oscine.extensions.offload.manager import Offload
+from oscine.extensions.offload.page_store import PageStore
 from oscine.extensions.plan.clock.agenda import Agenda, Clock, ns_of
 from oscine.extensions.plan.engine.cohort_loop import CohortLoop
+from oscine.extensions.plan.engine.host_store import HostStore
 from oscine.extensions.plan.engine.peers import Copies, Links, Network
 from oscine.extensions.plan.fleet.engines import EngineSpec, Way
 from oscine.extensions.plan.fleet.page_news import PageNews
@@ -80,17 +85,26 @@ class Replica:
     def _loop(self, way: Way) -> EngineLoop:
         """One that fetches pages of prompts, one that gives them, or one that does neither."""
         spec = self.spec
+        extensions: list[MakeExtension] = [self._offload] if spec.options.cache.kv_offload_bytes else []
         if self.role == "aggregated":
-            return spec.loop(self.clock, way)
+            return spec.loop(self.clock, way, extensions)
         model = spec.info.model
         copies = Copies(self.address, self._network, self.clock, model, spec.groups, spec.memory)
         if self.role == "decode":
             links = Links(self.name, self._network, self.clock, self._wake)
-            return spec.loop(self.clock, way, [lambda loop: RemotePrefills(loop, links, copies, self.clock)])
-        loop = spec.loop(self.clock, way)
+            extensions.append(lambda loop: RemotePrefills(loop, links, copies, self.clock))
+            return spec.loop(self.clock, way, extensions)
+        loop = spec.loop(self.clock, way, extensions)
         self._prefills = PrefillService(loop, copies.endpoint, copies.attend, self.clock)
         self._network.serve(self.address, self._hear)
         return loop
+
+    def _offload(self, loop: LoopState) -> EngineExtension:
+        options = self.spec.options
+        num_bytes, rate = options.cache.kv_offload_bytes or 0, self._network.host_bytes_per_s
+        store = HostStore(self.spec.groups, num_bytes, self.clock, rate)
+        step_tokens = options.scheduler.max_num_batched_tokens
+        return Offload(loop, cast(PageStore, store), step_tokens=step_tokens, clock=self.clock)
 
     def _hear(self, peer: str, question: FromPeer) -> None:
         self._questions.append((peer, question))

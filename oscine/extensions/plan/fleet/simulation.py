@@ -65,13 +65,17 @@ def simulate(
         return runner.run(simulation.run(traffic, failures_s, until_s, Random(seed)))
 
 
+def _network(agenda: Agenda, timing: Timing) -> Network:
+    return Network(agenda, timing.message_s, timing.bytes_per_s, timing.host_bytes_per_s)
+
+
 class Simulation:
     def __init__(
         self, agenda: Agenda, model: ModelSpec, specs: dict[Role, EngineSpec], timing: Timing, way: Way
     ) -> None:
         clock, serving = agenda.clock, model.serving.role
         self.agenda = agenda
-        world = World(agenda, Network(agenda, timing.message_s, timing.bytes_per_s), timing, way)
+        world = World(agenda, _network(agenda, timing), timing, way)
         self.pools = {role.role: Pool(model, role, specs[role.role], world) for role in model.roles}
         fleets = {role: pool.fleet for role, pool in self.pools.items()}
         self.router = ModelRouter(model, fleets[serving], fleets.get("prefill"), clock)

@@ -8,7 +8,6 @@ are made up. Fails beyond --most-s and --most-trace-s of CPU time.
 """
 
 import argparse
-import gc
 import resource
 import sys
 import time
@@ -52,13 +51,9 @@ def simulated(name: str, times: Linear, engines: int, seqs: int, pages: list[int
     spec = EngineSpec(options, groups, apart(pages), LENGTH, StepTable(Header("m", 1, 1, "none", "made up"), times))
     role = RoleSpec("aggregated", options, Replicas(engines, engines))
     model = ModelSpec(("m",), (role,), queue=QueueLimits(200_000, 1e9))
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # nothing here is a cycle
     began_s, cpu_s = time.perf_counter(), time.process_time()
     outcome = simulate(model, {"aggregated": spec}, traffic)
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-    gc.enable()
     found, total = measure(outcome.records), outcome.total
     gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     print(

@@ -58,7 +58,7 @@ class Pool:
         self.role, self.spec, self.fleet = role, spec, Fleet(clock=world.agenda.clock)
         self.changes: list[Change] = []
         self.ended: list[EngineStats] = []  # of replicas that are gone
-        self.num_turns = self.num_jumped = 0  # of these
+        self.num_jumped = 0  # steps of these
         self.on_join: Callable[[Replica], None] = lambda replica: None
         self.on_lose: Callable[[Replica, bool], None]  # and whether it broke; it takes its requests away
         self.num_requests: Callable[[Replica], int]  # that a replica has
@@ -142,7 +142,6 @@ class Pool:
         self._scaled.pop(replica, None)
         self.on_lose(replica, broke)
         self.ended.append(replica.stats)
-        self.num_turns += replica.num_turns
         self.num_jumped += replica.num_jumped
 
     # ---- scaling ----

@@ -39,7 +39,7 @@ class Replica:
         self._network, self._prefills = network, Prefills()
         self._questions: deque[tuple[str, FromPeer]] = deque()  # of engines that want prompts computed
         self.loop: EngineLoop = self._loop(way)
-        self.num_turns = self.num_jumped = 0
+        self.num_jumped = 0  # steps that were made together with others
         self.is_gone = False
         # Called with each output of a request, and with requests that the engine is too full for.
         self.deliver: Callable[[Replica, GenerationOutput], None]
@@ -55,11 +55,6 @@ class Replica:
     @property
     def stats(self) -> EngineStats:
         return self.loop.stats()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it has requests, or outputs that nobody has yet."""
-        return self._is_awake and (self.loop.has_work or bool(self._inbox or self._outputs))
 
     def report(self, state: ReplicaState = "ready") -> ReplicaReport:
         return ReplicaReport(self.spec.info.model, self.role, "", state, Endpoints(self.address), self.spec.info)
@@ -133,11 +128,11 @@ class Replica:
             return
         loop, outputs = self.loop, self._outputs
         if outputs:
-            self._outputs = []
+            outputs, self._outputs = self._prefills.take(outputs), []
         self._news.flush()
         if self._due.are_due(has_work=loop.has_work):
             self._fleet.hear(self.name, loop.stats())
-        for output in self._prefills.take(outputs):
+        for output in outputs:
             self.deliver(self, output)
         self._tend_peers()
         while self._inbox:
@@ -151,7 +146,6 @@ class Replica:
             if (patience_ms := self._prefills.patience_ms) is not None:  # leases are looked at
                 self._agenda.at(self.clock.ns + patience_ms * _NS_OF_MS, self._wake)
             return
-        self.num_turns += 1
         if self._jumping is None or not self._jump(self._jumping):
             self._outputs = loop.step()
         self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)

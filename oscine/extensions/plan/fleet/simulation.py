@@ -20,6 +20,7 @@ from oscine.extensions.replicas.client.followed_models import cluster_options
 from oscine.extensions.replicas.routing.model_router import ModelRouter
 from oscine.extensions.replicas.spec.deployment import ModelSpec
 from oscine.extensions.replicas.spec.snapshot import RouterCounters
+from oscine.system.collector import paused
 from oscine.types import EngineStats, Role
 
 
@@ -60,7 +61,8 @@ def simulate(
     `failures_s`: when a replica that answers requests is lost, chosen by the seed.
     """
     agenda = Agenda()
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(agenda)) as runner:
+    # What lives is many objects and next to no cycles: collections would find little, and take long.
+    with paused(), asyncio.Runner(loop_factory=lambda: VirtualLoop(agenda)) as runner:
         simulation = Simulation(agenda, model, specs, timing or Timing(), way)
         return runner.run(simulation.run(traffic, failures_s, until_s, Random(seed)))
 

@@ -85,8 +85,8 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=72)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--trace", type=Path)
-    parser.add_argument("--most-s", type=float, default=90.0)
-    parser.add_argument("--most-trace-s", type=float, default=10.0)
+    parser.add_argument("--most-s", type=float, default=120.0)
+    parser.add_argument("--most-trace-s", type=float, default=30.0)
     args = parser.parse_args()
     is_quick = True
     if args.requests:

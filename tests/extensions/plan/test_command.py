@@ -113,7 +113,7 @@ def test_a_step_that_was_not_measured_ends_the_simulation(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("kv-offload-bytes: 1GiB", "--kv-offload-bytes is not simulated"),
+        ("kv-offload-bytes: 1GiB, kv-offload-dir: pages", "--kv-offload-dir is not simulated"),
         ("speculative-config: {method: ngram}", "--speculative-config is not simulated"),
     ],
 )

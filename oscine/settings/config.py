@@ -393,6 +393,7 @@ class ServerOptions(Options, group="server"):
         shown="the name of MODEL",
         nargs="+",
         name="served-model-name",
+        rule=("a name with characters", bool),
     )
     api_keys: tuple[str, ...] = option(
         (),

@@ -356,9 +356,8 @@ class EngineOptions(Options, group="development"):
     fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
     fake_token_s: float = option(0.0, "seconds that the fake executor adds per token", "SECONDS", at_least=0)
     fake_steps: str | None = option(None, "table of step times for the fake executor", "FILE", shown="none")
-    # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
     engine_timeout_s: float = option(
-        900.0,
+        900.0,  # a step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of it
         "seconds without a step before a hung engine is started again; 0 disables this",
         "SECONDS",
         name="engine-timeout",

@@ -162,12 +162,12 @@ class Proof(NamedTuple):
 
 
 def prove(seeds: range) -> Proof:
-    """Every load has the same outcome in all three ways."""
+    """Every load has the same outcome with jumps, and every fourth one also without, as in production."""
     num_preemptions = num_jumped = 0
     for seed in seeds:
         load = Load.random(seed)
         expected = run(load, "production")
-        ways: tuple[Way, ...] = ("cohort", "jumps")
+        ways: tuple[Way, ...] = ("jumps",) if seed % 4 else ("cohort", "jumps")
         for way in ways:
             found = run(load, way)
             for what, theirs, ours in zip(Outcome._fields[:3], expected, found, strict=False):

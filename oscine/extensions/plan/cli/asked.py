@@ -31,9 +31,7 @@ class Simulated(Options, group="simulation"):
         shown=f"{_PER_USER} sessions per user; with --rate, the arrivals of {_OPEN_S} seconds; with --trace, all",
         at_least=1,
     )
-    served: str | None = option(
-        None, "which of the models of the deployment gets the requests", "NAME", shown="the only one"
-    )
+    served: str | None = option(None, "model of the deployment that gets the requests", "NAME", shown="the only one")
     gpu_memory: int | None = option(
         None, "memory of a GPU, from which the size of a cache follows", BYTES, shown="the cache of the table", above=0
     )

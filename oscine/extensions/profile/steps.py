@@ -24,7 +24,7 @@ _FILLED_TOKENS = 1 << 18
 
 
 class Times(NamedTuple):
-    """Milliseconds of each step, and of the host alone; joules over all of them if the device counts."""
+    """Milliseconds of each step, and of the host alone; mean watts if the device counts its energy."""
 
     ms: list[float]
     host_ms: list[float]
@@ -42,6 +42,7 @@ class Steps:
 
     @classmethod
     def of(cls, built: BuiltExecutor) -> "Steps":
+        """Limits are those of the executor and of its memory."""
         info, pages = built.info, [0] * len(built.groups)
         for slots in built.slots:
             for group, each in zip(slots.groups, slots.per_slot, strict=True):

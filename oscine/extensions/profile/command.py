@@ -34,8 +34,8 @@ def arguments(parser: Parser) -> None:
     parser.description = (
         "Measure the steps of an engine on this machine, with the options and defaults of `oscine serve` but on one "
         "GPU unless an option says otherwise: decodes, prompts, and both together, at many sizes and contexts. "
-        "`oscine simulate` calculates with the table (JSON lines). Some random steps are left out of it, to say how far "
-        "off it is between its points. `oscine profile import` takes times of single ops on other hardware."
+        "`oscine simulate` calculates with the table (JSON lines). Some random steps are left out of it, to say how "
+        "far off it is between its points. `oscine profile import` takes times of single ops on other hardware."
     )
     parser.add_argument(
         "--model",

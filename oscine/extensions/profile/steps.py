@@ -20,7 +20,7 @@ from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPla
 DROPPED = 3  # steps at the beginning
 _GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 _AHEAD = 1  # steps in flight beside the one that is collected
-_FILLED_TOKENS = 1 << 18
+_FILLED_TOKENS, _FILLING_STEPS = 1 << 18, 128  # at most
 
 
 class Times(NamedTuple):
@@ -97,7 +97,7 @@ class Steps:
             return "random"
         length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
         each = -(-length // self.limits.page_size)
-        count = min(_FILLED_TOKENS // length, *(pages // each for pages in self.limits.pages))
+        count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(pages // each for pages in self.limits.pages))
         for i in range(count):
             pages = [[*range(i * each, (i + 1) * each)] for _ in self.limits.pages]
             tokens = random.Random(i).choices(range(self.built.info.vocab_size), k=length)

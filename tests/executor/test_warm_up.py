@@ -40,19 +40,32 @@ def test_every_number_of_decodes_beside_a_prompt_finds_its_kernel_compiled(kv_he
         assert tilings(range(1, most + 1)) == tilings(decode_counts(most))
 
 
-def test_steps_with_decodes_and_prompts_leave_rotation_to_attention_when_they_are_warmed_up() -> None:
-    asked, base = options(max_num_seqs=6), model()
-    steps: set[tuple[int, int]] = set()  # (decodes, tokens) of those with prompts
+def warmed_steps(max_num_batched_tokens: int) -> set[tuple[int, int]]:
+    """(decodes, tokens) of each step of a warm-up."""
+    chosen, base = options(max_num_seqs=6, max_num_batched_tokens=max_num_batched_tokens), model()
+    steps: set[tuple[int, int]] = set()
 
     def attention(q_TQD: Tensor, kv_pages: Tensor, batch: Batch, *others: object) -> Tensor:
-        if 0 < batch.num_decodes < len(batch.context_lens_S):
-            steps.add((batch.num_decodes, len(q_TQD)))
+        steps.add((batch.num_decodes, len(q_TQD)))
         return base.ops.attention(q_TQD, kv_pages, batch, *others)  # type: ignore[arg-type]
 
-    runner = executor(GptOss(base.config, base.weights, replace(base.ops, attention=attention)), asked, 64, 64)
-    warm_up(runner, asked.scheduler.max_num_batched_tokens, (*KERNEL_SAMPLINGS, MASKED))
-    assert {decodes for decodes, _ in steps} == {1, 2, 4}
-    assert all(tokens > MAX_ROTATED for _, tokens in steps)
+    runner = executor(GptOss(base.config, base.weights, replace(base.ops, attention=attention)), chosen, 64, 64)
+    warm_up(runner, max_num_batched_tokens, (*KERNEL_SAMPLINGS, MASKED))
+    return steps
+
+
+def test_steps_with_decodes_and_prompts_leave_rotation_to_attention_when_they_are_warmed_up() -> None:
+    mixed = {(decodes, tokens) for decodes, tokens in warmed_steps(256) if 0 < decodes < tokens}
+    assert {decodes for decodes, _ in mixed} == {1, 2, 4}
+    assert all(tokens > MAX_ROTATED for _, tokens in mixed)
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [6, 7, 64, 130])
+def test_no_step_of_a_warm_up_has_more_tokens_than_a_step_may_have(max_num_batched_tokens: int) -> None:
+    """Ranks have buffers for as many."""
+    steps = warmed_steps(max_num_batched_tokens)
+    assert max(tokens for _, tokens in steps) == max_num_batched_tokens
+    assert any(0 < decodes < tokens for decodes, tokens in steps)
 
 
 def test_a_warm_executor_answers_like_a_fresh_one() -> None:

@@ -40,7 +40,9 @@ def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Seq
     for tokens in _sizes(max_num_batched_tokens):
         executor.execute(prompts(executor, tokens))
     for count in decode_counts(executor.max_num_seqs - 1):
-        executor.execute(_step(executor, [1] * count + [min(_CHUNK, executor.memory.max_model_len - 1)], GREEDY))
+        chunk = min(_CHUNK, executor.memory.max_model_len - 1, max_num_batched_tokens - count)
+        if chunk > 1:
+            executor.execute(_step(executor, [1] * count + [chunk], GREEDY))
     few = min(executor.max_num_seqs, 3)
     for sampling in samplings:
         for count in row_counts(executor.max_num_seqs) if sampling in KERNEL_SAMPLINGS else {1, few}:

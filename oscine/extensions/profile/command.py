@@ -134,10 +134,10 @@ def _engine(config: Config) -> "Iterator[tuple[Engine, str, str, tuple[Any, ...]
     if count > 1:
         if not config.server.enable_expert_parallel:
             raise ValueError("engines that share nothing have the step times of one: leave --data-parallel-size out")
-        from oscine.extensions.profile.group import EngineGroup
+        from oscine.extensions.profile.group import SharingEngines
         from oscine.settings.devices import engines_of
 
-        group = EngineGroup(engines_of(config, Environment().num_gpus))
+        group = SharingEngines(engines_of(config, Environment().num_gpus))
         try:
             yield group, group.model, group.kv_filled, ()
         finally:

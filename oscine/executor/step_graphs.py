@@ -24,23 +24,27 @@ class StepGraphs:
     @property
     def sizes(self) -> GraphSizes:
         """Of the CUDA graphs."""
-        return GraphSizes(tuple(self._followed_graphs.sizes), tuple(self.prompts.sizes))
+        return GraphSizes(tuple(self._followed_graphs.sizes), tuple(self.prompts.sizes), self.prompts.room)
 
     @torch.inference_mode()
     def run_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
         """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
-        self.prompts.run_eagerly(prompt_sizes)
+        self.prompts.run_eagerly(prompt_sizes, self._room(decode_sizes))
         self._followed_graphs.run_eagerly(decode_sizes)
 
     def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
         """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
         most = self._state.padding_slot
         pool = torch.cuda.graph_pool_handle()
-        self.prompts.capture(prompt_sizes, pool)
+        self.prompts.capture(prompt_sizes, self._room(decode_sizes), pool)
         self._followed_graphs.capture(decode_sizes, pool)
         if self._has_head:
             plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
             self._plain_graphs.capture(plain, pool)
+
+    def _room(self, decode_sizes: list[int]) -> int:
+        """Sequences of a prompt graph: those of the largest decode graph."""
+        return max(decode_sizes, default=self._state.padding_slot)
 
     def record(self, most_bytes: int = MAX_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Writes page 0. Raises

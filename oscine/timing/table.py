@@ -64,7 +64,8 @@ class Header:
     @property
     def graphs(self) -> GraphSizes:
         """Sizes of the CUDA graphs that the measured engine had."""
-        return GraphSizes(tuple(self.decode_graphs), tuple(self.prompt_graphs))
+        decode = tuple(self.decode_graphs)
+        return GraphSizes(decode, tuple(self.prompt_graphs), max(decode, default=self.max_num_seqs))
 
 
 @dataclass(frozen=True, slots=True)

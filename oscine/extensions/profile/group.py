@@ -61,7 +61,8 @@ def _failed(error: ForkError) -> ValueError:
 
 def _limits(values: list[Any]) -> Limits:
     limits = Limits(*values)
-    graphs = GraphSizes(*map(tuple, limits.graphs))
+    decode, prompts, room = limits.graphs
+    graphs = GraphSizes(tuple(decode), tuple(prompts), room)
     return limits._replace(pages=tuple(limits.pages), windows=tuple(limits.windows), graphs=graphs)
 
 

@@ -115,10 +115,15 @@ def _find_sequence(starts_ptr, lens_ptr, tile, first_sequence, num_sequences):
 
 @gluon.jit
 def _produce(
-    cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counter_ptr, table_stride, first_sequence,
-    num_sequences, num_tiles,
+    cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counts_ptr, counter_ptr, table_stride,
+    first_sequence, num_sequences, num_tokens,
 ):  # fmt: skip
     gdc_wait()
+    if counts_ptr is not None:
+        first_sequence = gl.load(counts_ptr)
+        num_sequences = gl.load(counts_ptr + 1)
+    # A bound that needs nothing but sizes: each sequence may begin a tile.
+    num_tiles = (num_tokens - first_sequence) // (TOKENS * CONSUMERS) + (num_sequences - first_sequence)
     at = 0  # blocks so far
     number = 0  # tiles so far
     index = gl.program_id(0)
@@ -404,7 +409,7 @@ def _by_row(x_M, like):
     return gl.convert_layout(x_M, gl.SliceLayout(1, like.type.layout), assert_trivial=True)
 
 
-@gluon.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tiles"])
+@gluon.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tokens"])
 def prefill_kernel(
     queries,
     angles,
@@ -413,12 +418,13 @@ def prefill_kernel(
     table_ptr,
     starts_ptr,
     lens_ptr,
+    counts_ptr,
     sinks_ptr,
     counter_ptr,
     table_stride,
     first_sequence,
     num_sequences,
-    num_tiles,
+    num_tokens,
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
@@ -427,8 +433,8 @@ def prefill_kernel(
 ):
     """Writes out [tokens, KV_HEADS * HEADS, HEAD_DIM] bfloat16, for the sequences from first_sequence on.
 
-    Grid: at most num_tiles * KV_HEADS programs. num_tiles is a bound that needs no device data: tokens of these
-    sequences // (CONSUMERS * TOKENS), and one more per sequence. counter: int32, 0 before and after.
+    Any grid of programs that run together. counts: of Batch, or None; then they are first_sequence and num_sequences.
+    counter: int32, 0 before and after.
 
     Descriptors: queries [tokens, KV_HEADS * HEADS, HEAD_DIM] and pages [pages, 2, KV_HEADS, PAGE, HEAD_DIM], bfloat16;
     angles float32 [positions, HEAD_DIM], cosines then sines, or None if queries are rotated already. WINDOW 0 is full
@@ -453,8 +459,8 @@ def prefill_kernel(
         mbarrier.init(shared.full.index(stage), count=1)
         mbarrier.init(shared.empty.index(stage), count=CONSUMERS)
     produced = (
-        cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counter_ptr, table_stride, first_sequence,
-        num_sequences, num_tiles,
+        cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counts_ptr, counter_ptr, table_stride,
+        first_sequence, num_sequences, num_tokens,
     )  # fmt: skip
     rotated: gl.constexpr = angles is None
     gl.warp_specialize(

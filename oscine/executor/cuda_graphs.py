@@ -20,7 +20,7 @@ Each token of padding stands at position 0. So it writes the padding page, and a
 a step samples after the replay, while the GPU still computes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,13 +58,13 @@ class DecodeGraphs:
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def run_eagerly(self, sizes: list[int]) -> None:
+    def run_eagerly(self, sizes: Sequence[int]) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory."""
         for size in sorted(sizes, reverse=True):
             self._choose(self._forward(self._blank(size)))
 
     @torch.inference_mode()
-    def capture(self, sizes: list[int], pool: Any = None) -> None:
+    def capture(self, sizes: Sequence[int], pool: Any = None) -> None:
         """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled.
 
         `pool`: torch's handle of the memory of other graphs, which run at other times.
@@ -140,14 +140,14 @@ class PromptGraphs:
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def run_eagerly(self, sizes: list[int], room: int) -> None:
+    def run_eagerly(self, sizes: Sequence[int], room: int) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory. Writes the padding page."""
         self.room = room
         for size in sorted(sizes, reverse=True):
             self._forward(self._blank(size))
 
     @torch.inference_mode()
-    def capture(self, sizes: list[int], room: int, pool: Any = None) -> None:
+    def capture(self, sizes: Sequence[int], room: int, pool: Any = None) -> None:
         """`sizes`: numbers of tokens. `room`: for sequences. `pool`: as in DecodeGraphs. All kernels must be
         compiled."""
         assert not self._captured

@@ -27,24 +27,20 @@ class StepGraphs:
         return GraphSizes(tuple(self._followed_graphs.sizes), tuple(self.prompts.sizes), self.prompts.room)
 
     @torch.inference_mode()
-    def run_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
+    def run_eagerly(self, sizes: GraphSizes) -> None:
         """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
-        self.prompts.run_eagerly(prompt_sizes, self._room(decode_sizes))
-        self._followed_graphs.run_eagerly(decode_sizes)
+        self.prompts.run_eagerly(sizes.prompts, sizes.room)
+        self._followed_graphs.run_eagerly(sizes.decode)
 
-    def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
-        """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
+    def capture(self, sizes: GraphSizes) -> None:
+        """CUDA graphs of decode steps and of steps with prompts, the larger ones first."""
         most = self._state.padding_slot
         pool = torch.cuda.graph_pool_handle()
-        self.prompts.capture(prompt_sizes, self._room(decode_sizes), pool)
-        self._followed_graphs.capture(decode_sizes, pool)
+        self.prompts.capture(sizes.prompts, sizes.room, pool)
+        self._followed_graphs.capture(sizes.decode, pool)
         if self._has_head:
-            plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
+            plain = [size for size, below in zip(sizes.decode, (0, *sizes.decode), strict=False) if below < most]
             self._plain_graphs.capture(plain, pool)
-
-    def _room(self, decode_sizes: list[int]) -> int:
-        """Sequences of a prompt graph: those of the largest decode graph."""
-        return max(decode_sizes, default=self._state.padding_slot)
 
     def record(self, most_bytes: int = MAX_BYTES) -> None:
         """From now on decode steps are recorded C calls: on a CPU, with native ops. Writes page 0. Raises

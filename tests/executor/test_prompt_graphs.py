@@ -142,7 +142,7 @@ def test_kernels_find_the_same_probabilities_in_graphs(
         for n in lengths
     ]
     found = run(build_engine(asked).loop, *requests)
-    assert len({size for _, size in replayed}) > 3
+    assert len({size for _, size in replayed}) > (3 if max_num_seqs == 6 else 1)
     count = len(replayed)
     expected = run(build_engine(replace(asked, cuda_graphs=False)).loop, *requests)
     assert len(replayed) == count

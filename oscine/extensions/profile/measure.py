@@ -14,7 +14,7 @@ _MOST, _FEWEST, _PASS_S = 8, 2, 0.5  # samples of a pass: as many as take so lon
 _WATTS_S, _WATTS_POINTS = 1.0, 25
 _PLAN_S, _TOKEN_S = 2e-5, 1e-7  # of a sequence in a plan, and of a token that a sequence comes with, about
 _COUNT = DROPPED + _MOST  # steps of a pass, at most
-_FAR, _FEW_TOKENS = 16384, 64  # context and tokens of steps that tell what a context costs
+_FAR, _FAR_TOKENS = 16384, 1024  # context and tokens of steps that tell what a context costs
 _TIMED_CONTEXT = 8  # of DecodeTimes
 
 
@@ -99,7 +99,7 @@ class _Cost:
         page = limits.page_size
         tokens = max(1, min(limits.step_tokens, limits.max_model_len - 1 - steps))
         far = min(_FAR, (limits.max_model_len - tokens) // 2, limits.pages[0] * page // 2) // page * page
-        few = max(2, min(tokens, _FEW_TOKENS))
+        few = max(2, min(tokens, _FAR_TOKENS))
 
         def took_s(shape: Shape) -> float:
             return median(engine.measure(shape, steps).ms) / 1e3 if shape.fits(limits, steps) else 0.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.test_repository import ROOT
 
 ROOMS = ("api", "chat", "cli", "engine", "engine_process", "executor", "llm", "model", "ops", "system", "web")
-_LEFT_OUT = shutil.ignore_patterns(".*", "runs", "__pycache__", "node_modules", "*.egg-info")
+_LEFT_OUT = shutil.ignore_patterns(".*", "runs", "node_modules", "*.egg-info")
 
 
 def left_out(folder: str, names: list[str]) -> set[str]:

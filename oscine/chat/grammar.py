@@ -229,11 +229,11 @@ class _Envelope:
         """The rules of `call`."""
         rules = []
         for i, tool in enumerate(self._tools):
-            arguments = "TEXT"
+            arguments, format = "TEXT", "json" if tool.input is None else '" code"'
             if self._required or tool.strict:
                 arguments = self._part(f"arguments_{i}", arguments_format(tool))
             to = f"to={NAMESPACE}.{tool.name}"
-            rules.append(_call(f"call_{i}", to, ("commentary",), f"json <|message|> {arguments}"))
+            rules.append(_call(f"call_{i}", to, ("commentary",), f"{format} <|message|> {arguments}"))
         for i, recipient in enumerate(self._others):
             rules.append(_call(f"other_{i}", f"to={recipient}", ("analysis", "commentary"), "format <|message|> TEXT"))
         names = [rule.partition(":")[0] for rule in rules]
@@ -244,8 +244,12 @@ class _Envelope:
         return f"@{name}"
 
 
-def arguments_format(tool: FunctionTool) -> JsonFormat:
-    """The form of constrained arguments of a call: an object, whatever type the schema names."""
+def arguments_format(tool: FunctionTool) -> TextFormat:
+    """The form of constrained arguments of a call: text of the tool's grammar, or an object, whatever type the schema
+    names."""
+    if tool.input is not None:
+        definition = tool.input.definition
+        return LarkFormat(definition) if tool.input.syntax == "lark" else RegexFormat(definition)
     schema = {"additionalProperties": False} if tool.parameters is None else tool.parameters
     return JsonFormat({**schema, "type": "object"}, lenient=not tool.strict)
 

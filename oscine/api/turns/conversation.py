@@ -1,10 +1,11 @@
 """From the messages and tools of a request to a Conversation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import asdict
 
 from oscine.api.common.errors import invalid, unsupported
+from oscine.api.common.record import current, plain_word
 from oscine.api.serving.formats import Calls, response_schema
 from oscine.api.serving.schemas import (
     AllowedToolsChoice,
@@ -23,6 +24,7 @@ from oscine.chat.effort import Effort, model_effort
 from oscine.chat.tools import validate_tools
 
 _TEXT_PARTS = ("text", "refusal")
+_MAX_NOTED = 16  # types of tools that are left out
 
 
 def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = CHAT) -> chat.Conversation:
@@ -92,6 +94,13 @@ def refuse_tools(types: Sequence[str]) -> None:
     """
     if types:
         raise unsupported("tools[0].type", f"this server has no tool of type {types[0]!r}, and there is no other")
+
+
+def leave_out(types: Iterable[str]) -> None:
+    """Notes the types of tools that are left out, for the header of the response and for the log."""
+    record = current.get()
+    if record is not None:
+        record.tools_left_out = tuple(dict.fromkeys(map(plain_word, types)))[:_MAX_NOTED]
 
 
 def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:

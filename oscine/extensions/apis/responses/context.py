@@ -137,7 +137,7 @@ def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
     kept, left = [], most_bytes
     for message in reversed(said):
         if message.role in ("system", "developer"):
-            kept.append(message)
+            kept += [message] if message.content else []
         elif message.role == "user" and left > 0 and not message.content.startswith(COMPACTED):
             size = len(message.content.encode("utf-8", "surrogatepass"))
             kept.append(message if size <= left else replace(message, content=bounded(message.content, left // 4)))

@@ -4,6 +4,7 @@ This module knows every type of item that a client may send back. Stored items a
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -13,10 +14,9 @@ from oscine.api.common.errors import invalid
 from oscine.api.serving.schemas import ContentPart, content_text, convert
 from oscine.api.turns.attachments import described, result_text
 from oscine.chat import messages as chat
-from oscine.chat.tools import ModelNames
-from oscine.extensions.apis.responses.hosted import HOSTED, HostedCall, HostedItem
 from oscine.extensions.apis.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
-from oscine.extensions.apis.responses.tools import words_of
+from oscine.extensions.apis.responses.tools import ClientTools, words_of
+from oscine.extensions.apis.responses.typed.hosted import HOSTED, HostedCall, HostedItem
 from oscine.extensions.apis.responses.view import Object, unsealed
 
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
@@ -24,6 +24,7 @@ _INSTEAD = {
     "configuration_update": "; set 'reasoning' and 'text' of the request",
     "compaction_trigger": "; POST /v1/responses/compact compacts a conversation",
 }
+_WITH_TOOLS = ("additional_tools", "tool_search_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
@@ -138,7 +139,7 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
 def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str]]:
     """The tools in the items, each with its path in the parameter `where`."""
     for i, item in enumerate(items):
-        if item["type"] in ("additional_tools", "tool_search_output"):
+        if item["type"] in _WITH_TOOLS:
             tools = convert(item, _NewTools, f"{where}[{i}]").tools
             yield from ((tool, f"{where}[{i}].tools[{j}]") for j, tool in enumerate(tools))
 
@@ -158,9 +159,10 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
 class ItemHistory:
     """Joins items to messages: consecutive items of the model are one message."""
 
-    def __init__(self, names: ModelNames) -> None:
-        """`names`: of functions, also of those that are no longer among the tools."""
-        self._names = names
+    def __init__(self, tools: ClientTools) -> None:
+        """`tools`: their names are also those of functions that are no longer among them."""
+        self._tools, self._names = tools, tools.names
+        self._declared: set[str] = set()  # functions that were found
         self._messages: list[chat.Message] = []
         self._reasoning: str | None = None
         self._content: str | None = None
@@ -198,7 +200,9 @@ class ItemHistory:
                 self._call(made, made.arguments)
             case "custom_tool_call":
                 custom = convert(item, _CustomCall, where)
-                self._call(custom, msgspec.json.encode({"input": custom.input}).decode())
+                raw = self._tools.takes_text(custom.name, custom.namespace)
+                text = custom.input if raw else msgspec.json.encode({"input": custom.input}).decode()
+                self._call(custom, text, raw=raw)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(convert(item, _CallOutput, where), where)
             case "code_interpreter_call":
@@ -218,6 +222,21 @@ class ItemHistory:
                 self._consent(convert(item, _McpConsent, where), where)
             case kind if kind in HOSTED:
                 self._hosted(convert(item, HOSTED[kind], where), where)
+        if item["type"] in _WITH_TOOLS:
+            self._find_tools(convert(item, _NewTools, where).tools, f"{where}.tools")
+
+    def _find_tools(self, tools: list[Object], where: str) -> None:
+        """Declares tools where the conversation has them: with the message that found them, or by themselves."""
+        new = tuple(
+            {tool.name: tool for tool in self._tools.found(tools, where) if tool.name not in self._declared}.values()
+        )
+        self._declared.update(tool.name for tool in new)
+        self._flush()
+        last = self._messages[-1] if self._messages else None
+        if new and last is not None and last.role == "tool" and not last.builtin:
+            self._messages[-1] = replace(last, tools=(*last.tools, *new))
+        elif new:
+            self._messages.append(chat.Message("developer", tools=new))
 
     def _flush(self) -> None:
         """Ends the current message of the model."""
@@ -251,10 +270,10 @@ class ItemHistory:
         self._flush()
         self._messages.append(chat.Message("user", COMPACTED + summary))
 
-    def _call(self, call: _Call, arguments: str) -> None:
+    def _call(self, call: _Call, arguments: str, *, raw: bool = False) -> None:
         self._call_ids.add(call.call_id)
         name = self._names.seen(*words_of(call.name, call.namespace))
-        self._calls.append(chat.ToolCall(call.call_id, name, arguments))
+        self._calls.append(chat.ToolCall(call.call_id, name, arguments, raw))
 
     def _output(self, output: _CallOutput, where: str) -> None:
         if output.call_id is None and output.name is None:

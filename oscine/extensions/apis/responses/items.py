@@ -36,6 +36,7 @@ from oscine.chat.toolbox import (
 )
 from oscine.extensions.apis.responses.events import ResponseEvents
 from oscine.extensions.apis.responses.tools import ClientTools
+from oscine.extensions.apis.responses.typed.tools import TypedTool
 from oscine.extensions.apis.responses.view import Object
 
 Status = Literal["completed", "incomplete", "failed"]
@@ -212,6 +213,20 @@ class FunctionCallItem(Item):
         super().end(status)
 
 
+class TextCallItem(Item):
+    """A call of a custom tool whose input the model writes as it is."""
+
+    kind = "custom_tool_call"
+
+    def add(self, text: str) -> None:
+        self.item["input"] += text
+        self.emit("custom_tool_call_input.delta", delta=text)
+
+    def end(self, status: Status) -> None:
+        self.emit("custom_tool_call_input.done", input=self.item["input"])
+        super().end(status)
+
+
 class CustomCallItem(Item):
     """The model writes JSON, and the client gets the text in it. So the text comes in one piece."""
 
@@ -226,6 +241,28 @@ class CustomCallItem(Item):
         if self.item["input"]:
             self.emit("custom_tool_call_input.delta", delta=self.item["input"])
         self.emit("custom_tool_call_input.done", input=self.item["input"])
+        super().end(status)
+
+
+class TypedCallItem(Item):
+    """A call of a tool that has items of its own. Its arguments come in one piece, except for commands."""
+
+    def __init__(self, events: ResponseEvents, index: int, tool: TypedTool, call_id: str) -> None:
+        self.kind = tool.call
+        self._tool, self._written = tool, ""
+        arguments = {tool.argument: tool.arguments("")}
+        super().__init__(events, index, call_id=call_id, **arguments, **tool.more)
+
+    def add(self, text: str) -> None:
+        self._written += text
+
+    def end(self, status: Status) -> None:
+        made = self.item[self._tool.argument] = self._tool.arguments(self._written)
+        for i, command in enumerate(made["commands"] if self.kind == "shell_call" else ()):
+            place = {"output_index": self._index, "command_index": i}
+            self._events.add("response.shell_call_command.added", command="", **place)
+            self._events.add("response.shell_call_command.delta", delta=command, **place)
+            self._events.add("response.shell_call_command.done", command=command, **place)
         super().end(status)
 
 
@@ -433,11 +470,14 @@ class OutputItems:
 
     def _begin_call(self, begin: ToolCallBegin) -> None:
         tool = self._tools.named(begin.name)
+        if tool.typed is not None:
+            self._begin(TypedCallItem, tool=tool.typed, call_id=begin.id)
+            return
         named: Object = {"call_id": begin.id, "name": tool.name}
         if tool.namespace is not None:
             named["namespace"] = tool.namespace
         if tool.custom:
-            self._begin(CustomCallItem, **named, input="")
+            self._begin(TextCallItem if tool.function.input else CustomCallItem, **named, input="")
         else:
             self._begin(FunctionCallItem, **named, arguments="")
 

@@ -1,7 +1,7 @@
 """From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -14,7 +14,7 @@ from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_na
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
-from oscine.api.turns.conversation import refuse_tools
+from oscine.api.turns.conversation import leave_out, refuse_tools
 from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
@@ -25,7 +25,7 @@ from oscine.extensions.apis.responses.items import new_id
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.extensions.apis.responses.schemas import ResponseRequest
 from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
-from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, repeated
+from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, left_out
 from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
 
 _MAX_REFERENCES = 8192  # to stored items; each is looked up by itself
@@ -73,8 +73,8 @@ class ResponsePlan:
     def _conversation(self, date: str, memory: ReasoningMemory) -> Conversation:
         body, hidden = self.body, self._allowed.choice == "none"
         talk = Conversation(
-            messages=self.messages,
-            tools=() if hidden else self.tools.functions,
+            messages=tuple(replace(said, tools=()) for said in self.messages) if hidden else self.messages,
+            tools=() if hidden else self.tools.declared,
             response_schema=_text_format(body)[1],
             reasoning_effort=model_effort(body.reasoning.effort if body.reasoning else None),
             current_date=date,
@@ -142,7 +142,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         items = input_items(body.input, found)
         earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
-        history = ItemHistory(tools.names)
+        history = ItemHistory(tools)
         for given, response in zip(before, kept, strict=True):
             history.add(given, {}, "previous_response_id")
             history.add(response.response.output, response.calls, "previous_response_id")
@@ -157,8 +157,10 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
-    if body.tool_choice in (None, "auto") and not repeated(body.tools or (), toolbox.names):
-        refuse_tools([str(tool.get("type")) for tool in body.tools or ()])
+    lacking = left_out(body.tools or (), toolbox.names)
+    if body.tool_choice != "none" and len(lacking) == len(body.tools or ()):
+        refuse_tools(lacking)
+    leave_out(lacking)
     listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),

@@ -41,6 +41,9 @@ class ContentPart(Struct, gc=False):
     image_url: Annotated[Any, about("A picture in a tool's result; the model reads what was there.")] = None
     file: Annotated[Any, about("A file in a tool's result; text is read as text.")] = None
     input_audio: Annotated[Any, about("Sound in a tool's result; the model reads what was there.")] = None
+    tool_name: Annotated[str | None, about("A function that was found, in a `tool_reference` of a tool's result.")] = (
+        None
+    )
 
 
 def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], where: str) -> str:
@@ -57,12 +60,22 @@ def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], wh
 def part_text(part: Any, kinds: Collection[str], where: str) -> str:
     """The text of a ContentPart, or of a record like it."""
     if part.type not in kinds:
-        raise invalid(f"{where}.type", f"the model reads text, not {part.type!r}")
+        raise not_read(part.type, f"{where}.type")
     field = "refusal" if part.type == "refusal" else "text"
     text: str | None = getattr(part, field)
     if text is None:
         raise invalid(f"{where}.{field}", f"a part of type {part.type!r} needs it")
     return text
+
+
+def not_read(kind: str, where: str) -> APIError:
+    """For what a user shows. Clients search the message for these words, and go on without the picture or document."""
+    known = ""
+    if kind in ("image", "image_url", "input_image"):
+        known = "Could not process image. The image data you provided does not represent a valid image: "
+    elif kind in ("document", "file", "input_file"):
+        known = f"Could not process {kind}. The PDF specified was not valid: "
+    return invalid(where, f"{known}the model reads text, not {kind!r}")
 
 
 class FunctionCall(Struct, gc=False):
@@ -104,6 +117,9 @@ class Function(Struct):
 class Tool(Struct):
     type: Annotated[str, about("`function`; tools of other types are left out.")]
     function: Annotated[Function | None, about("The function.")] = None
+    defer_loading: Annotated[
+        bool | None, about("True declares it only where a tool's result refers to it, so that prefixes stay cached.")
+    ] = None
 
 
 class NamedFunction(Struct):

@@ -9,10 +9,13 @@ import json
 import mimetypes
 import re
 from binascii import a2b_qp
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from oscine.api.common.errors import invalid
+from oscine.api.serving.schemas import ContentPart, content_text
 
 Part = Mapping[str, Any]  # of a message or of a result, in any API's form
 
@@ -34,6 +37,16 @@ def result_text(content: str | Iterable[Part] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def said_text(content: str | Sequence[ContentPart] | None, where: str, after_result: bool) -> str:
+    """What a user says. `after_result`: the message follows the result of a tool, so what it shows is from the tool.
+
+    Raises APIError for what a user shows.
+    """
+    if after_result and content is not None and not isinstance(content, str):
+        return result_text(map(asdict, content), where)
+    return content_text(content, _TEXTS, where)
 
 
 def _part_text(part: Part, where: str) -> str:

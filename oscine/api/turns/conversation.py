@@ -1,6 +1,7 @@
 """From the messages and tools of a request to a Conversation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from msgspec.structs import asdict
 
@@ -17,7 +18,7 @@ from oscine.api.serving.schemas import (
     Tool,
     content_text,
 )
-from oscine.api.turns.attachments import result_text
+from oscine.api.turns.attachments import result_text, said_text
 from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
@@ -30,13 +31,33 @@ _MAX_NOTED = 16  # types of tools that are left out
 def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = CHAT) -> chat.Conversation:
     """Raises APIError that names the parameter, for all that cannot be honoured."""
     tools = function_tools(request.tools, dialect.longest_name)
+    hidden = request.tool_choice == "none"
+    waiting = {} if hidden else _deferred(request.tools or (), tools)
+    messages = chat_messages(request.messages)
     return chat.Conversation(
-        messages=chat_messages(request.messages),
-        tools=() if request.tool_choice == "none" else tools,
+        messages=tuple(_with_found(request.messages, messages, dict(waiting))) if waiting else messages,
+        tools=() if hidden else tuple(tool for tool in tools if tool.name not in waiting),
         response_schema=response_schema(request.response_format),
         reasoning_effort=model_effort(_effort(request)),
         current_date=date,
     )
+
+
+def _deferred(given: Sequence[Tool], tools: Sequence[chat.FunctionTool]) -> dict[str, chat.FunctionTool]:
+    """The functions that are declared where they are found; none if no other function could find them."""
+    names = {tool.function.name for tool in given if tool.function is not None and tool.defer_loading}
+    return {tool.name: tool for tool in tools if tool.name in names} if len(names) < len(tools) else {}
+
+
+def _with_found(
+    given: Sequence[Message], said: Sequence[chat.Message], waiting: dict[str, chat.FunctionTool]
+) -> Iterator[chat.Message]:
+    """The messages `said` for those that were `given`, each with the functions that are first found in it."""
+    for message, made in zip(given, said, strict=True):
+        parts = message.content if made.role == "tool" and isinstance(message.content, list) else ()
+        names = dict.fromkeys(part.tool_name for part in parts if part.type == "tool_reference")
+        found = tuple(waiting.pop(name) for name in names if name in waiting)
+        yield replace(made, tools=found) if found else made
 
 
 def _effort(request: ChatCompletionRequest) -> Effort | None:
@@ -86,36 +107,37 @@ def function_tools(tools: list[Tool] | None, longest_name: int) -> tuple[chat.Fu
     return tuple(functions)
 
 
-def refuse_tools(types: Sequence[str]) -> None:
-    """Raises APIError for tools of a request that has no other tools, and of which none is known here.
+def leave_out(lacking: Sequence[str], num_others: int, choice: object) -> None:
+    """Notes the types of tools that this server lacks, for a header of the response and for the log.
 
-    Without them the model would make up what they find. Beside other tools they are left out: clients name those of
-    their vendor without knowing whether a server has them.
+    Clients name tools of their vendor without knowing whether a server has them, so these are left out beside others.
+    Raises APIError where there are no others, unless the `choice` is "none": the model would make up what they find.
     """
-    if types:
-        raise unsupported("tools[0].type", f"this server has no tool of type {types[0]!r}, and there is no other")
-
-
-def leave_out(types: Iterable[str]) -> None:
-    """Notes the types of tools that are left out, for the header of the response and for the log."""
+    if lacking and not num_others and choice != "none":
+        param = "tools[0].type" if choice in (None, "auto") else "tool_choice"
+        raise unsupported(param, f"this server has no tool of type {lacking[0]!r}, and there is no other")
     record = current.get()
-    if record is not None:
-        record.tools_left_out = tuple(dict.fromkeys(map(plain_word, types)))[:_MAX_NOTED]
+    if record is not None and lacking:
+        record.tools_left_out = tuple(dict.fromkeys(map(plain_word, lacking)))[:_MAX_NOTED]
 
 
 def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
     if not messages:
         raise invalid("messages", "there must be one at least")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+    before = (None, *(message.role for message in messages))
+    pairs = enumerate(zip(messages, before, strict=False))
+    return tuple(_message(message, f"messages[{i}]", after_result=role == "tool") for i, (message, role) in pairs)
 
 
-def _content(message: Message, where: str) -> str:
+def _content(message: Message, where: str, *, after_result: bool) -> str:
+    if message.role == "user":
+        return said_text(message.content, where, after_result)
     if message.role == "tool" and isinstance(message.content, list):
         return result_text(map(asdict, message.content), where)
     return content_text(message.content, _TEXT_PARTS, where)
 
 
-def _message(message: Message, where: str) -> chat.Message:
+def _message(message: Message, where: str, *, after_result: bool) -> chat.Message:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         raise invalid(f"{where}.tool_calls", "only assistant messages have calls")
@@ -125,7 +147,7 @@ def _message(message: Message, where: str) -> chat.Message:
         raise invalid(f"{where}.content", f"a {message.role} message needs it")
     return chat.Message(
         role=message.role,
-        content=_content(message, f"{where}.content"),
+        content=_content(message, f"{where}.content", after_result=after_result),
         reasoning=message.reasoning or message.reasoning_content,
         tool_calls=tuple(chat.ToolCall(c.id, c.function.name, c.function.arguments) for c in calls),
         tool_call_id=message.tool_call_id,

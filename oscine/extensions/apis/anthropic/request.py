@@ -13,7 +13,10 @@ from oscine.api.common.errors import from_validation, invalid, unsupported
 from oscine.api.serving.formats import Form, extensions, only_form
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
+    AllowedTools,
+    AllowedToolsChoice,
     ChatCompletionRequest,
+    ContentPart,
     Function,
     FunctionCall,
     JsonSchema,
@@ -23,10 +26,10 @@ from oscine.api.serving.schemas import (
     ResponseFormat,
     Tool,
     ToolCall,
+    not_read,
     part_text,
 )
 from oscine.api.turns.attachments import described, is_vendors, readable, result_text, vendors_text
-from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 from oscine.extensions.apis.anthropic.schemas import (
@@ -41,6 +44,7 @@ from oscine.extensions.apis.anthropic.schemas import (
     Thinking,
 )
 
+_SEARCH, _TOOL_SEARCH = "web_search", "tool_search_tool"  # how the types of a vendor's tools begin
 _TEXT = ("text",)  # types of the blocks that are read as text
 _BILLING = "x-anthropic-billing-header:"
 _SHOWN = ("image", "document", "search_result")  # types of the blocks that show something
@@ -74,8 +78,8 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
-        tools=[*_tools(body.tools or (), choice)],
-        tool_choice=_tool_choice(choice) if choice else None,
+        tools=[*_tools(body.tools or ())],
+        tool_choice=_tool_choice(choice, body.tools or ()) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=_effort(body.thinking, body.output_config),
         response_format=shape,
@@ -111,23 +115,46 @@ def answer_form(body: MessagesRequest, request: ChatCompletionRequest) -> Form |
     return only_form([*own, *extensions(request)])
 
 
-def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> Iterator[Tool]:
-    """The client's own functions; tools that Anthropic's servers or models bring along are left out beside them."""
-    others = [tool.type for tool in tools if tool.type not in (None, "custom")]
-    if len(others) == len(tools) and (choice is None or choice.type == "auto"):
-        refuse_tools(others)
+def lacking_tools(body: CountTokensRequest, *, searches: bool) -> list[str]:
+    """The types of the tools that this server lacks. `searches`: whether it has a browser."""
+    others = (str(tool.type) for tool in body.tools or () if not is_own(tool))
+    return [kind for kind in others if not (searches and kind.startswith(_SEARCH))]
+
+
+def is_own(tool: AnthropicTool) -> bool:
+    """Whether the client runs it."""
+    return tool.type in (None, "custom")
+
+
+def web_search(body: CountTokensRequest) -> AnthropicTool | None:
+    """The search that the server is to run, if the request has one. Raises APIError for what it cannot do."""
+    for i, tool in enumerate(body.tools or ()):
+        if (tool.type or "").startswith(_SEARCH):
+            for name in ("allowed_domains", "blocked_domains"):
+                if getattr(tool, name):
+                    raise unsupported(f"tools[{i}].{name}")
+            return tool
+    return None
+
+
+def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
+    """The client's own functions. All are declared at the begin if a search of the vendor's was to find some."""
+    defers = not any((tool.type or "").startswith(_TOOL_SEARCH) for tool in tools)
     for i, tool in enumerate(tools):
-        if tool.type in (None, "custom"):
+        if is_own(tool):
             if tool.input_schema is None:
                 raise invalid(f"tools[{i}].input_schema", "a tool needs it")
-            yield Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict))
+            function = Function(tool.name, tool.description, tool.input_schema, tool.strict)
+            yield Tool("function", function, tool.defer_loading if defers else None)
 
 
-def _tool_choice(choice: AnthropicToolChoice) -> Any:
+def _tool_choice(choice: AnthropicToolChoice, tools: Sequence[AnthropicTool]) -> Any:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
         raise invalid("tool_choice.name", "a choice of type 'tool' needs it")
+    if any(tool.name == choice.name and not is_own(tool) for tool in tools):  # no function, but what the server has
+        return AllowedToolsChoice(AllowedTools("required", []))
     return NamedToolChoice(NamedFunction(choice.name))
 
 
@@ -183,7 +210,7 @@ def _said(block: Block, where: str, *, of_tools: bool) -> str:
             return text
         if of_tools:
             return described(asdict(block))
-        raise invalid(f"{where}.type", f"Could not process {block.type}: the model reads text only")
+        raise not_read(block.type, f"{where}.type")
     return part_text(block, _TEXT, where)
 
 
@@ -193,9 +220,13 @@ def _result(block: Block, where: str) -> Message:
     except msgspec.ValidationError as error:
         inner = from_validation(error)
         raise invalid(f"{where}.content{inner.param or ''}", "it is neither a text nor a list of blocks") from None
-    text = result_text(content, f"{where}.content")
+    parts = content if isinstance(content, list) else []
+    found = [part for part in parts if part.get("type") == "tool_reference"]
+    text = result_text([part for part in parts if part not in found] if found else content, f"{where}.content")
     said = f"Error: {text}" if block.is_error else text
-    return Message("tool", said, tool_call_id=_needed(block.tool_use_id, where, "tool_use_id"))
+    references = [ContentPart("tool_reference", tool_name=str(part.get("tool_name"))) for part in found]
+    call_id = _needed(block.tool_use_id, where, "tool_use_id")
+    return Message("tool", [ContentPart("text", said), *references] if found else said, tool_call_id=call_id)
 
 
 def _assistant(blocks: list[Block], where: str) -> Message:

@@ -54,10 +54,17 @@ class AnthropicMessage(Struct, gc=False):
 
 class AnthropicTool(Struct):
     name: Annotated[str, about("Letters, digits, `_` and `-`. A function needs it; some other types have none.")] = ""
-    type: Annotated[str | None, about("Absent or `custom`: a function. Other types are left out.")] = None
+    type: Annotated[
+        str | None,
+        about("Absent or `custom`: a function. `web_search_...`: the server's browser. Others are left out."),
+    ] = None
     description: Annotated[str | None, about("What it does; the model reads it.")] = None
     input_schema: Annotated[dict[str, Any] | None, about("The JSON schema of its arguments.")] = None
     strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
+    defer_loading: Annotated[bool | None, about("True declares it only where a `tool_reference` names it.")] = None
+    max_uses: Annotated[Positive | None, about("Searches at most.")] = None
+    allowed_domains: Annotated[list[str] | None, about("Not supported, and refused for a search.")] = None
+    blocked_domains: Annotated[list[str] | None, about("Not supported, and refused for a search.")] = None
 
 
 Tools = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]

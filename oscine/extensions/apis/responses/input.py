@@ -8,20 +8,21 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from oscine.api.common.errors import invalid
 from oscine.api.serving.schemas import ContentPart, content_text, convert
-from oscine.api.turns.attachments import described, result_text
+from oscine.api.turns.attachments import described, result_text, said_text
 from oscine.chat import messages as chat
+from oscine.chat.effort import Effort
 from oscine.extensions.apis.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
+from oscine.extensions.apis.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
 from oscine.extensions.apis.responses.tools import ClientTools, words_of
 from oscine.extensions.apis.responses.typed.hosted import HOSTED, HostedCall, HostedItem
 from oscine.extensions.apis.responses.view import Object, unsealed
 
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _INSTEAD = {
-    "configuration_update": "; set 'reasoning' and 'text' of the request",
     "compaction_trigger": "; POST /v1/responses/compact compacts a conversation",
 }
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
@@ -99,6 +100,15 @@ class _NewTools(Struct):
     tools: list[Object]
 
 
+class _Effort(Struct):
+    effort: Effort | None = None
+
+
+class _Update(Struct):
+    reasoning: _Effort | None = None
+    text: TextConfig | None = None
+
+
 def references(given: str | list[Object]) -> list[str]:
     """The ids of stored items that the input stands for, each once."""
     return [] if isinstance(given, str) else [*{str(item.get("id")): None for item in given if _is_reference(item)}]
@@ -142,6 +152,23 @@ def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str
         if item["type"] in _WITH_TOOLS:
             tools = convert(item, _NewTools, f"{where}[{i}]").tools
             yield from ((tool, f"{where}[{i}].tools[{j}]") for j, tool in enumerate(tools))
+
+
+def configured(body: ResponseRequest, items: Iterable[Object]) -> ResponseRequest:
+    """The request with what the conversation's items say of effort and form: the last of each counts.
+
+    Raises APIError for an item that says it wrongly.
+    """
+    for item in items:
+        if item["type"] == "configuration_update":
+            update = convert(item, _Update, "input")
+            if update.reasoning is not None:
+                reasoning = structs.replace(body.reasoning or ReasoningConfig(), effort=update.reasoning.effort)
+                body = structs.replace(body, reasoning=reasoning)
+            if update.text is not None:
+                text = structs.replace(body.text or TextConfig(), format=update.text.format)
+                body = structs.replace(body, text=text)
+    return body
 
 
 def _parts(content: Any, *, by_assistant: bool) -> Any:
@@ -246,11 +273,14 @@ class ItemHistory:
         self._reasoning, self._content, self._calls = None, None, []
 
     def _message(self, message: _Message, where: str) -> None:
-        text = content_text(message.content, _TEXT_PARTS, f"{where}.content")
         if message.role != "assistant":
             self._flush()
-            self._messages.append(chat.Message(message.role, text))
+            after_result = message.role == "user" and bool(self._messages) and self._messages[-1].role == "tool"
+            self._messages.append(
+                chat.Message(message.role, said_text(message.content, f"{where}.content", after_result))
+            )
             return
+        text = content_text(message.content, _TEXT_PARTS, f"{where}.content")
         if self._content is not None or self._calls:
             self._flush()
         self._content = text

@@ -56,6 +56,7 @@ ID_PREFIXES = {
     "mcp_approval_response": "mcpa",
     "compaction": "cmp",
     "additional_tools": "at",
+    "configuration_update": "cfg",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "file_search_call": "fs",
@@ -72,7 +73,15 @@ ID_PREFIXES = {
     "program_output": "progo",
 }
 WITHOUT_STATUS = (
-    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "additional_tools", "program"),
+    *(
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "compaction",
+        "additional_tools",
+        "configuration_update",
+        "program",
+    ),
 )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found, unsupported
 from oscine.api.common.work import run_in_thread
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
@@ -14,13 +14,13 @@ from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_na
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
-from oscine.api.turns.conversation import leave_out, refuse_tools
+from oscine.api.turns.conversation import leave_out
 from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.chat.toolbox import Toolbox
-from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools, references
+from oscine.extensions.apis.responses.input import ItemHistory, configured, input_items, new_tools, references
 from oscine.extensions.apis.responses.items import new_id
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.extensions.apis.responses.schemas import ResponseRequest
@@ -105,7 +105,7 @@ class ResponsePlan:
                     logprobs=self.top_logprobs,
                 )
             except APIError as error:
-                if error.code == "context_length_exceeded" and body.truncation == "auto":
+                if error.code == CONTEXT_OVERFLOW and body.truncation == "auto":
                     error.message += " Dropping items ('truncation': 'auto') is not supported."
                 raise
             usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
@@ -124,6 +124,10 @@ class ResponsePlan:
 async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
     body, owner = call.body, call.caller.name
+    if body.prompt:
+        raise unsupported(
+            "prompt", "it names a template that OpenAI stores; send its text as 'instructions' and 'input'"
+        )
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
     chain = await _chain(store, body.previous_response_id, owner)
@@ -137,7 +141,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
     found, calls = await _referenced(store, call)
 
-    def said() -> tuple[ClientTools, list[Object], tuple[Message, ...]]:
+    def said() -> tuple[ClientTools, list[Object], tuple[Message, ...], ResponseRequest]:
         before: list[list[Object]] = [msgspec.json.decode(stored.input) for stored in chain]
         items = input_items(body.input, found)
         earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
@@ -147,9 +151,14 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
             history.add(given, {}, "previous_response_id")
             history.add(response.response.output, response.calls, "previous_response_id")
         history.add(items, calls, "input")
-        return tools, items, history.messages()
+        return (
+            tools,
+            items,
+            history.messages(),
+            configured(body, [*(item for given in before for item in given), *items]),
+        )
 
-    tools, items, messages = await run_in_thread(said, call.size + size, threads)
+    tools, items, messages, body = await run_in_thread(said, call.size + size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
@@ -158,14 +167,12 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
     except ValueError as error:
         raise invalid("tools", str(error)) from None
     lacking = left_out(body.tools or (), toolbox.names)
-    if body.tool_choice != "none" and len(lacking) == len(body.tools or ()):
-        refuse_tools(lacking)
-    leave_out(lacking)
+    leave_out(lacking, len(body.tools or ()) - len(lacking), body.tool_choice)
     listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
         owner=owner,
-        call=call,
+        call=call.with_body(body),
         include=included(body.include),
         input=items,
         messages=messages,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from oscine.api.common.errors import APIError
+from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError
 from oscine.api.turns.progress import Turn
 from oscine.chat import effort
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseRequest, ResponseUsage, TextFormatConfig
@@ -96,7 +96,8 @@ def usage(turn: Turn) -> ResponseUsage:
 
 def failure(error: APIError) -> dict[str, str]:
     """An error within a response, which knows few codes."""
-    return {"code": "rate_limit_exceeded" if error.status == 429 else "server_error", "message": error.message}
+    code = CONTEXT_OVERFLOW if error.code == CONTEXT_OVERFLOW else "server_error"
+    return {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": error.message}
 
 
 def interrupted(body: bytes) -> bytes:

@@ -134,6 +134,13 @@ class ResponseRun:
         failed.add("error", code=error.code, message=error.message, param=error.param)
         return failed.take()
 
+    def refusal(self, error: APIError) -> bytes:
+        """The whole stream of a response that is refused, for clients that read errors in events only."""
+        self.response.status, self.response.error = "failed", resource.failure(error)
+        for kind in ("created", "failed"):
+            self.events.add(f"response.{kind}", response=self.snapshot())
+        return self.events.take()
+
     def body(self) -> bytes:
         return msgspec.json.encode(self.snapshot())
 

@@ -48,7 +48,7 @@ class TextConfig(Struct):
 
 
 _REFUSES = """
-    conversation prompt context_management image n stop max_tokens min_tokens ignore_eos stop_token_ids
+    conversation context_management image n stop max_tokens min_tokens ignore_eos stop_token_ids
     return_token_ids thinking_token_budget
 """
 
@@ -60,6 +60,7 @@ _REFUSES = """
 class ResponseRequest(SamplingFields, kw_only=True):
     input: Annotated[str | list[dict[str, Any]], about("A text, or items of the conversation so far.")]
     instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
+    prompt: Annotated[Any, about("Not supported: a template that is stored with OpenAI.", type="null")] = None
     previous_response_id: Annotated[str | None, about("The stored response that this one continues.")] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None

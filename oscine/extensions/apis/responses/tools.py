@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -83,8 +83,7 @@ class ClientTools:
 
     def __init__(self, tools: Sequence[Object], later: Iterable[tuple[Object, str]] = ()) -> None:
         """`later`: tools in items of the conversation, with their paths; those in `tools` win."""
-        given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
-        own = [*islice(given, MAX_TOOLS + 1)]
+        own = [*islice(_once(tools), MAX_TOOLS + 1)]
         known = {tool.words for tool in own}
         found = {new.words: new for tool, where in later for new in _client_tools(tool, where)}  # listed again: once
         new = [tool for words, tool in found.items() if words not in known]
@@ -193,6 +192,16 @@ def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
             yield ClientTool(typed.function(tool, where), typed.type, typed=typed)
 
 
+def _once(tools: Sequence[Object]) -> Iterable[ClientTool]:
+    """All client tools; one that is named by its type alone may be listed again."""
+    seen: set[str] = set()
+    for i, given in enumerate(tools):
+        for tool in _client_tools(given, f"tools[{i}]"):
+            if tool.typed is None or tool.typed.type not in seen:
+                yield tool
+            seen |= {tool.typed.type} if tool.typed else set()
+
+
 def _check_name(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         given = name[: 2 * _LONGEST_NAME]
@@ -210,8 +219,7 @@ def _custom_tool(tool: _Custom, where: str) -> ClientTool:
         raise unsupported(f"{where}.format", "it is of type 'text', or 'grammar' with the syntax 'lark' or 'regex'")
     if not wanted.definition:
         raise invalid(f"{where}.format.definition", "a grammar needs it")
-    syntax: Literal["lark", "regex"] = "lark" if wanted.syntax == "lark" else "regex"
-    form = InputGrammar(syntax, wanted.definition)
+    form = InputGrammar("lark" if wanted.syntax == "lark" else "regex", wanted.definition)
     return ClientTool(FunctionTool(tool.name, about, strict=True, input=form), tool.name, custom=True)
 
 
@@ -240,10 +248,10 @@ def _find(wanted: _Choice, everything: Calls, tools: ClientTools) -> Calls:
     """The one tool, or the tools of one server, that a choice names."""
     typed = typed_tool({"type": wanted.type, "execution": "client"})
     if wanted.type in _CLIENT_TYPES or typed is not None:
-        name = wanted.name or "" if typed is None else typed.type
-        function = tools.function(name, wanted.namespace)
+        called = (wanted.name or "") if typed is None else typed.type
+        function = tools.function(called, wanted.namespace)
         if function is None:
-            raise invalid("tool_choice", f"there is no tool {name!r} in 'tools', or it has not been found yet")
+            raise invalid("tool_choice", f"there is no tool {called!r} in 'tools', or it is still to be found")
         return replace(everything, tools=(function,), recipients=())
     kind = _builtin_type({"type": wanted.type})
     space, name = (wanted.server_label, wanted.name) if kind == "mcp" else (_NAMESPACES.get(kind or ""), None)

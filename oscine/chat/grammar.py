@@ -43,6 +43,7 @@ _SENTENCES = (
     ("recursion limit exceeded", "it is nested too deeply"),
 )
 
+_PRIORITY = re.compile(r"^([?!]?\w+)\.-?\d+[ \t]*:", re.MULTILINE)  # of a rule in Lark: it changes no text
 _MAX_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
 
 ToolChoice = Literal["none", "auto", "required"]
@@ -249,7 +250,8 @@ def arguments_format(tool: FunctionTool) -> TextFormat:
     names."""
     if tool.input is not None:
         definition = tool.input.definition
-        return LarkFormat(definition) if tool.input.syntax == "lark" else RegexFormat(definition)
+        lark = tool.input.syntax == "lark"
+        return LarkFormat(_PRIORITY.sub(r"\1:", definition)) if lark else RegexFormat(definition)
     schema = {"additionalProperties": False} if tool.parameters is None else tool.parameters
     return JsonFormat({**schema, "type": "object"}, lenient=not tool.strict)
 

@@ -154,14 +154,14 @@ def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str
             yield from ((tool, f"{where}[{i}].tools[{j}]") for j, tool in enumerate(tools))
 
 
-def configured(body: ResponseRequest, items: Iterable[Object]) -> ResponseRequest:
-    """The request with what the conversation's items say of effort and form: the last of each counts.
+def configured(body: ResponseRequest, items: Iterable[Object], where: str) -> ResponseRequest:
+    """The request with what items say of effort and form: the last of each counts. `where`: as in ItemHistory.add.
 
     Raises APIError for an item that says it wrongly.
     """
-    for item in items:
+    for i, item in enumerate(items):
         if item["type"] == "configuration_update":
-            update = convert(item, _Update, "input")
+            update = convert(item, _Update, f"{where}[{i}]")
             if update.reasoning is not None:
                 reasoning = structs.replace(body.reasoning or ReasoningConfig(), effort=update.reasoning.effort)
                 body = structs.replace(body, reasoning=reasoning)

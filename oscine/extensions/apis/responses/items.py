@@ -39,7 +39,7 @@ from oscine.extensions.apis.responses.tools import ClientTools
 from oscine.extensions.apis.responses.typed.tools import TypedTool
 from oscine.extensions.apis.responses.view import Object
 
-Status = Literal["completed", "incomplete", "failed"]
+Status = Literal["completed", "incomplete", "failed", "in_progress"]
 
 ID_PREFIXES = {
     "message": "msg",
@@ -272,6 +272,8 @@ class TypedCallItem(Item):
             self._events.add("response.shell_call_command.added", command="", **place)
             self._events.add("response.shell_call_command.delta", delta=command, **place)
             self._events.add("response.shell_call_command.done", command=command, **place)
+        if status != "completed" and self.kind == "apply_patch_call":  # it knows no other status
+            status = "in_progress"
         super().end(status)
 
 

@@ -146,17 +146,13 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         items = input_items(body.input, found)
         earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
-        history = ItemHistory(tools)
+        history, wanted = ItemHistory(tools), body
         for given, response in zip(before, kept, strict=True):
+            wanted = configured(wanted, given, "previous_response_id")
             history.add(given, {}, "previous_response_id")
             history.add(response.response.output, response.calls, "previous_response_id")
         history.add(items, calls, "input")
-        return (
-            tools,
-            items,
-            history.messages(),
-            configured(body, [*(item for given in before for item in given), *items]),
-        )
+        return tools, items, history.messages(), configured(wanted, items, "input")
 
     tools, items, messages, body = await run_in_thread(said, call.size + size, threads)
     if body.instructions:

@@ -136,9 +136,9 @@ class ResponseRun:
 
     def refusal(self, error: APIError) -> bytes:
         """The whole stream of a response that is refused, for clients that read errors in events only."""
+        self.events.add("response.created", response=self.snapshot())
         self.response.status, self.response.error = "failed", resource.failure(error)
-        for kind in ("created", "failed"):
-            self.events.add(f"response.{kind}", response=self.snapshot())
+        self.events.add("response.failed", response=self.snapshot())
         return self.events.take()
 
     def body(self) -> bytes:

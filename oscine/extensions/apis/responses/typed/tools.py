@@ -49,7 +49,8 @@ class TypedTool:
         nothing is kept."""
         made = arguments_object(written)
         is_lost = not written or (self.parameters is not None and "invalid_json" in made)
-        return self.defaults | (self.empty if is_lost else made)
+        given = self.empty if is_lost else made
+        return given | {name: value for name, value in self.defaults.items() if name not in given}
 
 
 class _Given(Struct):

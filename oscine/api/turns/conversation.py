@@ -130,8 +130,8 @@ def chat_messages(messages: list[Message]) -> tuple[chat.Message, ...]:
 
 
 def _content(message: Message, where: str, *, after_result: bool) -> str:
-    if message.role == "user":
-        return said_text(message.content, where, after_result)
+    if message.role == "user" and isinstance(message.content, list):
+        return said_text(map(asdict, message.content), where, after_result=after_result)
     if message.role == "tool" and isinstance(message.content, list):
         return result_text(map(asdict, message.content), where)
     return content_text(message.content, _TEXT_PARTS, where)

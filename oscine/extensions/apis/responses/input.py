@@ -37,7 +37,11 @@ class _Item(Struct):
 
 class _Message(Struct):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ContentPart]
+    content: str | list[Object]
+
+
+class _Part(Struct):
+    type: str
 
 
 class _Reasoning(Struct):
@@ -183,6 +187,13 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
     ]
 
 
+def _typed(content: str | list[Object], where: str) -> str | list[Object]:
+    """The content itself. Raises APIError for a part without a type."""
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        convert(part, _Part, f"{where}.content[{i}]")
+    return content
+
+
 class ItemHistory:
     """Joins items to messages: consecutive items of the model are one message."""
 
@@ -277,10 +288,13 @@ class ItemHistory:
             self._flush()
             after_result = message.role == "user" and bool(self._messages) and self._messages[-1].role == "tool"
             self._messages.append(
-                chat.Message(message.role, said_text(message.content, f"{where}.content", after_result))
+                chat.Message(
+                    message.role,
+                    said_text(_typed(message.content, where), f"{where}.content", after_result=after_result),
+                )
             )
             return
-        text = content_text(message.content, _TEXT_PARTS, f"{where}.content")
+        text = said_text(_typed(message.content, where), f"{where}.content", after_result=False)
         if self._content is not None or self._calls:
             self._flush()
         self._content = text

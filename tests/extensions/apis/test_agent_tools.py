@@ -2,17 +2,20 @@
 
 import json
 import logging
+import re
 from typing import Any
 
+import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from openai.types.responses import ResponseInputItem
+from openai.types.responses import ResponseCustomToolCall, ResponseInputItem
 from pydantic import TypeAdapter
 
 from tests.api.scripted_engine import MAX_MODEL_LEN
 from tests.api.scripted_server import ScriptedServer
 from tests.chat.test_grammar import ll_tokenizer
 from tests.extensions.apis.response_stream import check_response, check_stream, parse
+from tests.server import ServerProcess
 
 Item = dict[str, Any]
 
@@ -321,3 +324,35 @@ def test_codex_reads_the_end_of_the_context_in_an_event(scripted: ScriptedServer
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, error["message"])
     whole = scripted.request("POST", "/v1/responses", {**body, "stream": False}, {"originator": "codex_cli_rs"})
     assert whole.status_code == 400
+
+
+BOUNDED = r"""
+start: "*** Begin Patch" LF hunk~1..3 "*** End Patch" LF?
+hunk: add | delete
+add: "*** Add File: " NAME LF added~1..3
+delete: "*** Delete File: " NAME LF
+added: "+" /[^\n]{0,20}/ LF -> line
+NAME: /[a-z]{1,8}\.(txt|py)/
+%import common.LF
+"""
+_HUNK = r"\*\*\* (?:Add File: [a-z]{1,8}\.(?:txt|py)\n(?:\+[^\n]{0,20}\n){1,3}|Delete File: [a-z]{1,8}\.(?:txt|py)\n)"
+VALID = re.compile(rf"\*\*\* Begin Patch\n(?:{_HUNK}){{1,3}}\*\*\* End Patch\n?")
+
+
+def test_the_embedded_model_writes_patches_that_are_valid(nano_server: ServerProcess) -> None:
+    """The grammar holds whatever the model would rather say, at every temperature."""
+    tools: Any = [custom("lark", BOUNDED), RUN]
+    with openai.OpenAI(base_url=f"{nano_server.url}/v1", api_key="none", max_retries=0) as client:
+        for seed in range(6):
+            made = client.responses.create(
+                model="oscine-nano",
+                input=f"Add the number {seed} to a.txt",
+                tools=tools,
+                tool_choice={"type": "custom", "name": "apply_patch"},
+                temperature=1.5 if seed % 2 else 1.0,
+                reasoning={"effort": "low"},
+                extra_body={"seed": seed},
+            )
+            (call,) = (item for item in made.output if item.type != "reasoning")
+            assert isinstance(call, ResponseCustomToolCall)
+            assert VALID.fullmatch(call.input), call.input

@@ -25,6 +25,7 @@ from oscine.chat.effort import Effort, model_effort
 from oscine.chat.tools import validate_tools
 
 _TEXT_PARTS = ("text", "refusal")
+_FINDERS = ("tool", "system", "developer")  # roles of messages that may refer to deferred functions
 _MAX_NOTED = 16  # types of tools that are left out
 
 
@@ -54,7 +55,7 @@ def _with_found(
 ) -> Iterator[chat.Message]:
     """The messages `said` for those that were `given`, each with the functions that are first found in it."""
     for message, made in zip(given, said, strict=True):
-        parts = message.content if made.role == "tool" and isinstance(message.content, list) else ()
+        parts = message.content if made.role in _FINDERS and isinstance(message.content, list) else ()
         names = dict.fromkeys(part.tool_name for part in parts if part.type == "tool_reference")
         found = tuple(waiting.pop(name) for name in names if name in waiting)
         yield replace(made, tools=found) if found else made
@@ -134,7 +135,10 @@ def _content(message: Message, where: str, *, after_result: bool) -> str:
         return said_text(map(asdict, message.content), where, after_result=after_result)
     if message.role == "tool" and isinstance(message.content, list):
         return result_text(map(asdict, message.content), where)
-    return content_text(message.content, _TEXT_PARTS, where)
+    content = message.content
+    if message.role in _FINDERS and isinstance(content, list):
+        content = [part for part in content if part.type != "tool_reference"]
+    return content_text(content, _TEXT_PARTS, where)
 
 
 def _message(message: Message, where: str, *, after_result: bool) -> chat.Message:

@@ -221,3 +221,36 @@ def test_usage_has_the_details_of_anthropics_client(scripted: ScriptedServer) ->
     assert usage.output_tokens_details.thinking_tokens == len(t.encode("Hm."))
     assert (usage.service_tier, usage.server_tool_use) == ("standard", None)
     assert (usage.cache_creation.ephemeral_5m_input_tokens, usage.cache_creation.ephemeral_1h_input_tokens) == (0, 0)
+
+
+def test_a_system_message_changes_the_tools(scripted: ScriptedServer) -> None:
+    """As Claude Code does when a server of tools connects later."""
+
+    def change(kind: str, **tool: Any) -> Json:
+        return {"type": f"tool_{kind}", "tool": tool}
+
+    inline = change("addition", type="tool_definition", definition={**FETCH, "name": "Late", "description": "Late."})
+    system = {
+        "role": "system",
+        "content": [
+            {"type": "text", "text": "Tools came."},
+            change("addition", type="tool_reference", name="WebFetch"),
+            change("removal", type="tool_reference", name="ToolSearch"),
+            inline,
+        ],
+    }
+    answer = {"role": "assistant", "content": "Yes."}
+    before = prompt_of(scripted, [USER], tools=[FIND, FETCH])
+    after = prompt_of(scripted, [USER, system], tools=[FIND, FETCH])
+    assert after.startswith(before.removesuffix("<|start|>assistant"))
+    added = after.removeprefix(before.removesuffix("<|start|>assistant"))
+    said = "# Instructions\n\nTools came.\nThe tool ToolSearch is no longer available.\n\n# Tools"
+    assert added.startswith(f"<|start|>developer<|message|>{said}")
+    assert all(f"type {name} = (_: {{" in added for name in ("WebFetch", "Late"))
+    headers = str(scripted.engine.requests[-1].sampling.headers)
+    assert [f"functions.{name}" in headers for name in ("WebFetch", "Late", "ToolSearch")] == [True, True, False]
+    shown = prompt_of(scripted, [USER, {**system, "clear_at": "next_user_message"}], tools=[FIND, FETCH])
+    assert shown == after
+    cleared = [USER, {**system, "clear_at": "next_user_message"}, answer, USER]
+    later = prompt_of(scripted, cleared, tools=[FIND, FETCH])
+    assert ("Tools came." in later, "type Late = " in later) == (False, True)

@@ -21,6 +21,7 @@ from oscine.extensions.apis.anthropic.request import (
     chat_request,
     lacking_tools,
     prompt_request,
+    removed_tools,
     shows_thinking,
     web_search,
 )
@@ -37,7 +38,10 @@ class AnthropicMessages(Endpoint[MessagesRequest]):
         whole = call.with_body(request)
         async with toolbox:
             form = answer_form(body, request)
-            (turn,) = await chat_turns(self.service, whole, form=form, toolbox=toolbox, dialect=_MESSAGES)
+            removed = removed_tools(body)
+            (turn,) = await chat_turns(
+                self.service, whole, form=form, toolbox=toolbox, removed=removed, dialect=_MESSAGES
+            )
             thinking = body.thinking
             hidden = thinking is not None and thinking.display == "omitted"
             blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)

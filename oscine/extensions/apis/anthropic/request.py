@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from oscine.api.common.errors import from_validation, invalid, unsupported
 from oscine.api.serving.formats import Form, extensions, only_form
@@ -26,6 +26,7 @@ from oscine.api.serving.schemas import (
     ResponseFormat,
     Tool,
     ToolCall,
+    convert,
     not_read,
     part_text,
 )
@@ -46,6 +47,7 @@ from oscine.extensions.apis.anthropic.schemas import (
 
 _SEARCH, _TOOL_SEARCH = "web_search", "tool_search_tool"  # how the types of a vendor's tools begin
 _TEXT = ("text",)  # types of the blocks that are read as text
+_CHANGES = ("tool_addition", "tool_removal")  # types of blocks that change the tools
 _BILLING = "x-anthropic-billing-header:"
 _SHOWN = ("image", "document", "search_result")  # types of the blocks that show something
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
@@ -78,7 +80,7 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
-        tools=[*_tools(body.tools or ())],
+        tools=[*_tools(body.tools or ()), *_added(body)],
         tool_choice=_tool_choice(choice, body.tools or ()) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=_effort(body.thinking, body.output_config),
@@ -163,10 +165,11 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
         raise invalid("messages", "there must be one at least")
     if messages[-1].role == "assistant":
         raise invalid("messages", "the last one must not be the assistant's: an answer cannot be begun for the model")
+    last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     for i, message in enumerate(messages):
         where = f"messages[{i}].content"
         if message.role == "system":
-            yield Message("system", _instructions(message.content, where))
+            yield _system(message, where, cleared=message.clear_at == "next_user_message" and i < last_user)
         elif isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
@@ -180,6 +183,51 @@ def _instructions(content: str | list[Block], where: str) -> str:
     if isinstance(content, str):
         return _without_billing(content)
     return "".join(_without_billing(part_text(block, _TEXT, f"{where}[{i}]")) for i, block in enumerate(content))
+
+
+def _system(message: AnthropicMessage, where: str, *, cleared: bool) -> Message:
+    """A system message within the conversation, which may add tools and remove them."""
+    blocks = message.content if isinstance(message.content, list) else []
+    said = [block for block in blocks if block.type not in _CHANGES] if blocks else message.content
+    texts = [] if cleared else [_instructions(said, where)]
+    texts += [f"The tool {name} is no longer available." for name in _changed(message, "tool_removal")]
+    names = _changed(message, "tool_addition")
+    references = [ContentPart("tool_reference", tool_name=name) for name in names]
+    text = "\n".join(texts)
+    return Message("system", [ContentPart("text", text), *references] if names else text)
+
+
+def _changed(message: AnthropicMessage, kind: str) -> list[str]:
+    """The names of the tools in blocks of this type."""
+    blocks = message.content if message.role == "system" and isinstance(message.content, list) else []
+    tools = [block.tool for block in blocks if block.type == kind and isinstance(block.tool, dict)]
+    return [str(tool.get("name") or _definition(tool).get("name")) for tool in tools]
+
+
+def _definition(tool: dict[str, Any]) -> dict[str, Any]:
+    definition = tool.get("definition")
+    return definition if isinstance(definition, dict) else {}
+
+
+def _added(body: CountTokensRequest) -> Iterator[Tool]:
+    """The functions that messages define, each once; those of the request win."""
+    known = {tool.name for tool in body.tools or ()}
+    for i, message in enumerate(body.messages):
+        for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            if block.type == "tool_addition" and isinstance(block.tool, dict) and _definition(block.tool):
+                tool = convert(_definition(block.tool), AnthropicTool, f"messages[{i}].content[{j}].tool.definition")
+                if tool.name not in known:
+                    known.add(tool.name)
+                    yield from _tools([replace(tool, defer_loading=True)])
+
+
+def removed_tools(body: CountTokensRequest) -> frozenset[str]:
+    """The names of tools that the conversation has removed, and not added again."""
+    removed: set[str] = set()
+    for message in body.messages:
+        removed |= {*_changed(message, "tool_removal")}
+        removed -= {*_changed(message, "tool_addition")}
+    return frozenset(removed)
 
 
 def _without_billing(text: str) -> str:

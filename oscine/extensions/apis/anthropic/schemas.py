@@ -45,11 +45,15 @@ class Block(Struct, gc=False):
     title: Annotated[str | None, about("The name of a document or of a search result.")] = None
     context: Annotated[str | None, about("About a document.")] = None
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
+    tool: Annotated[Any, about("The tool of a `tool_addition` or a `tool_removal` in a system message.")] = None
 
 
 class AnthropicMessage(Struct, gc=False):
     role: Annotated[Literal["user", "assistant", "system"], about("The author of the message.")]
     content: Annotated[str | list[Block], about("A text or blocks.")]
+    clear_at: Annotated[
+        Literal["next_user_message", "never"] | None, about("When a system message's text is no longer shown.")
+    ] = None
 
 
 class AnthropicTool(Struct):

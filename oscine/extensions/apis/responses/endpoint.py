@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oscine.api.common.connection import run_while_connected
 from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found
 from oscine.api.common.keys import Caller
-from oscine.api.common.record import header
+from oscine.api.common.record import current, header
 from oscine.api.http.body import json_response
 from oscine.api.http.sse import EventStream
 from oscine.api.openai.endpoint import Endpoint
@@ -57,6 +57,8 @@ class Responses(ResponseEndpoint[ResponseRequest]):
             except APIError as error:
                 if not (call.body.stream and error.code == CONTEXT_OVERFLOW and _is_codex(scope)):
                     raise
+                if (record := current.get()) is not None:
+                    record.error = error.code
                 await _Events(_once(run.refusal(error)), self.service)(scope, receive, send)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from oscine.api.turns.attachments import described
-from oscine.extensions.apis.responses.view import Object
+from oscine.extensions.apis.responses.typed.tools import Object
 
 
 class HostedItem(Struct, kw_only=True, tag_field="type"):

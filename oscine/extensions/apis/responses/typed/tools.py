@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from oscine.api.serving.schemas import arguments_object, convert
 from oscine.chat.messages import FunctionTool
-from oscine.extensions.apis.responses.view import Object
+
+Object = dict[str, Any]  # of JSON
 
 _TEXT: Object = {"type": "string"}
 _TEXTS: Object = {"type": "array", "items": _TEXT}

@@ -16,7 +16,7 @@ NEEDS = {
     "cluster": ("replicas",),
     "doctor": ("apis", "bench", "formats", "timing"),
     "eval": ("apis", "bench"),
-    "plan": ("bench", "cluster", "replicas"),
+    "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas"),
     "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),
 }

@@ -7,9 +7,9 @@ from oscine.api.serving.service import Service
 from oscine.extensions.file_search.endpoint import Batches, StoreFiles, Stores
 from oscine.extensions.file_search.schemas import (
     AttributesRequest,
-    BatchRequest,
     DeletedStore,
     DeletedStoreFile,
+    FileBatchRequest,
     FileRequest,
     FilesQuery,
     ListQuery,
@@ -112,7 +112,7 @@ class FileSearchApi(Api):
                 _BATCHES,
                 batches.create,
                 "Add files to a vector store",
-                body=BatchRequest,
+                body=FileBatchRequest,
                 answer=VectorStoreFileBatch,
                 example={"file_ids": ["file-1"]},
                 other=_OFF,

@@ -19,10 +19,10 @@ from oscine.extensions.file_search.schemas import (
     CHUNK_TOKENS,
     OVERLAP_TOKENS,
     AttributesRequest,
-    BatchRequest,
     ChunkingStrategy,
     DeletedStore,
     DeletedStoreFile,
+    FileBatchRequest,
     FileRequest,
     FilesQuery,
     ListQuery,
@@ -200,7 +200,7 @@ class StoreFiles(_Endpoint):
 
 class Batches(StoreFiles):
     async def create(self, request: Request) -> Response:
-        body, owner = await self._body(request, BatchRequest), _owner(request)
+        body, owner = await self._body(request, FileBatchRequest), _owner(request)
         if bool(body.file_ids) is bool(body.files):
             raise invalid("file_ids", "give either it or 'files'")
         store = await self._store(request, used=True)

@@ -65,7 +65,7 @@ class FileRequest(Struct):
     chunking_strategy: Annotated[ChunkingStrategy | None, about("How the file is cut.")] = None
 
 
-class BatchRequest(Struct):
+class FileBatchRequest(Struct):
     file_ids: Annotated[FileIds, about("Uploaded files, all with the same attributes and strategy.")] = []
     files: Annotated[
         list[FileRequest], Meta(max_length=MAX_FILES), about("Or files with attributes of their own.")

@@ -60,8 +60,9 @@ class Embeddings:
 
 def packed(vectors: Vector) -> bytes:
     """As they are stored."""
-    largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    return bytes(np.rint(vectors * (127 / largest)).astype(np.int8).tobytes())
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    scaled = vectors / np.where(largest > 0, largest, 1) * 127
+    return bytes(np.rint(scaled).astype(np.int8).tobytes())
 
 
 def nearest(stored: Iterable[tuple[int, bytes]], query: Vector, limit: int) -> list[int]:

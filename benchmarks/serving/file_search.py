@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from oscine.extensions.file_search.schemas import CHUNK_TOKENS, OVERLAP_TOKENS, StaticChunks
+from oscine.extensions.file_search.schemas.objects import CHUNK_TOKENS, OVERLAP_TOKENS, StaticChunks
 from oscine.extensions.file_search.search import Question, search
 from oscine.extensions.file_search.storage.chunks import MAX_CHUNKS
 from oscine.extensions.file_search.storage.files import NewFile
-from oscine.extensions.file_search.storage.storage import Storage
+from oscine.extensions.file_search.storage.tables import Storage
 from oscine.extensions.file_search.vectors import packed
 
 _WORDS_OF_CHUNK = 550  # 800 tokens of English

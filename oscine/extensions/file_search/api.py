@@ -5,7 +5,7 @@ from oscine.api.interface import Api
 from oscine.api.openapi import DELETE, GET, POST, Operation
 from oscine.api.serving.service import Service
 from oscine.extensions.file_search.endpoint import Batches, StoreFiles, Stores
-from oscine.extensions.file_search.schemas import (
+from oscine.extensions.file_search.schemas.objects import (
     AttributesRequest,
     DeletedStore,
     DeletedStoreFile,

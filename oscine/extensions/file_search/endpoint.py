@@ -14,8 +14,8 @@ from oscine.api.common.keys import Caller
 from oscine.api.http.body import json_response, read_body
 from oscine.api.serving.schemas import decode
 from oscine.extensions.apis.responses.schemas import read_query
-from oscine.extensions.file_search.filters import read_filter
-from oscine.extensions.file_search.schemas import (
+from oscine.extensions.file_search.schemas.filters import read_filter
+from oscine.extensions.file_search.schemas.objects import (
     CHUNK_TOKENS,
     OVERLAP_TOKENS,
     AttributesRequest,

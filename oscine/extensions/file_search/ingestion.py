@@ -18,7 +18,7 @@ import msgspec
 
 from oscine.extensions.file_search.reader.messages import ErrorCode, Job, Told
 from oscine.extensions.file_search.storage.chunks import MAX_CHUNKS, Waiting
-from oscine.extensions.file_search.storage.storage import Storage
+from oscine.extensions.file_search.storage.tables import Storage
 from oscine.system.owned_folder import take_lock
 from oscine.system.python_child import bound_command, child_environment
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
-from oscine.extensions.file_search.filters import Filter
-from oscine.extensions.file_search.schemas import Weights
+from oscine.extensions.file_search.schemas.filters import Filter
+from oscine.extensions.file_search.schemas.objects import Weights
 from oscine.extensions.file_search.storage.index import Found
-from oscine.extensions.file_search.storage.storage import Storage
-from oscine.extensions.file_search.words import phrases
+from oscine.extensions.file_search.storage.tables import Storage
+from oscine.extensions.file_search.storage.words import phrases
 
 if TYPE_CHECKING:
     from oscine.extensions.file_search.vectors import Vector

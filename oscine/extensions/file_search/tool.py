@@ -15,8 +15,8 @@ from oscine.api.common.errors import APIError
 from oscine.api.serving.schemas import convert
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.toolbox import Citation, FileSearch, FileSource, FoundText, Tool, ToolResult
-from oscine.extensions.file_search.filters import read_filter
-from oscine.extensions.file_search.schemas import Filters, NumResults, Queries, RankingOptions
+from oscine.extensions.file_search.schemas.filters import read_filter
+from oscine.extensions.file_search.schemas.objects import Filters, NumResults, Queries, RankingOptions
 from oscine.extensions.file_search.search import Hit, Question
 from oscine.extensions.file_search.storage.stores import StoreRow
 from oscine.extensions.file_search.vector_stores import VectorStores

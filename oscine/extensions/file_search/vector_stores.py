@@ -19,8 +19,8 @@ from oscine.extensions.apis.batches.schemas import FileObject
 from oscine.extensions.file_search.ingestion import Ingestion, Sources
 from oscine.extensions.file_search.search import Hit, Question, search
 from oscine.extensions.file_search.storage.files import NewFile
-from oscine.extensions.file_search.storage.storage import Storage
 from oscine.extensions.file_search.storage.stores import FullError, StoreRow
+from oscine.extensions.file_search.storage.tables import Storage
 
 if TYPE_CHECKING:
     from oscine.extensions.file_search.vectors import Embeddings

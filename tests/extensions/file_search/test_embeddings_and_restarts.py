@@ -14,10 +14,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from oscine.extensions.file_search.schemas import StaticChunks, Weights
+from oscine.extensions.file_search.schemas.objects import StaticChunks, Weights
 from oscine.extensions.file_search.search import fused
 from oscine.extensions.file_search.storage.files import NewFile
-from oscine.extensions.file_search.storage.storage import Storage
+from oscine.extensions.file_search.storage.tables import Storage
 from oscine.extensions.file_search.vectors import nearest, packed
 from tests.http_handler import Handler, serving
 from tests.server import ServerProcess

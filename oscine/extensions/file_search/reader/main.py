@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from oscine.chat.tokenizer import Tokenizer
+from oscine.chat.tokenizer import EncodingError, Tokenizer
 from oscine.extensions.file_search.reader.cut import chunks
 from oscine.extensions.file_search.reader.extract import UnreadableError, pieces
 from oscine.extensions.file_search.reader.messages import Job, Told
@@ -62,6 +62,8 @@ def main() -> None:
             _tell(Told([], error.code, error.message, done=True))
         except OSError as error:
             _tell(Told([], "server_error", f"The file cannot be opened: {error.strerror}.", done=True))
+        except EncodingError:
+            _tell(Told([], "invalid_file", "The model's tokenizer fails on the text of the file.", done=True))
         except MemoryError:
             _tell(Told([], "invalid_file", "Reading the file takes too much memory.", done=True))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from oscine.extensions.file_search.reader.messages import ErrorCode
 from oscine.extensions.file_search.storage.database import PLACE_BITS, Database
 from oscine.extensions.file_search.storage.files import USED
-from oscine.extensions.file_search.words import spaced
+from oscine.extensions.file_search.storage.words import spaced
 
 MAX_CHUNKS = 1 << PLACE_BITS  # of a file
 _PIECE = 64  # chunks that are removed in one transaction

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from oscine.extensions.apis.batches.records import make_private
-from oscine.extensions.file_search.schemas import ListQuery
-from oscine.extensions.file_search.words import spaced
+from oscine.extensions.file_search.schemas.objects import ListQuery
+from oscine.extensions.file_search.storage.words import spaced
 
 PLACE_BITS = 20  # of a chunk's number: its place in the file
 _WAIT_S = 30.0  # for another connection that writes

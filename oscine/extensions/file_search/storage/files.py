@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oscine.extensions.file_search.schemas import (
+from oscine.extensions.file_search.schemas.objects import (
     Attributes,
     FileStatus,
     LastError,

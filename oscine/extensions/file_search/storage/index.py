@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oscine.extensions.file_search.filters import Comparison, Filter, Scalar
-from oscine.extensions.file_search.schemas import Attributes
+from oscine.extensions.file_search.schemas.filters import Comparison, Filter, Scalar
+from oscine.extensions.file_search.schemas.objects import Attributes
 from oscine.extensions.file_search.storage.database import PLACE_BITS, Database
 
 

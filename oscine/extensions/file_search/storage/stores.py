@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oscine.extensions.file_search.schemas import ExpiresAfter, FileCounts, ListQuery, VectorStore
+from oscine.extensions.file_search.schemas.objects import ExpiresAfter, FileCounts, ListQuery, VectorStore
 from oscine.extensions.file_search.storage.database import Database
 
 _DAY_S = 86_400

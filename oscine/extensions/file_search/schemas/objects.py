@@ -24,7 +24,7 @@ Query = Annotated[str, Meta(min_length=1, max_length=8192)]
 Queries = Annotated[list[Query], Meta(min_length=1, max_length=16)]
 Value = Annotated[str, Meta(max_length=512)] | int | float | bool
 Attributes = Annotated[dict[Annotated[str, Meta(max_length=64)], Value], Meta(max_length=16)]
-Filters = dict[str, Any]  # see oscine.extensions.file_search.filters
+Filters = dict[str, Any]  # see oscine.extensions.file_search.schemas.filters
 
 
 class ExpiresAfter(Struct):

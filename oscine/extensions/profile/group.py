@@ -29,8 +29,8 @@ class _Process(NamedTuple):
     lines: Any
 
 
-class Together:
-    """An Engine of several. Make it before this process uses a GPU or starts threads."""
+class EngineGroup:
+    """Implements Engine for several. Make it before this process uses a GPU or starts threads."""
 
     def __init__(self, options: Sequence[EngineOptions]) -> None:
         """Raises ValueError if one of them does not start."""
@@ -59,6 +59,7 @@ class Together:
         return Times(answers[0]["ms"], answers[0]["host_ms"], total)
 
     def close(self) -> None:
+        """Kills the processes."""
         processes, self._processes = self._processes, []
         for process in processes:
             os.kill(process.pid, signal.SIGKILL)
@@ -98,25 +99,25 @@ def _fork(options: EngineOptions, handle: RankHandle) -> _Process:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _be_engine(theirs, options, handle)
+        _run_engine(theirs, options, handle)
     theirs.close()
     return _Process(pid, ours, ours.makefile("rb"))
 
 
-def _be_engine(asked: socket.socket, options: EngineOptions, handle: RankHandle) -> NoReturn:
+def _run_engine(requests: socket.socket, options: EngineOptions, handle: RankHandle) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     try:
         steps = Steps.of(build_executor(options, handle))
         filled = steps.fill()
         model = steps.built.info.model
-        asked.sendall(_line({"gpus": steps.gpus, "limits": steps.limits, "model": model, "filled": filled}))
-        for line in asked.makefile("rb"):
+        requests.sendall(_line({"gpus": steps.gpus, "limits": steps.limits, "model": model, "filled": filled}))
+        for line in requests.makefile("rb"):
             *shape, count = json.loads(line)
-            asked.sendall(_line(steps.measure(Shape(*shape), count)._asdict()))
+            requests.sendall(_line(steps.measure(Shape(*shape), count)._asdict()))
     except BaseException as error:
         with suppress(OSError):
-            asked.sendall(_line({"error": str(error) or type(error).__name__}))
+            requests.sendall(_line({"error": str(error) or type(error).__name__}))
     finally:
         sys.stderr.flush()
         os._exit(0)

@@ -26,10 +26,14 @@ class Engine(Protocol):
     @property
     def gpus(self) -> Sequence[str]: ...
 
-    def measure(self, shape: Shape, count: int) -> Times: ...
+    def measure(self, shape: Shape, count: int) -> Times:
+        """Runs `count` steps; the times of the first DROPPED are left out."""
+        ...
 
 
 class Measured(NamedTuple):
+    """Points, those that are held out included, the level of their grid, and how long it took."""
+
     points: list[StepPoint]
     level: int
     seconds: float
@@ -39,12 +43,17 @@ Progress = Callable[[int, int], object]  # of so many shapes, so many are done
 
 
 def profile(engine: Engine, seconds: float, *, seed: int = 0, progress: Progress = lambda done, all_: None) -> Measured:
-    """Points of the densest grid that takes about `seconds`; the coarsest one takes as long as it takes."""
+    """Points of the densest grid that takes about `seconds`; the coarsest one takes as long as it takes.
+
+    Raises ValueError for an engine that is too small for the grid.
+    """
     began_s = time.monotonic()
     cost = _Cost(engine)
     level, samples = _choose(engine.limits, cost, seconds)
     count = DROPPED + samples
     shapes = grid(engine.limits, level, count)
+    if not {"decode", "prompts"} <= {shape.kind for shape in shapes}:
+        raise ValueError(f"{engine.limits.max_model_len} tokens per sequence are too few for a table of step times")
     extra = held_out(engine.limits, shapes, count, seed)
     up: dict[Shape, Times] = {}
     down: dict[Shape, Times] = {}
@@ -90,7 +99,7 @@ class _Cost:
     def __init__(self, engine: Engine) -> None:
         limits, steps = engine.limits, DROPPED + _FEW
         page = limits.page_size
-        tokens = min(limits.step_tokens, limits.max_model_len - 1 - steps)
+        tokens = max(1, min(limits.step_tokens, limits.max_model_len - 1 - steps))
         far = min(_FAR, (limits.max_model_len - tokens) // 2, limits.pages[0] * page // 2) // page * page
         few = max(2, min(tokens, _FEW_TOKENS))
 

@@ -43,7 +43,7 @@ def attention_use(shapes: Shapes) -> Use:
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
-    steps = f"prompts but with FP8 keys, decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone"
+    steps = f"prompts with keys in bfloat16, decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone"
     return Use(steps, "triton", missing)
 
 
@@ -88,7 +88,10 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
 
 
 def prefill_tiling(window: int | None) -> dict[str, int]:
-    """Fewer keys are masked in smaller blocks, and the masks of a window are two. Chosen by measurement on an H200."""
+    """BLOCK keys and STAGES of the ring. A window masks both ends of its keys: small blocks mask fewer of them.
+
+    Chosen by measurement on an H200.
+    """
     return {"BLOCK": 128, "STAGES": 4} if window is None else {"BLOCK": 64, "STAGES": 8}
 
 
@@ -101,6 +104,7 @@ def prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
 
 
 def launch_prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs, tiling: dict[str, int]) -> None:
+    """Implements triton.Prefill for inputs that fit hopper_prefill.py. `tiling`: as prefill_tiling returns it."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
     num_sequences = len(batch.context_lens_S)
     num_tokens, num_chunks = len(out_TQD) - batch.num_decodes, num_sequences - batch.num_decodes

@@ -75,7 +75,7 @@ class Inputs(NamedTuple):
 
 # (target, out_TQD, inputs): writes the rows of the leading batch.num_decodes sequences
 Decode = Callable[[Target, Tensor, Inputs], None]
-Prefill = Decode  # the same of the sequences after them
+Prefill = Decode  # the same arguments: writes the rows of the sequences after them
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int | None) -> dict[str, int]:
@@ -144,7 +144,7 @@ def workspace(inputs: Inputs, num_splits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
-    """Writes the rows of the sequences after the leading batch.num_decodes."""
+    """Implements Prefill."""
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
     tiling = prefill_tiling(target, inputs.repeats, fp8=is_fp8(inputs.kv_pages))
     num_sequences = len(batch.context_lens_S)

@@ -97,10 +97,24 @@ def test_the_embedded_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFi
     assert check(table, fitted).not_measured == 0
 
 
+@pytest.mark.parametrize("max_model_len", [6, 64])
+def test_an_engine_that_is_too_small_gets_one_line(
+    max_model_len: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--device", "cpu", "--threads", "1", "--seconds", "0.1", "--max-model-len", str(max_model_len)]
+    limits = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16"]
+    assert main(["profile", *options, *limits, "--output", str(tmp_path / "steps.jsonl")])
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"oscine: error: {max_model_len} tokens per sequence are too few for a table of step times"
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ([], "--output FILE is needed"),
+        (["--output", "/nowhere/x"], "--output /nowhere/x: no file"),
+        (["--output", "/"], "--output /: no file"),
         (["--output", "x", "--seconds", "0"], "--seconds must be above 0"),
         (["--output", "x", "--data-parallel-size", "2"], "share nothing"),
         (["import", "/nowhere", "--system", "gb200", "--framework", "vllm", "--version", "1", "--output", "x"], ""),

@@ -57,12 +57,12 @@ def run(args: argparse.Namespace) -> None:
 
     with ended_by(ValueError, OSError, status=USAGE):
         asked = Asked.of(vars(args))
-        traffic = asked.traffic()
+        engines, traffic, limits_s = asked.engines(), asked.traffic(), asked.reporting.limits_s()
     began_s = time.perf_counter()
     with ended_by(LookupError):  # a step that the tables do not know
-        outcome = asked.simulate(traffic)
+        outcome = asked.simulate(engines, traffic)
     took_s = time.perf_counter() - began_s
-    measured = measured_of(outcome, asked.arrival, asked.reporting.limits_s())
+    measured = measured_of(outcome, asked.arrival, limits_s)
     gpus = asked.num_gpus
     print(f"{args.file}, {asked.model.name}: {asked.load_text}")
     print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")

@@ -95,7 +95,7 @@ def _check(options: EngineOptions) -> None:
     """Raises ValueError for what is not simulated."""
     for option, is_given in (
         ("--speculative-config", options.speculation.is_on),
-        ("--kv-offload-bytes", bool(options.cache.kv_offload_bytes)),
+        ("--kv-offload-dir", options.cache.kv_offload_dir is not None),
         ("--experts-on-host", options.model.experts_on_host is not None),
     ):
         if is_given:

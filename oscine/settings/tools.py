@@ -23,7 +23,7 @@ class FileSearchOptions(Options, group="tools"):
         shown="none; search is by words alone",
         rule=("an address like http://127.0.0.1:8001/v1", lambda url: url.startswith(("http://", "https://"))),
     )
-    embeddings_model: str | None = option(None, "model that --embeddings-url embeds with", "NAME")
+    embeddings_model: str | None = option(None, "model that --embeddings-url embeds with", "NAME", shown="none")
     embeddings_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 _READER = "oscine.extensions.file_search.reader.main"
 _IDLE_S = 60.0  # after which the process ends
 _PAUSE_S = 5.0  # after a failure, and before the lock is tried again
+_STOP_S = 10.0
 _ATTEMPTS = 5  # to get embeddings
+_ENVIRONMENT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")  # of the process: no keys
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,12 @@ class Ingestion:
         self._woken.set()
 
     def stop(self) -> None:
-        """Returns when nothing is read or written any more."""
+        """Returns when nothing is read any more, or at the latest after _STOP_S, if embeddings are awaited."""
         self._stopped.set()
         self._woken.set()
         self._reader.kill()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_S)
 
     def _run(self) -> None:
         storage = Storage(self._sources.database)
@@ -176,8 +178,9 @@ class _Reader:
         raise _FailedError("invalid_file", "Reading the file takes too much time or memory.")
 
     def _started(self) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in child_environment().items() if name in _ENVIRONMENT}
         self._process = subprocess.Popen(
-            bound_command(_READER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
+            bound_command(_READER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         return self._process
 

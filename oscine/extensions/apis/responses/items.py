@@ -6,6 +6,7 @@ answers.
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +25,10 @@ from oscine.chat.events import (
 from oscine.chat.toolbox import (
     CITATION_END,
     CITATION_LENGTH,
+    Citation,
     CodeRun,
+    FileSearch,
+    FileSource,
     McpCall,
     McpListing,
     Source,
@@ -175,10 +179,10 @@ class MessageItem(ReasoningItem):
     part_kind = "output_text"
 
     def __init__(
-        self, events: ResponseEvents, index: int, annotate: Callable[[str], Sequence[Object]], **fields: Any
+        self, events: ResponseEvents, index: int, cited: Callable[[str], Sequence[Citation]], **fields: Any
     ) -> None:
         super().__init__(events, index, role="assistant", **fields)
-        self._annotate = annotate
+        self._cited = cited
         self._length = 0  # of all texts
 
     def _empty_part(self) -> Object:
@@ -197,10 +201,9 @@ class MessageItem(ReasoningItem):
         tail = "".join(self._texts[-1 - CITATION_LENGTH :])  # a text has a character at least
         before = self._length - len(tail)
         found = self.part["annotations"]
-        for annotation in self._annotate(tail):
-            if annotation["end_index"] > len(tail) - newest:
-                place = {name: annotation[name] + before for name in ("start_index", "end_index")}
-                placed = annotation | place
+        for citation in self._cited(tail):
+            if citation.end > len(tail) - newest:
+                placed = _annotation(citation, before)
                 index = len(found)
                 self.emit("output_text.annotation.added", content_index=0, annotation_index=index, annotation=placed)
                 found.append(placed)
@@ -208,6 +211,15 @@ class MessageItem(ReasoningItem):
     def _end_text(self) -> None:
         text = self.part["text"]
         self.emit("output_text.done", content_index=0, text=text, logprobs=self.part["logprobs"])
+
+
+def _annotation(citation: Citation, before: int) -> Object:
+    """`before`: characters of the answer before the text that the citation is a place in."""
+    start, source = citation.start + before, citation.source
+    if isinstance(source, FileSource):
+        return {"type": "file_citation", "index": start, **source._asdict()}
+    place = {"start_index": start, "end_index": citation.end + before}
+    return {"type": "url_citation", **place, "url": source.url, "title": source.title}
 
 
 class FunctionCallItem(Item):
@@ -357,6 +369,17 @@ class SearchItem(BuiltinItem):
         return None
 
 
+class FileSearchItem(BuiltinItem):
+    kind, running = "file_search_call", "searching"
+
+    def _shown(self, result: ToolResult) -> Object | None:
+        details = result.details
+        if not isinstance(details, FileSearch):
+            return None
+        self.item["queries"] = [*details.queries]
+        return None if details.results is None else {"results": [asdict(found) for found in details.results]}
+
+
 class McpItem(BuiltinItem):
     kind, field, text_kind = "mcp_call", "arguments", "mcp_call_arguments"
 
@@ -422,7 +445,7 @@ class OutputItems:
                 (self._open or self._begin(self._reasoning_kind, summary=[])).add(event.text)
             case ContentDelta():
                 phase = "commentary" if event.preamble else "final_answer"
-                message = self._open or self._begin(MessageItem, annotate=self._annotations, phase=phase)
+                message = self._open or self._begin(MessageItem, cited=self._toolbox.citations, phase=phase)
                 assert isinstance(message, MessageItem)
                 message.add_content(event.text, self._logprobs.of(event))
             case ToolCallBegin():
@@ -467,18 +490,6 @@ class OutputItems:
         self.items.append(self._open.item)
         return self._open
 
-    def _annotations(self, text: str) -> list[Object]:
-        return [
-            {
-                "type": "url_citation",
-                "start_index": citation.start,
-                "end_index": citation.end,
-                "url": citation.source.url,
-                "title": citation.source.title,
-            }
-            for citation in self._toolbox.citations(text)
-        ]
-
     def _begin_call(self, begin: ToolCallBegin) -> None:
         tool = self._tools.named(begin.name)
         if tool.typed is not None:
@@ -501,5 +512,7 @@ class OutputItems:
                 "find": {"type": "find_in_page", "url": "", "pattern": ""},
             }
             self._begin(SearchItem, action=begun.get(name, _search("")))
+        elif namespace == "file_search":
+            self._begin(FileSearchItem, queries=[], results=None)
         else:
             self._begin(McpItem, server_label=namespace, name=name, arguments="", output=None, error=None)

@@ -159,7 +159,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         messages = (Message("developer", body.instructions), *messages)
     try:
         state = kept[-1].tools if kept else None
-        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
+        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state, owner)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
     lacking = left_out(body.tools or (), toolbox.names)

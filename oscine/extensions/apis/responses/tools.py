@@ -23,7 +23,7 @@ from oscine.extensions.apis.responses.view import Object
 
 _LONGEST_NAME = 128  # characters of a function's name, and of a namespace's
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_LONGEST_NAME}}}")
-_NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}
+_NAMESPACES = {"code_interpreter": "python", "web_search": "browser", "file_search": "file_search"}
 _BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
 _CLIENT_TYPES = ("function", "custom", "namespace")
 _INPUT: Object = {

@@ -91,10 +91,16 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         return {"invalid_json": arguments}
 
 
+class CustomCall(Struct, gc=False):
+    name: Annotated[str, about("The custom tool's name.")]
+    input: Annotated[str, about("The text that it got.")]
+
+
 class ToolCall(Struct, gc=False):
     id: Annotated[str, about("The id that the message with the result refers to.")]
-    function: Annotated[FunctionCall, about("The called function.")]
-    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
+    function: Annotated[FunctionCall | None, about("The called function.")] = None
+    custom: Annotated[CustomCall | None, about("The called custom tool.")] = None
+    type: Annotated[Literal["function", "custom"], about("Which of the two was called.")] = "function"
 
 
 class Message(Struct, gc=False):
@@ -114,30 +120,52 @@ class Function(Struct):
     strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
 
 
+class InputGrammar(Struct):
+    syntax: Annotated[Literal["lark", "regex"], about("How the grammar is written.")]
+    definition: Annotated[str, about("The grammar.")]
+
+
+class InputFormat(Struct):
+    type: Annotated[Literal["text", "grammar"], about("Any text, or text with a grammar.")]
+    grammar: Annotated[InputGrammar | None, about("For the type `grammar`; it is enforced.")] = None
+
+
+class CustomTool(Struct):
+    name: Annotated[str, about("Letters, digits, `_` and `-`.")]
+    description: Annotated[str | None, about("What it does; the model reads it.")] = None
+    format: Annotated[InputFormat | None, about("The form of its input (default: any text).")] = None
+
+
 class Tool(Struct):
-    type: Annotated[str, about("`function`; tools of other types are left out.")]
+    type: Annotated[str, about("`function` or `custom`; tools of other types are left out.")]
     function: Annotated[Function | None, about("The function.")] = None
+    custom: Annotated[CustomTool | None, about("The custom tool: its input is plain text.")] = None
     defer_loading: Annotated[
         bool | None, about("True declares it only where a tool's result refers to it, so that prefixes stay cached.")
     ] = None
 
 
 class NamedFunction(Struct):
-    name: Annotated[str, about("One of the functions in `tools`.")]
+    name: Annotated[str, about("One of the functions, or of the custom tools, in `tools`.")]
 
 
 class NamedToolChoice(Struct, tag_field="type", tag="function"):
     function: Annotated[NamedFunction, about("The function that must be called.")]
 
 
+class NamedCustomChoice(Struct, tag_field="type", tag="custom"):
+    custom: Annotated[NamedFunction, about("The custom tool that must be called.")]
+
+
 class AllowedTool(Struct):
-    function: Annotated[NamedFunction, about("A function that may be called.")]
-    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
+    function: Annotated[NamedFunction | None, about("A function that may be called.")] = None
+    custom: Annotated[NamedFunction | None, about("A custom tool that may be called.")] = None
+    type: Annotated[Literal["function", "custom"], about("Which of the two it is.")] = "function"
 
 
 class AllowedTools(Struct):
     mode: Annotated[Literal["auto", "required"], about("Whether one of them must be called.")]
-    tools: Annotated[list[AllowedTool], Meta(max_length=MAX_TOOLS), about("The functions that may be called.")]
+    tools: Annotated[list[AllowedTool], Meta(max_length=MAX_TOOLS), about("The tools that may be called.")]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
@@ -145,7 +173,7 @@ class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
 
 
 Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
-ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None
+ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolsChoice | None
 
 
 class JsonSchema(Struct):
@@ -199,7 +227,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     max_completion_tokens: Annotated[Positive | None, about("The newer name of `max_tokens`.")] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
     top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token; needs `logprobs`.")] = None
-    tools: Annotated[Tools | None, about("Functions that the model may call; other types are left out.")] = None
+    tools: Annotated[Tools | None, about("Tools that the model may call; other types are left out.")] = None
     tool_choice: Annotated[ToolChoiceField, about("Which functions may, or must, be called (default `auto`).")] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
     response_format: Annotated[ResponseFormat | None, about("The form of the answer; it is enforced.")] = None

@@ -11,7 +11,7 @@ from oscine.api.serving.formats import Form, asked_form, check_beside_calls, ext
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
-from oscine.api.turns.conversation import allowed_calls, conversation, leave_out
+from oscine.api.turns.conversation import allowed_calls, conversation, is_called, leave_out
 from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.toolbox import Toolbox
@@ -37,7 +37,7 @@ async def chat_turns(
     talk = service.reasoning.restore(call.caller.name, talk)
     n = body.n or 1
     model.served.admission.check(n)  # before the prompt is made, which costs more
-    lacking = [tool.type for tool in body.tools or () if tool.type != "function"]
+    lacking = [tool.type for tool in body.tools or () if not is_called(tool)]
     leave_out(lacking, len(body.tools or ()) - len(lacking), body.tool_choice)
     form = form or await run_in_thread(lambda: asked_form(body), call.size, call.caller.threads)
     calls = allowed_calls(body, tuple(tool for tool in talk.functions if tool.name not in removed))

@@ -6,6 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.beta import BetaUsage
 from pydantic import TypeAdapter
 
 from oscine.api.serving.tools import ServerTools
@@ -215,12 +216,17 @@ def test_usage_has_the_details_of_anthropics_client(scripted: ScriptedServer) ->
         "A",
         t.return_,
     )
-    usage = anthropic.types.Usage.model_validate(post(scripted, [USER]).json()["usage"], strict=True)
+    given = post(scripted, [USER]).json()["usage"]
+    usage = anthropic.types.Usage.model_validate(given, strict=True)
     assert usage.output_tokens_details is not None
     assert usage.cache_creation is not None
     assert usage.output_tokens_details.thinking_tokens == len(t.encode("Hm."))
-    assert (usage.service_tier, usage.server_tool_use) == ("standard", None)
+    assert (usage.service_tier, usage.server_tool_use, usage.speed) == ("standard", None, "standard")
     assert (usage.cache_creation.ephemeral_5m_input_tokens, usage.cache_creation.ephemeral_1h_input_tokens) == (0, 0)
+    (only,) = BetaUsage.model_validate(given, strict=True).iterations or ()
+    assert only.type == "message"
+    counts = (only.input_tokens, only.cache_read_input_tokens, only.output_tokens)
+    assert counts == (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens)
 
 
 def test_a_system_message_changes_the_tools(scripted: ScriptedServer) -> None:

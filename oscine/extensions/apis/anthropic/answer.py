@@ -142,18 +142,23 @@ class MessageAnswer:
         """Prompt tokens that the prefix cache had are not among the input tokens."""
         turn, searches = self.turn, self._blocks.num_searches
         read = turn.num_prompt_tokens + (turn.num_appended_tokens if searches else 0)
-        usage = {
+        counts = {
             "input_tokens": read - turn.num_cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "cache_read_input_tokens": turn.num_cached_tokens,
             "output_tokens": turn.num_tokens,
-            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
-            "service_tier": "standard",
         }
-        return usage | (
-            {"server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0}} if searches else {}
-        )
+        usage = {
+            **counts,
+            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
+            "inference_geo": None,
+            "service_tier": "standard",
+            "speed": "standard",
+        }
+        if searches:  # each of which is an iteration of its own, and all are counted together
+            return {**usage, "server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0}}
+        return {**usage, "iterations": [{"type": "message", **counts}]}
 
     def _ending(self) -> Json:
         stopped_by = self.turn.stop_string

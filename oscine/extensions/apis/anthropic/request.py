@@ -147,7 +147,7 @@ def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
             if tool.input_schema is None:
                 raise invalid(f"tools[{i}].input_schema", "a tool needs it")
             function = Function(tool.name, tool.description, tool.input_schema, tool.strict)
-            yield Tool("function", function, tool.defer_loading if defers else None)
+            yield Tool("function", function, defer_loading=tool.defer_loading if defers else None)
 
 
 def _tool_choice(choice: AnthropicToolChoice, tools: Sequence[AnthropicTool]) -> Any:

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from oscine.api.common.errors import invalid
 from oscine.api.serving.schemas import ContentPart, content_text, convert
 from oscine.api.turns.attachments import described, result_text, said_text
+from oscine.api.turns.custom_tools import written
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort
 from oscine.extensions.apis.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
@@ -239,8 +240,7 @@ class ItemHistory:
             case "custom_tool_call":
                 custom = convert(item, _CustomCall, where)
                 raw = self._tools.takes_text(custom.name, custom.namespace)
-                text = custom.input if raw else msgspec.json.encode({"input": custom.input}).decode()
-                self._call(custom, text, raw=raw)
+                self._call(custom, written(custom.input, raw=raw), raw=raw)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(convert(item, _CallOutput, where), where)
             case "code_interpreter_call":

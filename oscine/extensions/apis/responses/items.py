@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-import msgspec
-
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
+from oscine.api.turns.custom_tools import read_input
 from oscine.api.turns.progress import ToolAnswered, ToolBegins, Turn, TurnEvent
 from oscine.chat.events import (
     BuiltinCallBegin,
@@ -258,7 +257,7 @@ class CustomCallItem(Item):
         self._arguments += text
 
     def end(self, status: Status) -> None:
-        self.item["input"] = custom_input(self._arguments)
+        self.item["input"] = read_input(self._arguments)
         if self.item["input"]:
             self.emit("custom_tool_call_input.delta", delta=self.item["input"])
         self.emit("custom_tool_call_input.done", input=self.item["input"])
@@ -287,18 +286,6 @@ class TypedCallItem(Item):
         if status != "completed" and self.kind == "apply_patch_call":  # it knows no other status
             status = "in_progress"
         super().end(status)
-
-
-class _CustomInput(msgspec.Struct):
-    input: str
-
-
-def custom_input(arguments: str) -> str:
-    """The text for a custom tool: the field `input` of JSON, or all that the model wrote if it is no such JSON."""
-    try:
-        return msgspec.json.decode(arguments, type=_CustomInput).input
-    except (ValueError, RecursionError):
-        return arguments
 
 
 class BuiltinItem(Item):

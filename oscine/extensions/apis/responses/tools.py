@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from oscine.api.common.errors import invalid, unsupported
+from oscine.api.common.errors import invalid
 from oscine.api.serving.formats import Calls
 from oscine.api.serving.parameters import MAX_TOOLS
 from oscine.api.serving.schemas import Function, convert
-from oscine.chat.messages import FunctionTool, InputGrammar
+from oscine.api.turns.custom_tools import grammar_tool, text_tool
+from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import ModelNames
 from oscine.extensions.apis.responses.typed.tools import TypedTool, typed_tool
 from oscine.extensions.apis.responses.view import Object
@@ -26,12 +27,6 @@ _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_LONGEST_NAME}}}")
 _NAMESPACES = {"code_interpreter": "python", "web_search": "browser", "file_search": "file_search"}
 _BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
 _CLIENT_TYPES = ("function", "custom", "namespace")
-_INPUT: Object = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 _SECRETS = ("authorization", "headers")  # of an MCP server: not repeated in the response, and not stored
 
 
@@ -210,17 +205,15 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _custom_tool(tool: _Custom, where: str) -> ClientTool:
-    """The model writes an input that has a grammar as it is, and any other one as the field `input` of JSON."""
     _check_name(tool.name, where)
-    about, wanted = tool.description or "", tool.format
+    about, wanted = tool.description, tool.format
     if wanted is None or wanted.type == "text":
-        return ClientTool(FunctionTool(tool.name, about, _INPUT), tool.name, custom=True)
-    if wanted.type != "grammar" or wanted.syntax not in ("lark", "regex"):
-        raise unsupported(f"{where}.format", "it is of type 'text', or 'grammar' with the syntax 'lark' or 'regex'")
-    if not wanted.definition:
-        raise invalid(f"{where}.format.definition", "a grammar needs it")
-    form = InputGrammar("lark" if wanted.syntax == "lark" else "regex", wanted.definition)
-    return ClientTool(FunctionTool(tool.name, about, strict=True, input=form), tool.name, custom=True)
+        return ClientTool(text_tool(tool.name, about), tool.name, custom=True)
+    syntax, paths = (
+        wanted.syntax if wanted.type == "grammar" else None,
+        (f"{where}.format", f"{where}.format.definition"),
+    )
+    return ClientTool(grammar_tool(tool.name, about, syntax, wanted.definition, paths), tool.name, custom=True)
 
 
 def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool) -> Calls:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError, Message, ResponseSchema
 from oscine.chat.tokenizer import Tokenizer
@@ -117,13 +117,15 @@ class HarmonyRenderer:
         messages = conversation.messages
         groups = [(key, [*group]) for key, group in groupby(messages, lambda m: m.role in ("system", "developer"))]
         leading = groups.pop(0)[1] if groups and groups[0][0] else []
-        sections = _instructions(leading)
+        first = [*takewhile(lambda m: not m.after_tools, leading)]
+        sections = _instructions(first)
         functions = (*conversation.tools, *(tool for message in leading for tool in message.tools))
         if tools := tools_section(functions, conversation.namespaces):
             sections.append(tools)
         if conversation.response_schema is not None:
             sections.append(_response_formats(conversation.response_schema))
         yield from self._developer(sections)
+        yield from self._developer(_instructions(leading[len(first) :]))
         yield from self._turns(groups)
 
     def _turns(self, groups: list[tuple[bool, list[Message]]]) -> Iterator[_Piece]:

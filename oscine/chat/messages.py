@@ -58,6 +58,7 @@ class Message:
     name: str | None = None  # tool: the function's name, if the caller gave it
     builtin: BuiltinCall | None = None  # assistant: calls it; tool: the content is its result
     tools: tuple[FunctionTool, ...] = ()  # tool, developer: functions that may be called from here on
+    after_tools: bool = False  # system, developer: at the begin of a conversation it follows the tools' declarations
 
 
 @dataclass(frozen=True, slots=True)

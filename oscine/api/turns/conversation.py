@@ -24,6 +24,7 @@ from oscine.api.serving.schemas import (
 from oscine.api.turns.attachments import result_text, said_text
 from oscine.api.turns.custom_tools import grammar_tool, text_tool, written
 from oscine.api.turns.dialect import CHAT, Dialect
+from oscine.api.turns.instructions import folders_last
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort, model_effort
 from oscine.chat.tools import validate_tools
@@ -39,9 +40,11 @@ def conversation(request: ChatCompletionRequest, date: str, dialect: Dialect = C
     hidden = request.tool_choice == "none"
     waiting = {} if hidden else _deferred(request.tools or (), tools)
     messages = chat_messages(request.messages, {tool.name for tool in tools if tool.input is not None})
+    said = tuple(_with_found(request.messages, messages, dict(waiting))) if waiting else messages
+    declared = () if hidden else tuple(tool for tool in tools if tool.name not in waiting)
     return chat.Conversation(
-        messages=tuple(_with_found(request.messages, messages, dict(waiting))) if waiting else messages,
-        tools=() if hidden else tuple(tool for tool in tools if tool.name not in waiting),
+        messages=folders_last(said) if declared else said,
+        tools=declared,
         response_schema=response_schema(request.response_format),
         reasoning_effort=model_effort(_effort(request)),
         current_date=date,

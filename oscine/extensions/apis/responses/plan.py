@@ -15,6 +15,7 @@ from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import leave_out
+from oscine.api.turns.instructions import folders_last
 from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
@@ -72,9 +73,11 @@ class ResponsePlan:
 
     def _conversation(self, date: str, memory: ReasoningMemory) -> Conversation:
         body, hidden = self.body, self._allowed.choice == "none"
+        declared = () if hidden else self.tools.declared
+        said = tuple(replace(said, tools=()) for said in self.messages) if hidden else self.messages
         talk = Conversation(
-            messages=tuple(replace(said, tools=()) for said in self.messages) if hidden else self.messages,
-            tools=() if hidden else self.tools.declared,
+            messages=folders_last(said) if declared else said,
+            tools=declared,
             response_schema=_text_format(body)[1],
             reasoning_effort=model_effort(body.reasoning.effort if body.reasoning else None),
             current_date=date,

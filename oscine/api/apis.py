@@ -19,6 +19,7 @@ GROUP = "oscine.apis"
 # name -> class. In the order of their paths: the first path that matches serves.
 APIS = {
     "responses": "oscine.extensions.apis.responses.api:ResponsesApi",
+    "conversations": "oscine.extensions.apis.conversations.api:ConversationsApi",
     "anthropic": "oscine.extensions.apis.anthropic.api:AnthropicApi",
     "file_search": "oscine.extensions.file_search.api:FileSearchApi",
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
@@ -27,6 +28,7 @@ APIS = {
 }
 NEEDS = {  # without these an API is absent too
     "batches": ("responses",),
+    "conversations": ("responses",),
     "conventions": ("responses",),
     "file_search": ("batches", "responses"),
 }

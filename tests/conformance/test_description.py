@@ -36,7 +36,7 @@ class Things:
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
         self.model = server.model()
-        self._response = self._file = self._store = ""
+        self._response = self._file = self._store = self._conversation = ""
 
     def response(self) -> str:
         if not self._exists(f"/v1/responses/{self._response}"):
@@ -54,6 +54,15 @@ class Things:
         if not self._exists(f"/v1/vector_stores/{self._store}/files/{self.file()}"):
             self._store = self._server.post("/v1/vector_stores", {"file_ids": [self.file()]})["id"]
         return self._store
+
+    def conversation(self) -> str:
+        if not self._exists(f"/v1/conversations/{self._conversation}"):
+            self._conversation = self._server.post("/v1/conversations", {})["id"]
+        return self._conversation
+
+    def item(self) -> str:
+        path = f"/v1/conversations/{self.conversation()}/items"
+        return str(self._server.post(path, {"items": [{"role": "user", "content": "hi"}]})["first_id"])
 
     def batch(self) -> str:
         path = f"/v1/vector_stores/{self.store()}/file_batches"
@@ -91,9 +100,10 @@ class Prober:
 
     def _name_what_exists(self, case: Any) -> None:
         things = self.things
-        of_store = case.path.startswith("/v1/vector_stores")
-        known = {"id": things.store if of_store else things.response, "name": lambda: things.model}
-        known |= {"file_id": things.file, "batch_id": things.batch}
+        ids = {"/v1/vector_stores": things.store, "/v1/conversations": things.conversation}
+        of_path = next((make for path, make in ids.items() if case.path.startswith(path)), things.response)
+        known = {"id": of_path, "name": lambda: things.model}
+        known |= {"file_id": things.file, "batch_id": things.batch, "item_id": things.item}
         case.path_parameters = {name: known[name]() for name in case.path_parameters or {}}
         if isinstance(case.body, dict):
             case.body["model"] = things.model

@@ -227,7 +227,6 @@ GBNF = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("input[1].output[0].text", {"input": [CALL, OUTPUT | {"output": [{"type": "input_text"}]}]}),
         ("input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}),
         ("input[0].id", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
-        ("conversation", {"conversation": "conv_1"}),
         ("prompt", {"prompt": {"id": "p"}}),
         ("n", {"n": 2}),
         ("stop", {"stop": "x"}),

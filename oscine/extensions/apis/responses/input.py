@@ -123,17 +123,17 @@ def _is_reference(item: Object) -> bool:
     return item.get("type") == "item_reference" or ("type" not in item and "role" not in item and "id" in item)
 
 
-def input_items(given: str | list[Object], stored: dict[str, Object]) -> list[Object]:
+def input_items(given: str | list[Object], stored: Mapping[str, Object], where: str = "input") -> list[Object]:
     """The items of an input, each with its type, id and status; references give way to `stored` items.
 
     Raises APIError that names what is wrong.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_input_item(item, stored, f"input[{i}]") for i, item in enumerate(given)]
+    return [_input_item(item, stored, f"{where}[{i}]") for i, item in enumerate(given)]
 
 
-def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
+def _input_item(item: Object, stored: Mapping[str, Object], where: str) -> Object:
     if _is_reference(item):
         found = stored.get(str(item.get("id")))
         if found is None:

@@ -1,6 +1,6 @@
 """From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -133,41 +133,36 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         )
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
-    chain = await _chain(store, body.previous_response_id, owner)
-    size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
-    if size > _MAX_CHAIN_BYTES:
-        raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
-    kept = await run_in_thread(
-        lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size, threads
-    )
-    if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
-        raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
+    if body.conversation_id is not None and body.previous_response_id is not None:
+        raise invalid("conversation", "it cannot stand beside 'previous_response_id'")
+    threads = call.caller.threads
+    if body.conversation_id is None:
+        past = await _past_responses(store, body.previous_response_id, call)
+    else:
+        past = await _past_conversation(store, body.conversation_id, call)
     found, calls = await _referenced(store, call)
 
     def said() -> tuple[ClientTools, list[Object], tuple[Message, ...], ResponseRequest]:
-        before: list[list[Object]] = [msgspec.json.decode(stored.input) for stored in chain]
         items = input_items(body.input, found)
-        earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
+        earlier = (tool for given, _ in past.parts for tool in new_tools(given, past.param))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
         history, wanted = ItemHistory(tools), body
-        for given, response in zip(before, kept, strict=True):
-            wanted = configured(wanted, given, "previous_response_id")
-            history.add(given, {}, "previous_response_id")
-            history.add(response.response.output, response.calls, "previous_response_id")
+        for given, calls_in in past.parts:
+            wanted = configured(wanted, given, past.param)
+            history.add(given, calls_in, past.param)
         history.add(items, calls, "input")
         return tools, items, history.messages(), configured(wanted, items, "input")
 
-    tools, items, messages, body = await run_in_thread(said, call.size + size, threads)
+    tools, items, messages, body = await run_in_thread(said, call.size + past.size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
-        state = kept[-1].tools if kept else None
-        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state, owner)
+        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, past.state, owner)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
     lacking = left_out(body.tools or (), toolbox.names)
     leave_out(lacking, len(body.tools or ()) - len(lacking), body.tool_choice)
-    listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
+    listings = (item for given, _ in past.parts for item in given if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
         owner=owner,
@@ -177,8 +172,62 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         messages=messages,
         tools=tools,
         toolbox=toolbox,
-        listed=frozenset(item["server_label"] for item in listings),
+        listed=frozenset(str(item.get("server_label")) for item in listings),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What was said before a request: items, and the built-in calls among them by id."""
+
+    param: str  # that names it
+    parts: Sequence[tuple[list[Object], Mapping[str, Sequence[str]]]] = ()
+    state: Object | None = None  # of the built-in tools
+    size: int = 0  # bytes
+
+
+async def _past_responses(store: ResponseStore, response_id: str | None, call: Call[ResponseRequest]) -> _Past:
+    param = "previous_response_id"
+    chain = await _chain(store, response_id, call.caller.name)
+    size = _bounded(sum(len(stored.input) + len(stored.body) for stored in chain), param)
+
+    def decoded() -> _Past:
+        kept = [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain]
+        if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
+            raise invalid(param, f"the response '{chain[-1].id}' is still being made")
+        parts: list[tuple[list[Object], Mapping[str, Sequence[str]]]] = []
+        for stored, of in zip(chain, kept, strict=True):
+            parts += [(msgspec.json.decode(stored.input), {}), (of.response.output, of.calls)]
+        return _Past(param, parts, kept[-1].tools if kept else None, size)
+
+    return await run_in_thread(decoded, size, call.caller.threads)
+
+
+async def _past_conversation(store: ResponseStore, conversation_id: str, call: Call[ResponseRequest]) -> _Past:
+    param = "conversation"
+    found = await store.read_conversation(lambda tables, db: tables.get(db, conversation_id, call.caller.name))
+    if found is None:
+        raise conversation_not_found(conversation_id, param)
+    size = _bounded(found.size, param)
+    bodies = await store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
+
+    def decoded() -> _Past:
+        kept = [msgspec.json.decode(body, type=KeptItem) for body in bodies]
+        calls = {of.item["id"]: of.call for of in kept if of.call is not None}
+        return _Past(param, [([of.item for of in kept], calls)], msgspec.json.decode(found.state), size)
+
+    return await run_in_thread(decoded, size, call.caller.threads)
+
+
+def _bounded(size: int, param: str) -> int:
+    if size > _MAX_CHAIN_BYTES:
+        raise invalid(param, f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
+    return size
+
+
+def conversation_not_found(conversation_id: str, param: str | None = None) -> APIError:
+    message = f"The conversation '{conversation_id}' is not stored on this server."
+    return not_found(message, "conversation_not_found", param)
 
 
 async def _chain(store: ResponseStore, response_id: str | None, owner: str) -> list[StoredResponse]:

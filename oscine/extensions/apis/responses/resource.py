@@ -73,6 +73,7 @@ def new_response(response_id: str, body: ResponseRequest, model: str, namespaces
         },
         tools=repeated(body.tools or (), namespaces),
         usage=None,
+        conversation=None if body.conversation_id is None else {"id": body.conversation_id},
         **(_REPEATED | given),
     )
 

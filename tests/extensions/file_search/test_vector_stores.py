@@ -248,6 +248,33 @@ def test_a_pdf_is_read_or_its_error_names_the_extra(client: OpenAI) -> None:
         assert file.last_error.code == "invalid_file"
 
 
+def pdf(*pages: str) -> bytes:
+    """A document with one line of text per page."""
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(pages)))
+    font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>", font]
+    for i, text in enumerate(pages):
+        drawn = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET"
+        page = f"/MediaBox [0 0 595 842] /Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * i} 0 R"
+        objects.append(f"<< /Type /Page /Parent 2 0 R {page} >>")
+        objects.append(f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream")
+    data, offsets = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        offsets.append(f"{len(data):010} 00000 n \n")
+        data += f"{number} 0 obj\n{content}\nendobj\n".encode()
+    table = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{''.join(offsets)}"
+    end = f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(data)}\n%%EOF\n"
+    return data + f"{table}{end}".encode()
+
+
+def test_the_pages_of_a_pdf_are_searched(client: OpenAI) -> None:
+    pytest.importorskip("pypdf")
+    store = store_of(client, {"zoo.pdf": pdf("A zebra has stripes.", "A lion has a mane."), "a.txt": b"no animals"})
+    (hit,) = client.vector_stores.search(store, query="mane").data
+    assert hit.filename == "zoo.pdf"
+    assert hit.content[0].text == "A zebra has stripes.\nA lion has a mane.\n"
+
+
 def test_a_file_that_is_removed_or_deleted_is_not_found(client: OpenAI) -> None:
     store = store_of(client, {"a.txt": "apple pie", "b.txt": "apple tree", "c.txt": "apple"})
     a, b, c = (file.id for file in client.vector_stores.files.list(store, order="asc"))

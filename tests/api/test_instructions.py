@@ -40,6 +40,10 @@ def parts(*texts: str) -> list[tuple[str, bool]]:
         ([RULES, PLACE, RULES], [(RULES, False), ("", False), (PLACE, True), (RULES, False)]),
         (["A.\n\nB:\nWorking directory: /a\nC."], [("A.", False), ("B:\nWorking directory: /a\nC.", True)]),
         (["Working directory: /a"], [("", False), ("Working directory: /a", True)]),
+        (
+            [RULES, "<skills>\n## Skills\n- `r0` = `/home/a/.codex/skills`\n</skills>"],
+            [(RULES, False), ("", False), ("<skills>\n## Skills\n- `r0` = `/home/a/.codex/skills`\n</skills>", True)],
+        ),
         (["A.\n```\n# Working directory: /a\n```"], [("A.\n```\n# Working directory: /a\n```", False)]),
         (
             ["A.\n# Memory\nIn /home/a/.claude/projects/-a/memory/."],

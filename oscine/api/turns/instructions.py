@@ -1,8 +1,8 @@
 """The instructions of agents, so that conversations in different folders share the prefix of their prompts.
 
-Claude Code and opencode name the user's folder in the middle of their instructions, and the declarations of tools come
-after all instructions. What follows the first mention of the folder comes after the tools instead. No text changes, and
-the order of the instructions stays.
+Claude Code, opencode and Codex name a folder of the user's in the middle of their instructions, and the declarations
+of tools come after all instructions. What follows the first mention of the folder comes after the tools instead. No
+text changes, and the order of the instructions stays.
 """
 
 import re
@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from oscine.chat.messages import Message
 
-_FOLDER = re.compile(r"[Ww]orking directory: |/\.claude/projects/")
+_FOLDER = re.compile(r"[Ww]orking directory: |/\.claude/projects/|/\.codex/skills")
 _FENCE = "```"
 
 

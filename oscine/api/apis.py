@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from oscine.api.interface import Api
 from oscine.api.serving.service import Service
 from oscine.settings.config import OPTIONS as OPTIONS_BY_NAME
-from oscine.settings.config import Config, ServerOptions
+from oscine.settings.config import Config
 from oscine.settings.option import OptionError
 from oscine.system.extensions import added, is_there, lacking, load
 
@@ -19,13 +19,20 @@ GROUP = "oscine.apis"
 # name -> class. In the order of their paths: the first path that matches serves.
 APIS = {
     "responses": "oscine.extensions.apis.responses.api:ResponsesApi",
+    "conversations": "oscine.extensions.apis.conversations.api:ConversationsApi",
     "anthropic": "oscine.extensions.apis.anthropic.api:AnthropicApi",
+    "file_search": "oscine.extensions.file_search.api:FileSearchApi",
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
 }
-NEEDS = {"batches": ("responses",), "conventions": ("responses",)}  # without these an API is absent too
-OPTIONS = {"responses-db": "responses", "files-dir": "batches"}  # of one API alone
+NEEDS = {  # without these an API is absent too
+    "batches": ("responses",),
+    "conversations": ("responses",),
+    "conventions": ("responses",),
+    "file_search": ("batches", "responses"),
+}
+OPTIONS = {"responses-db": "responses", "files-dir": "batches", "embeddings-url": "file_search"}  # of one API alone
 
 
 def installed() -> list[str]:
@@ -34,10 +41,11 @@ def installed() -> list[str]:
     return [name for name in found if {*NEEDS.get(name, ())} <= {*found}]
 
 
-def check_options(server: ServerOptions) -> None:
+def check_options(config: Config) -> None:
     """Raises OptionError for an option, as the user gave it, whose API is missing."""
+    given = {**vars(config.server), **vars(config.tools.file_search)}
     for option, name in OPTIONS.items():
-        if getattr(server, OPTIONS_BY_NAME[option].field) is not None and name not in installed():
+        if given[OPTIONS_BY_NAME[option].field] is not None and name not in installed():
             raise OptionError(option, lacking(APIS[name]))
 
 

@@ -41,7 +41,7 @@ def create_app(service: Service) -> ASGIApp:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network="*" not in service.config.server.cors_origins,
-            expose_headers=["X-Request-Id", "Retry-After", *_RATE_LIMITS],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Tools-Left-Out", *_RATE_LIMITS],
         )
     root = service.config.server.root_path.rstrip("/")
     return _BelowPath(app, root) if root else app

@@ -43,6 +43,7 @@ _SENTENCES = (
     ("recursion limit exceeded", "it is nested too deeply"),
 )
 
+_PRIORITY = re.compile(r"^([?!]?\w+)\.-?\d+[ \t]*:", re.MULTILINE)  # of a rule in Lark: it changes no text
 _MAX_HEADERS = 64  # cached grammars of headers: most requests have no tools, or the same tools as an earlier one
 
 ToolChoice = Literal["none", "auto", "required"]
@@ -229,11 +230,11 @@ class _Envelope:
         """The rules of `call`."""
         rules = []
         for i, tool in enumerate(self._tools):
-            arguments = "TEXT"
+            arguments, format = "TEXT", "json" if tool.input is None else '" code"'
             if self._required or tool.strict:
                 arguments = self._part(f"arguments_{i}", arguments_format(tool))
             to = f"to={NAMESPACE}.{tool.name}"
-            rules.append(_call(f"call_{i}", to, ("commentary",), f"json <|message|> {arguments}"))
+            rules.append(_call(f"call_{i}", to, ("commentary",), f"{format} <|message|> {arguments}"))
         for i, recipient in enumerate(self._others):
             rules.append(_call(f"other_{i}", f"to={recipient}", ("analysis", "commentary"), "format <|message|> TEXT"))
         names = [rule.partition(":")[0] for rule in rules]
@@ -244,8 +245,13 @@ class _Envelope:
         return f"@{name}"
 
 
-def arguments_format(tool: FunctionTool) -> JsonFormat:
-    """The form of constrained arguments of a call: an object, whatever type the schema names."""
+def arguments_format(tool: FunctionTool) -> TextFormat:
+    """The form of constrained arguments of a call: text of the tool's grammar, or an object, whatever type the schema
+    names."""
+    if tool.input is not None:
+        definition = tool.input.definition
+        lark = tool.input.syntax == "lark"
+        return LarkFormat(_PRIORITY.sub(r"\1:", definition)) if lark else RegexFormat(definition)
     schema = {"additionalProperties": False} if tool.parameters is None else tool.parameters
     return JsonFormat({**schema, "type": "object"}, lenient=not tool.strict)
 

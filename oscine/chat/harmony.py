@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from oscine.chat.messages import BuiltinCall, Conversation, ConversationError, Message, ResponseSchema
 from oscine.chat.tokenizer import Tokenizer
@@ -117,12 +117,15 @@ class HarmonyRenderer:
         messages = conversation.messages
         groups = [(key, [*group]) for key, group in groupby(messages, lambda m: m.role in ("system", "developer"))]
         leading = groups.pop(0)[1] if groups and groups[0][0] else []
-        sections = _instructions(leading)
-        if tools := tools_section(conversation.tools, conversation.namespaces):
+        first = [*takewhile(lambda m: not m.after_tools, leading)]
+        sections = _instructions(first)
+        functions = (*conversation.tools, *(tool for message in leading for tool in message.tools))
+        if tools := tools_section(functions, conversation.namespaces):
             sections.append(tools)
         if conversation.response_schema is not None:
             sections.append(_response_formats(conversation.response_schema))
         yield from self._developer(sections)
+        yield from self._developer(_instructions(leading[len(first) :]))
         yield from self._turns(groups)
 
     def _turns(self, groups: list[tuple[bool, list[Message]]]) -> Iterator[_Piece]:
@@ -131,7 +134,7 @@ class HarmonyRenderer:
         names: dict[str, str] = {}  # tool_call_id -> function
         for instructing, group in groups:
             if instructing:
-                yield from self._developer(_instructions(group))
+                yield from self._developer([*_instructions(group), *_late_tools(group)])
                 continue
             for message in group:
                 if message.role == "user":
@@ -141,6 +144,7 @@ class HarmonyRenderer:
                         yield from self._result(message.builtin, message.content)
                 elif message.role == "tool":
                     yield from self._tool_result(message, names)
+                    yield from self._developer(_late_tools([message]))
                 else:
                     names.update((call.id, call.name) for call in message.tool_calls)
                     yield from self._assistant(message, keep_reasoning=num_finals_left == 0)
@@ -165,16 +169,17 @@ class HarmonyRenderer:
         elif message.content:
             yield from self._message(_ASSISTANT, message.content, _COMMENTARY)
         for call in message.tool_calls:
-            yield from self._call("commentary", f"{NAMESPACE}.{call.name}", call.arguments)
+            yield from self._call("commentary", f"{NAMESPACE}.{call.name}", call.arguments, code=call.raw)
         builtin = message.builtin
         if builtin and (builtin.channel != "analysis" or keep_reasoning):
-            yield from self._call(builtin.channel, builtin.recipient, builtin.content)
+            code = builtin.recipient.split(".")[0] in TRAINED
+            yield from self._call(builtin.channel, builtin.recipient, builtin.content, code=code)
 
-    def _call(self, channel: str, recipient: str, content: str) -> Iterator[_Piece]:
-        """As gpt-oss writes it: code for the tools that it was trained with, JSON for all others."""
+    def _call(self, channel: str, recipient: str, content: str, *, code: bool) -> Iterator[_Piece]:
+        """As gpt-oss writes it: `code` for the tools that it was trained with and for plain text, else JSON."""
         token = self._tokenizer
         yield from (token.start, _ASSISTANT, token.channel)
-        if recipient.split(".")[0] in TRAINED:
+        if code:
             yield f"{channel} to={recipient} code"
         else:
             yield from (f"{channel} to={recipient} ", token.constrain, "json")
@@ -213,6 +218,12 @@ def _instructions(messages: list[Message]) -> list[str]:
     """The `# Instructions` section: the joined text of messages; nothing if they are blank."""
     said = [message.content for message in messages if message.content]
     return ["# Instructions", *said] if said else []
+
+
+def _late_tools(messages: list[Message]) -> list[str]:
+    """The `# Tools` section of functions that are found within a conversation, so that its begin stays as it was."""
+    section = tools_section([tool for message in messages for tool in message.tools])
+    return [section] if section else []
 
 
 def _response_formats(response: ResponseSchema) -> str:

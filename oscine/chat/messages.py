@@ -19,6 +19,7 @@ class ToolCall:
     id: str
     name: str  # of the function, without the namespace
     arguments: str  # JSON text, exactly as the model wrote it
+    raw: bool = False  # whether the arguments are plain text instead: see FunctionTool.input
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,23 @@ class BuiltinCall:
 
 
 @dataclass(frozen=True, slots=True)
+class InputGrammar:
+    """The form of an input that is plain text."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None  # JSON schema
+    strict: bool = False  # whether arguments must satisfy it, or the input its grammar
+    input: InputGrammar | None = None  # of a tool that takes plain text, and no JSON
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
@@ -39,14 +57,8 @@ class Message:
     tool_call_id: str | None = None  # tool: which call this answers
     name: str | None = None  # tool: the function's name, if the caller gave it
     builtin: BuiltinCall | None = None  # assistant: calls it; tool: the content is its result
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionTool:
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] | None = None  # JSON schema
-    strict: bool = False  # whether arguments must satisfy it
+    tools: tuple[FunctionTool, ...] = ()  # tool, developer: functions that may be called from here on
+    after_tools: bool = False  # system, developer: at the begin of a conversation it follows the tools' declarations
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +88,8 @@ class Conversation:
     reasoning_effort: ReasoningEffort = "medium"
     current_date: str = ""  # YYYY-MM-DD; empty: no date line
     namespaces: tuple[ToolNamespace, ...] = ()
+
+    @property
+    def functions(self) -> tuple[FunctionTool, ...]:
+        """All that may be called: those declared before the conversation, and those found in it."""
+        return (*self.tools, *(tool for message in self.messages for tool in message.tools))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from oscine.chat.messages import ToolNamespace
 
@@ -22,13 +22,18 @@ class Source:
     title: str
 
 
+class FileSource(NamedTuple):
+    file_id: str
+    filename: str
+
+
 @dataclass(frozen=True, slots=True)
 class Citation:
     """A place in an answer that cites a source. `start` and `end` are characters of the answer."""
 
     start: int
     end: int
-    source: Source
+    source: Source | FileSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,22 @@ class McpCall:
     error: str | None = None
 
 
-Details = CodeRun | WebSearch | WebOpen | WebFind | McpCall
+@dataclass(frozen=True, slots=True)
+class FoundText:
+    file_id: str
+    filename: str
+    score: float  # 0 to 1
+    attributes: dict[str, str | int | float | bool]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileSearch:
+    queries: tuple[str, ...]
+    results: tuple[FoundText, ...] | None  # None: it failed
+
+
+Details = CodeRun | WebSearch | WebOpen | WebFind | McpCall | FileSearch
 
 
 @dataclass(frozen=True, slots=True)

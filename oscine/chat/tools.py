@@ -106,6 +106,12 @@ def _commented(text: str) -> list[str]:
 
 
 def _declaration(tool: FunctionTool, taken: dict[str, int]) -> Iterator[str]:
+    if tool.input is not None:
+        form = "grammar in Lark's syntax" if tool.input.syntax == "lark" else "regular expression"
+        said = (tool.description, f"The input is plain text, not JSON. It matches this {form}:", tool.input.definition)
+        yield from (line for text in said for line in _commented(text))
+        yield f"type {tool.name} = (_: string) => any;\n"
+        return
     if tool.parameters is None:
         yield from (*_commented(tool.description), f"type {tool.name} = () => any;\n")
         return

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from oscine.api.openai.answers import ChatCompletionChoice, CompletionChoice, Usage
+from oscine.api.openai.answers import AnswerToolCall, ChatCompletionChoice, CompletionChoice, Usage
 from oscine.api.serving.logprobs import CompletionLogprobs, TokenLogprob
 from oscine.api.serving.schemas import arguments_object
 
@@ -44,7 +44,8 @@ class ChatChoice:
     @classmethod
     def of(cls, choice: ChatCompletionChoice, token_ids: list[int]) -> "ChatChoice":
         said, logprobs = choice.message, choice.logprobs
-        calls = [ToolCall(c.id, c.function.name, c.function.arguments) for c in said.tool_calls or ()]
+        called = (call for call in said.tool_calls or () if isinstance(call, AnswerToolCall))
+        calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in called]
         return cls(
             said.content,
             said.reasoning or said.reasoning_content or None,

@@ -10,6 +10,8 @@ from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
+from oscine.settings.tools import FileSearchOptions
+from oscine.settings.tools import ToolOptions as ToolOptions
 from oscine.settings.validators import is_date, is_hex, is_origin, load_of, origins, shapes_and_skew
 from oscine.system.addresses import is_loopback
 from oscine.system.environment import check_cluster_key
@@ -539,48 +541,6 @@ class ServerOptions(Options, group="server"):
 
 
 @dataclass(frozen=True)
-class ToolOptions(Options, group="tools"):
-    """Tools that the server itself answers; none unless the operator names them."""
-
-    tools: tuple[str, ...] = option(
-        (),
-        "built-in tools that requests may use: python, browser",
-        "NAME,...",
-        shown="none",
-        choices=("python", "browser"),
-        split=lambda names: names.split(","),
-    )
-    max_tool_calls: int = option(32, "most calls of built-in tools in one response", "N", at_least=1)
-    tool_timeout_s: float = option(60.0, "seconds that an MCP server or the browser gets to answer", "SECONDS", above=0)
-    python_isolation: Literal["namespaces", "none"] = option(
-        "namespaces", "sandbox that isolates Python code from the machine; with none, only its resources are limited"
-    )
-    python_timeout_s: float = option(30.0, "seconds that Python code may run", "SECONDS", above=0)
-    python_memory_bytes: int = option(
-        512 << 20, "memory for each of the up to 8 processes of a run of Python code", BYTES, at_least=64 << 20
-    )
-    python_runs: int = option(4, "most runs of Python code at once; further ones wait", "N", at_least=1)
-    browser_folder: str | None = option(
-        None, "folder of the text, Markdown and HTML files that the browser searches and opens", "DIR"
-    )
-    browser_backend: str | None = option(None, "Python object that is searched instead of a folder", "MODULE:NAME")
-    mcp_servers: str | None = option(
-        None, "YAML or JSON file of MCP servers: label -> command, args, env, or url, headers", "FILE"
-    )
-    allow_mcp_urls: bool = option(False, "let requests name MCP servers by URL")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.browser_folder is not None and self.browser_backend is not None:
-            raise OptionError("browser-folder", "and --browser-backend exclude each other", "browser-backend")
-        source = self.browser_folder or self.browser_backend
-        if "browser" in self.tools and source is None:
-            raise OptionError("tools", "browser needs --browser-folder or --browser-backend")
-        if "browser" not in self.tools and source is not None:
-            raise OptionError("browser-folder", "and --browser-backend need --tools browser", "browser-backend")
-
-
-@dataclass(frozen=True)
 class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
@@ -596,5 +556,7 @@ class Config:
         return cls(engine, ServerOptions.of(values), ToolOptions.of(values))
 
 
-_SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, EngineOptions)
+_SECTIONS = (
+    *(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, FileSearchOptions, EngineOptions),
+)
 OPTIONS = {declared.name: declared for section in _SECTIONS for declared in options_of(section)}

@@ -58,6 +58,11 @@ class Environment:
         return _secret("OSCINE_API_KEY")
 
     @property
+    def embeddings_key(self) -> str | None:
+        """Sent to the server of --embeddings-url. Raises VariableError."""
+        return _secret("OSCINE_EMBEDDINGS_KEY")
+
+    @property
     def cluster_key(self) -> str:
         """Shared by the processes of a cluster; empty: none. Raises VariableError."""
         return _secret("OSCINE_CLUSTER_KEY") or ""

@@ -16,6 +16,7 @@ NEEDS = {
     "cluster": ("replicas",),
     "doctor": ("apis", "bench", "formats", "timing"),
     "eval": ("apis", "bench"),
+    "file_search": ("apis",),
     "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas"),
     "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),

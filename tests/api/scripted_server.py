@@ -22,10 +22,16 @@ JSON = {"Content-Type": "application/json"}
 class ScriptedServer:
     """Context manager. `engine.script` may be changed between requests."""
 
-    def __init__(self, folder: Path, scheduler: SchedulerOptions | None = None, **server_options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scheduler: SchedulerOptions | None = None,
+        engine: ScriptedEngine | None = None,
+        **server_options: Any,
+    ) -> None:
         self._runner = asyncio.Runner()
         self.tokenizer = Tokenizer(folder)
-        self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
+        self.engine = engine or ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
         options = EngineOptions(model=ModelOptions(model=str(folder)), scheduler=scheduler or SchedulerOptions())
         server = ServerOptions(**{"date": "2025-08-05", **server_options})
         self.service = make_service(Config(options, server))

@@ -151,6 +151,41 @@ def test_what_stands_beside_results_is_from_tools(scripted: ScriptedServer) -> N
     assert f"<|start|>user<|message|>[document: application/pdf, 27 bytes; {NOT_SHOWN}\n<|end|>" in prompt
 
 
+@pytest.mark.needs("apis")
+@pytest.mark.parametrize("make", [openai, responses])
+def test_what_follows_results_is_from_tools(scripted: ScriptedServer, make: Any) -> None:
+    """Some clients send what a tool has shown as the user's next message."""
+    path, body = make("Read.")
+    url = f"data:image/png;base64,{PNG}"
+    part = (
+        {"type": "image_url", "image_url": {"url": url}}
+        if make is openai
+        else {"type": "input_image", "image_url": url}
+    )
+    field = "messages" if make is openai else "input"
+    shown = {"role": "user", "content": [{"type": "text", "text": "See: "}, part]}
+    body[field] += [shown, {"role": "assistant", "content": "A picture."}, USER]
+    result_seen(scripted, path, body)
+    prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+    assert f"<|start|>user<|message|>See: {A_PNG}\n<|end|>" in prompt
+    body[field].append(shown)  # this one is the user's own
+    refused = scripted.post(path, body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"{field}[6].content[1].type")
+
+
+@pytest.mark.needs("apis")
+def test_a_users_file_of_text_is_read_by_openais_apis(scripted: ScriptedServer) -> None:
+    data = {"filename": "a.txt", "file_data": f"data:text/plain;base64,{NOTES}"}
+    for path, field, part in (
+        ("/v1/chat/completions", "messages", {"type": "file", "file": data}),
+        ("/v1/responses", "input", {"type": "input_file", **data}),
+    ):
+        answer = scripted.post(path, {field: [{"role": "user", "content": [part]}]})
+        assert answer.status_code == 200, answer.text
+        prompt = scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+        assert "<|start|>user<|message|>a.txt\ncaf\u00e9\n<|end|>" in prompt
+
+
 @pytest.mark.parametrize(
     ("path", "message", "said"),
     [
@@ -167,12 +202,12 @@ def test_what_stands_beside_results_is_from_tools(scripted: ScriptedServer) -> N
         (
             "/v1/chat/completions",
             {"content": [{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]},
-            "the model reads text, not 'image_url'",
+            "Could not process image. The image data you provided does not represent a valid image",
         ),
         (
             "/v1/responses",
             {"content": [{"type": "input_image", "image_url": "https://x.org/a.png"}]},
-            "the model reads text, not 'input_image'",
+            "The image data you provided does not represent a valid image: the model reads text, not 'input_image'",
         ),
         ("/api/chat", {"content": "See.", "images": [PNG]}, "the model reads text only"),
     ],

@@ -156,7 +156,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": allowed("auto", "g"), "tools": [TOOL]}),
     ("tool_choice", {"tool_choice": allowed("required"), "tools": [TOOL]}),
     ("tool_choice.allowed_tools.mode", {"tool_choice": allowed("never", "f"), "tools": [TOOL]}),
-    ("tool_choice.type", {"tool_choice": {"type": "custom", "custom": {"name": "f"}}, "tools": [TOOL]}),
+    ("tool_choice.type", {"tool_choice": {"type": "grammar", "grammar": {"name": "f"}}, "tools": [TOOL]}),
     ("tool_choice", {"tool_choice": "sometimes"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "no spaces please"}}]}),

@@ -342,9 +342,9 @@ def test_large_requests_are_worked_on_beside_the_event_loop(
     loop_thread, seen = threading.get_ident(), set()
     whole = conversation.chat_messages
 
-    def noted(messages: list[Any]) -> Any:
+    def noted(*given: Any) -> Any:
         seen.add(threading.get_ident() == loop_thread)
-        return whole(messages)
+        return whole(*given)
 
     monkeypatch.setattr(conversation, "chat_messages", noted)
     for path in ("/v1/chat/completions", "/tokenize", "/v1/messages", "/v1/messages/count_tokens"):

@@ -73,6 +73,11 @@ def test_every_example_is_served_with_an_answer_as_described(
     form = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
     uploaded = httpx.post(f"{nano_server.url}/v1/files", **form).json()
     valid(document, "FileObject", uploaded)
+    files = {"file_ids": [uploaded["id"]]}
+    store = httpx.post(f"{nano_server.url}/v1/vector_stores", json=files).json()
+    batch = httpx.post(f"{nano_server.url}/v1/vector_stores/{store['id']}/file_batches", json=files).json()
+    conversation = httpx.post(f"{nano_server.url}/v1/conversations", json={}).json()["id"]
+    made = {"name": nano_server.model(), "id": store["id"], "file_id": uploaded["id"], "batch_id": batch["id"]}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if "application/json" not in operation.get("requestBody", {}).get("content", ()):
@@ -83,9 +88,10 @@ def test_every_example_is_served_with_an_answer_as_described(
             example = content["example"]
             if "model" in example:
                 example = {**example, "model": nano_server.model()}
-            if "input_file_id" in example:
-                example = {**example, "input_file_id": uploaded["id"]}
-            url = nano_server.url + path.replace("{name}", nano_server.model())
+            example |= {name: uploaded["id"] for name in ("input_file_id", "file_id") if name in example}
+            example |= files if "file_ids" in example else {}
+            of_path = {"id": conversation} if path.startswith("/v1/conversations") else {}
+            url = nano_server.url + path.format(**made | of_path)
             response = httpx.request(method, url, json=example, timeout=60)
             assert response.status_code == 200, f"{path}: {response.text}"
             answer = operation["responses"]["200"]["content"].get("application/json")

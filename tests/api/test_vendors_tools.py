@@ -21,7 +21,7 @@ OWN: dict[str, dict[str, Any]] = {
 LACKED = [
     *(("/v1/messages", kind) for kind in ("web_search_20250305", "web_fetch_20250910", "code_execution_20250825")),
     ("/v1/messages/count_tokens", "web_search_20250305"),
-    *(("/v1/responses", kind) for kind in ("web_search", "web_search_preview_2025_03_11", "file_search", "shell")),
+    *(("/v1/responses", kind) for kind in ("web_search", "web_search_preview_2025_03_11", "tool_search")),
     *(("/v1/responses", kind) for kind in ("computer_use_preview", "code_interpreter", "image_generation")),
     ("/v1/responses/input_tokens", "web_search"),
 ]

@@ -36,7 +36,7 @@ class Things:
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
         self.model = server.model()
-        self._response = self._file = ""
+        self._response = self._file = self._store = self._conversation = ""
 
     def response(self) -> str:
         if not self._exists(f"/v1/responses/{self._response}"):
@@ -48,6 +48,25 @@ class Things:
             form: dict[str, Any] = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
             self._file = httpx.post(f"{self._server.url}/v1/files", **form).json()["id"]
         return self._file
+
+    def store(self) -> str:
+        """A vector store with the file."""
+        if not self._exists(f"/v1/vector_stores/{self._store}/files/{self.file()}"):
+            self._store = self._server.post("/v1/vector_stores", {"file_ids": [self.file()]})["id"]
+        return self._store
+
+    def conversation(self) -> str:
+        if not self._exists(f"/v1/conversations/{self._conversation}"):
+            self._conversation = self._server.post("/v1/conversations", {})["id"]
+        return self._conversation
+
+    def item(self) -> str:
+        path = f"/v1/conversations/{self.conversation()}/items"
+        return str(self._server.post(path, {"items": [{"role": "user", "content": "hi"}]})["first_id"])
+
+    def batch(self) -> str:
+        path = f"/v1/vector_stores/{self.store()}/file_batches"
+        return str(self._server.post(path, {"file_ids": [self.file()]})["id"])
 
     def _exists(self, path: str) -> bool:
         return not path.endswith("/") and httpx.get(self._server.url + path).status_code == 200
@@ -80,12 +99,16 @@ class Prober:
         self.send(case, CHECKS)
 
     def _name_what_exists(self, case: Any) -> None:
-        known = {"id": self.things.response, "name": lambda: self.things.model}
+        things = self.things
+        ids = {"/v1/vector_stores": things.store, "/v1/conversations": things.conversation}
+        of_path = next((make for path, make in ids.items() if case.path.startswith(path)), things.response)
+        known = {"id": of_path, "name": lambda: things.model}
+        known |= {"file_id": things.file, "batch_id": things.batch, "item_id": things.item}
         case.path_parameters = {name: known[name]() for name in case.path_parameters or {}}
         if isinstance(case.body, dict):
-            case.body["model"] = self.things.model
-            if "input_file_id" in case.body:
-                case.body["input_file_id"] = self.things.file()
+            case.body["model"] = things.model
+            case.body |= {name: things.file() for name in ("input_file_id", "file_id") if name in case.body}
+            case.body |= {"file_ids": [things.file()]} if "file_ids" in case.body else {}
 
 
 def bounded(examples: int) -> Any:

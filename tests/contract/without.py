@@ -23,6 +23,10 @@ from tests.test_repository import MODULES, ROOT
 # A command without its extension, and what it says
 MISSING = {
     "apis": ("serve oscine-nano --port 0 --files-dir DIR", "--files-dir needs the extension apis"),
+    "file_search": (
+        "serve oscine-nano --port 0 --embeddings-url http://127.0.0.1:1/v1 --embeddings-model m",
+        "--embeddings-url needs the extension file_search",
+    ),
     "experts_on_host": (
         "serve oscine-nano --port 0 --experts-on-host 2",
         "--experts-on-host needs the extension experts_on_host",

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 ANTHROPIC_PATH = "/v1/messages"  # whose clients read another form of errors
+CONTEXT_OVERFLOW = "context_length_exceeded"  # the code that clients know
 TEXT_PATHS = ("/api", "/v2")  # of Ollama and of the Open Inference Protocol
 _ANTHROPIC_OVERLOADED = 529
 _ANTHROPIC_TYPES = {
@@ -135,7 +136,7 @@ def context_overflow(
         f"This model's maximum context length is {max_model_len} tokens, and the prompt is too long: "
         f"{found}{more}; shorten the prompt{lower}."
     )
-    return APIError(message, param=prompt, code="context_length_exceeded", to_anthropic=to_anthropic)
+    return APIError(message, param=prompt, code=CONTEXT_OVERFLOW, to_anthropic=to_anthropic)
 
 
 def not_found(message: str, code: str, param: str | None = None) -> APIError:

@@ -16,6 +16,8 @@ from oscine.engine.wire.stream import Attempt
 from oscine.types import SamplingParams
 
 _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_UNUSABLE = re.compile(r"[^a-zA-Z0-9_.:-]")
+_LONGEST_WORD = 64  # characters
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected before there was a response
 
 
@@ -50,6 +52,7 @@ class RequestRecord:
     model: str | None = None  # by the client's name for it
     sampling: SamplingParams | None = None  # of the first sequence
     trace_id: str | None = None  # 32 hexadecimal digits
+    tools_left_out: tuple[str, ...] = ()  # types of tools that the request names and the server lacks
     sequences: list[SequenceTimes] = field(default_factory=list)
     ended_s: float = 0.0
 
@@ -84,6 +87,11 @@ class RequestRecord:
         """From the request to the first token of any sequence."""
         first = min((s.first_s for s in self.sequences if s.first_s), default=None)
         return None if first is None else first - self.started_s
+
+
+def plain_word(text: str) -> str:
+    """A client's word for a header or a line of the log."""
+    return _UNUSABLE.sub("?", text[:_LONGEST_WORD])
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("oscine_request", default=None)

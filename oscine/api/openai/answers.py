@@ -29,10 +29,19 @@ class CalledFunction(Struct):
     arguments: str  # JSON text
 
 
-class AnswerToolCall(Struct):
+class CustomInput(Struct):
+    name: str
+    input: str
+
+
+class AnswerToolCall(Struct, tag_field="type", tag="function"):
     id: str
-    type: Literal["function"]
     function: CalledFunction
+
+
+class AnswerCustomCall(Struct, tag_field="type", tag="custom"):
+    id: str
+    custom: CustomInput
 
 
 class AnswerMessage(Struct):
@@ -41,7 +50,7 @@ class AnswerMessage(Struct):
     refusal: None
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
-    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall | AnswerCustomCall] | UnsetType = UNSET
 
 
 class ChatLogprobs(Struct):

@@ -4,25 +4,24 @@ What is the same in all chunks of a choice is encoded once, so that a token cost
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from oscine.api.openai.answers import (
     AnswerMessage,
-    AnswerToolCall,
-    CalledFunction,
     ChatCompletion,
     ChatCompletionChoice,
     ChatLogprobs,
 )
+from oscine.api.openai.calls import CallDeltas, answer_call
 from oscine.api.openai.stream import OpenAIAnswer
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
 from oscine.api.serving.schemas import ChatCompletionRequest
+from oscine.api.turns.conversation import custom_tools
 from oscine.api.turns.generation import Choice
 from oscine.api.turns.progress import Turn, TurnEvent
-from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
+from oscine.chat.events import ContentDelta, ReasoningDelta, ToolCallBegin, ToolCallDelta
 
 encode = msgspec.json.encode
 
@@ -48,6 +47,7 @@ class ChatAnswer(OpenAIAnswer):
         self.reasoning_fields = reasoning_fields
         # Token ids of the prompt if the answer carries token ids.
         self.prompt = turns[0].request.prompt_token_ids if body.return_token_ids else None
+        self.custom = custom_tools(body.tools)
         pairs = enumerate(zip(turns, logprobs, strict=True))
         self.whole = [] if body.stream else [WholeChoice(self, i, *pair) for i, pair in pairs]
         self.choices: Sequence[Choice] = self.whole or [StreamedChoice(self, i, *pair) for i, pair in pairs]
@@ -79,6 +79,7 @@ class StreamedChoice:
         self._content = start + b'{"content":'
         self._reasoning = tuple(encode(field) + b":" for field in answer.reasoning_fields)
         self._logprobs = logprobs
+        self._calls = CallDeltas(answer.custom)
         self._begun = False
         self._num_sent: int | None = None if answer.prompt is None else 0  # token ids
 
@@ -111,23 +112,14 @@ class StreamedChoice:
                 return b""
             text = encode(event.text)
             return self._start + b"{" + b",".join(field + text for field in self._reasoning) + b"}" + self._close
-        if type(event) is MessageEnd:
-            return b""
-        return self._start + encode({"tool_calls": [_call(event)]}) + self._close
+        call = self._calls.delta(event)
+        return b"" if call is None else self._start + encode({"tool_calls": [call]}) + self._close
 
     def _after_content(self, delta: ContentDelta) -> bytes:
         if self._logprobs.top is None:
             return self._close
         body = ChatLogprobs(self._logprobs.of(delta), None)
         return b',"logprobs":' + encode(body) + b',"finish_reason":null}]' + self._end
-
-
-def _call(event: TurnEvent) -> dict[str, Any]:
-    if type(event) is ToolCallBegin:
-        function = {"name": event.name, "arguments": ""}
-        return {"index": event.index, "id": event.id, "type": "function", "function": function}
-    assert type(event) is ToolCallDelta
-    return {"index": event.index, "function": {"arguments": event.arguments}}
 
 
 class WholeChoice:
@@ -137,6 +129,7 @@ class WholeChoice:
         self.turn = turn
         # Not the answer itself: a cycle would be left to the collector.
         self._reasoning_fields, self._shows_ids = answer.reasoning_fields, answer.prompt is not None
+        self._custom = answer.custom
         self._index, self._logprobs = index, logprobs
         self._reasoning: list[str] = []
         self._content: list[str] = []
@@ -171,8 +164,5 @@ class WholeChoice:
         for field in self._reasoning_fields:
             setattr(message, field, "".join(self._reasoning) or None)
         if self._calls:
-            message.tool_calls = [
-                AnswerToolCall(begin.id, "function", CalledFunction(begin.name, "".join(arguments)))
-                for begin, arguments in self._calls
-            ]
+            message.tool_calls = [answer_call(begin, "".join(text), self._custom) for begin, text in self._calls]
         return message

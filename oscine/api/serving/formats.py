@@ -231,7 +231,10 @@ async def constraint(
     parts = [] if form is None or choice == "required" else [form]
     for tool in () if choice == "none" else tools:
         if tool.strict or choice == "required":
-            parts.append(Form(grammar.arguments_format(tool), "tools", f"the schema of function {tool.name!r}"))
+            about = (
+                f"the schema of function {tool.name!r}" if tool.input is None else f"the grammar of tool {tool.name!r}"
+            )
+            parts.append(Form(grammar.arguments_format(tool), "tools", about))
     text, parallel, recipients = None if form is None else form.format, calls.parallel, calls.recipients
     make = partial(grammar.turn_grammar, text, tools, choice, parallel=parallel, other_recipients=recipients)
     whole = await _made(make, parts, caller, size)

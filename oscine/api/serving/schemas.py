@@ -41,6 +41,9 @@ class ContentPart(Struct, gc=False):
     image_url: Annotated[Any, about("A picture in a tool's result; the model reads what was there.")] = None
     file: Annotated[Any, about("A file in a tool's result; text is read as text.")] = None
     input_audio: Annotated[Any, about("Sound in a tool's result; the model reads what was there.")] = None
+    tool_name: Annotated[str | None, about("A function that was found, in a `tool_reference` of a tool's result.")] = (
+        None
+    )
 
 
 def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], where: str) -> str:
@@ -57,12 +60,22 @@ def content_text(content: str | Sequence[Any] | None, kinds: Collection[str], wh
 def part_text(part: Any, kinds: Collection[str], where: str) -> str:
     """The text of a ContentPart, or of a record like it."""
     if part.type not in kinds:
-        raise invalid(f"{where}.type", f"the model reads text, not {part.type!r}")
+        raise not_read(part.type, f"{where}.type")
     field = "refusal" if part.type == "refusal" else "text"
     text: str | None = getattr(part, field)
     if text is None:
         raise invalid(f"{where}.{field}", f"a part of type {part.type!r} needs it")
     return text
+
+
+def not_read(kind: str, where: str) -> APIError:
+    """For what a user shows. Clients search the message for these words, and go on without the picture or document."""
+    known = ""
+    if kind in ("image", "image_url", "input_image"):
+        known = "Could not process image. The image data you provided does not represent a valid image: "
+    elif kind in ("document", "file", "input_file"):
+        known = f"Could not process {kind}. The PDF specified was not valid: "
+    return invalid(where, f"{known}the model reads text, not {kind!r}")
 
 
 class FunctionCall(Struct, gc=False):
@@ -78,10 +91,16 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         return {"invalid_json": arguments}
 
 
+class CustomCall(Struct, gc=False):
+    name: Annotated[str, about("The custom tool's name.")]
+    input: Annotated[str, about("The text that it got.")]
+
+
 class ToolCall(Struct, gc=False):
     id: Annotated[str, about("The id that the message with the result refers to.")]
-    function: Annotated[FunctionCall, about("The called function.")]
-    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
+    function: Annotated[FunctionCall | None, about("The called function.")] = None
+    custom: Annotated[CustomCall | None, about("The called custom tool.")] = None
+    type: Annotated[Literal["function", "custom"], about("Which of the two was called.")] = "function"
 
 
 class Message(Struct, gc=False):
@@ -101,27 +120,52 @@ class Function(Struct):
     strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
 
 
+class InputGrammar(Struct):
+    syntax: Annotated[Literal["lark", "regex"], about("How the grammar is written.")]
+    definition: Annotated[str, about("The grammar.")]
+
+
+class InputFormat(Struct):
+    type: Annotated[Literal["text", "grammar"], about("Any text, or text with a grammar.")]
+    grammar: Annotated[InputGrammar | None, about("For the type `grammar`; it is enforced.")] = None
+
+
+class CustomTool(Struct):
+    name: Annotated[str, about("Letters, digits, `_` and `-`.")]
+    description: Annotated[str | None, about("What it does; the model reads it.")] = None
+    format: Annotated[InputFormat | None, about("The form of its input (default: any text).")] = None
+
+
 class Tool(Struct):
-    type: Annotated[str, about("`function`; tools of other types are left out.")]
+    type: Annotated[str, about("`function` or `custom`; tools of other types are left out.")]
     function: Annotated[Function | None, about("The function.")] = None
+    custom: Annotated[CustomTool | None, about("The custom tool: its input is plain text.")] = None
+    defer_loading: Annotated[
+        bool | None, about("True declares it only where a tool's result refers to it, so that prefixes stay cached.")
+    ] = None
 
 
 class NamedFunction(Struct):
-    name: Annotated[str, about("One of the functions in `tools`.")]
+    name: Annotated[str, about("One of the functions, or of the custom tools, in `tools`.")]
 
 
 class NamedToolChoice(Struct, tag_field="type", tag="function"):
     function: Annotated[NamedFunction, about("The function that must be called.")]
 
 
+class NamedCustomChoice(Struct, tag_field="type", tag="custom"):
+    custom: Annotated[NamedFunction, about("The custom tool that must be called.")]
+
+
 class AllowedTool(Struct):
-    function: Annotated[NamedFunction, about("A function that may be called.")]
-    type: Annotated[Literal["function"], about("Only functions are called.")] = "function"
+    function: Annotated[NamedFunction | None, about("A function that may be called.")] = None
+    custom: Annotated[NamedFunction | None, about("A custom tool that may be called.")] = None
+    type: Annotated[Literal["function", "custom"], about("Which of the two it is.")] = "function"
 
 
 class AllowedTools(Struct):
     mode: Annotated[Literal["auto", "required"], about("Whether one of them must be called.")]
-    tools: Annotated[list[AllowedTool], Meta(max_length=MAX_TOOLS), about("The functions that may be called.")]
+    tools: Annotated[list[AllowedTool], Meta(max_length=MAX_TOOLS), about("The tools that may be called.")]
 
 
 class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
@@ -129,7 +173,7 @@ class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
 
 
 Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
-ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None
+ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolsChoice | None
 
 
 class JsonSchema(Struct):
@@ -183,7 +227,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     max_completion_tokens: Annotated[Positive | None, about("The newer name of `max_tokens`.")] = None
     logprobs: Annotated[bool | None, about("Whether the content's tokens come with log-probabilities.")] = None
     top_logprobs: Annotated[TopLogprobs | None, about("Alternatives per token; needs `logprobs`.")] = None
-    tools: Annotated[Tools | None, about("Functions that the model may call; other types are left out.")] = None
+    tools: Annotated[Tools | None, about("Tools that the model may call; other types are left out.")] = None
     tool_choice: Annotated[ToolChoiceField, about("Which functions may, or must, be called (default `auto`).")] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether a turn may have several calls (default true).")] = None
     response_format: Annotated[ResponseFormat | None, about("The form of the answer; it is enforced.")] = None

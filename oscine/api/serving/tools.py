@@ -5,6 +5,7 @@ Packages outside add tools by entry points of the group `oscine.tools`: classes 
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from oscine.chat.toolbox import Tool, Toolbox
@@ -41,18 +42,29 @@ class ToolSource(Protocol):
         """
 
 
+class OwnedTools(Protocol):
+    """Tools of an API, over what it keeps for each API key."""
+
+    def open(self, tool: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> Tool | None:
+        """As ToolSource.open; `owner`: name of the key. Raises APIError."""
+
+
 class ServerTools:
     """All tools of a server. Raises ValueError for options that cannot be honoured."""
 
     def __init__(self, options: ToolOptions) -> None:
         self._limit = options.max_tool_calls
         self._sources: list[ToolSource] = []
+        self._owned: list[OwnedTools] = []
         if is_there(BUILTIN):
             self._sources.append(load(BUILTIN)(options))
         elif options.tools or options.mcp_servers is not None or options.allow_mcp_urls:
             named = "tools" if options.tools else "mcp-servers" if options.mcp_servers else "allow-mcp-urls"
             raise OptionError(named, lacking(BUILTIN))
         self._sources += added(GROUP, "the tools", logger.warning, lambda entry: entry.load()(options))
+
+    def add(self, tools: OwnedTools) -> None:
+        self._owned.append(tools)
 
     @property
     def on_offer(self) -> list[dict[str, Any]]:
@@ -68,16 +80,20 @@ class ServerTools:
             await source.stop()
 
     def toolbox(
-        self, tools: Sequence[Mapping[str, Any]], max_calls: int | None = None, state: Mapping[str, Any] | None = None
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        max_calls: int | None = None,
+        state: Mapping[str, Any] | None = None,
+        owner: str = "",
     ) -> Toolbox:
         """The tools of this server that a request's `tools` name; other tools are skipped, and those not enabled.
 
-        `max_calls` may lower the server's own limit. `state` is the final state of the conversation's last toolbox.
-        Raises ValueError that says what is wrong with one of them.
+        `max_calls` may lower the server's own limit. `state` is the final state of the conversation's last toolbox,
+        and `owner` the name of the API key. Raises ValueError or APIError that says what is wrong with one of them.
         """
         opened: dict[str, Tool] = {}
         for tool in tools:
-            new = self._open(tool, state or {})
+            new = self._open(tool, state or {}, owner)
             if new is None:
                 continue
             if new.namespace.name in opened and tool["type"] == "mcp":
@@ -85,6 +101,9 @@ class ServerTools:
             opened[new.namespace.name] = new
         return Toolbox([*opened.values()], self._limit if max_calls is None else min(self._limit, max_calls))
 
-    def _open(self, tool: Mapping[str, Any], state: Mapping[str, Any]) -> Tool | None:
-        found = (source.open(tool, state) for source in self._sources)
+    def _open(self, tool: Mapping[str, Any], state: Mapping[str, Any], owner: str) -> Tool | None:
+        found = chain(
+            (source.open(tool, state) for source in self._sources),
+            (tools.open(tool, state, owner) for tools in self._owned),
+        )
         return next((tool for tool in found if tool is not None), None)

@@ -124,6 +124,7 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "status": record.status,
         "error": record.error,
         "model": record.model and record.model[:_LONGEST],
+        "tools_left_out": ",".join(record.tools_left_out) or None,
         "duration_s": round(record.ended_s - record.started_s, 6),
     }
     if sequences:

@@ -65,7 +65,8 @@ class Observe:
         # Anthropic's clients read the id from another header.
         names = (b"x-request-id", b"request-id") if record.path.startswith(ANTHROPIC_PATH) else (b"x-request-id",)
         ids = [(name, record.request_id) for name in names]
-        message["headers"] = [*message.get("headers", ()), *ids, *limits]
+        lacking = [(b"x-tools-left-out", ", ".join(record.tools_left_out).encode())] if record.tools_left_out else []
+        message["headers"] = [*message.get("headers", ()), *ids, *limits, *lacking]
 
     def _finish(self, record: RequestRecord, scope: Scope) -> None:
         record.ended_s = time.perf_counter()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oscine.api.common.errors import invalid
+from oscine.api.serving.schemas import not_read
 
 Part = Mapping[str, Any]  # of a message or of a result, in any API's form
 
@@ -34,6 +35,27 @@ def result_text(content: str | Iterable[Part] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def said_text(content: str | Iterable[Part] | None, where: str, *, after_result: bool) -> str:
+    """What a user says, as `result_text` has it. `after_result`: the message follows the result of a tool, so what it
+    shows is from the tool.
+
+    Raises APIError for a picture or a file of the user's own, unless that is text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_said(part, f"{where}[{i}]", shown=after_result) for i, part in enumerate(content))
+
+
+def _said(part: Part, where: str, *, shown: bool) -> str:
+    kind = str(part.get("type"))
+    if shown or kind in _TEXTS:
+        return _part_text(part, where)
+    text = readable(part)
+    if text is None:
+        raise not_read(kind, f"{where}.type")
+    return text
 
 
 def _part_text(part: Part, where: str) -> str:

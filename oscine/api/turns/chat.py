@@ -1,5 +1,6 @@
 """From a request for a chat completion to its turns."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from oscine.api.common.errors import invalid
@@ -10,7 +11,7 @@ from oscine.api.serving.formats import Form, asked_form, check_beside_calls, ext
 from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
-from oscine.api.turns.conversation import allowed_calls, conversation
+from oscine.api.turns.conversation import allowed_calls, conversation, is_called, leave_out
 from oscine.api.turns.dialect import CHAT, Dialect
 from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.toolbox import Toolbox
@@ -23,20 +24,23 @@ async def chat_turns(
     *,
     form: Form | None = None,
     toolbox: Toolbox | None = None,
+    removed: Collection[str] = (),
     dialect: Dialect = CHAT,
 ) -> list[Turn]:
     """The turns that a request asks for: one per choice.
 
     `form` is the answer's, if the body does not say it by its own parameters. `toolbox`, already entered: built-in
-    tools that may be called.
+    tools that may be called. `removed`: functions that may no longer be called.
     """
     body, model = call.body, call.model
     talk = await run_in_thread(lambda: conversation(body, service.date, dialect), call.size, call.caller.threads)
     talk = service.reasoning.restore(call.caller.name, talk)
     n = body.n or 1
     model.served.admission.check(n)  # before the prompt is made, which costs more
+    lacking = [tool.type for tool in body.tools or () if not is_called(tool)]
+    leave_out(lacking, len(body.tools or ()) - len(lacking), body.tool_choice)
     form = form or await run_in_thread(lambda: asked_form(body), call.size, call.caller.threads)
-    calls = allowed_calls(body, talk.tools)
+    calls = allowed_calls(body, tuple(tool for tool in talk.functions if tool.name not in removed))
     if toolbox is not None and calls.choice != "none":
         talk = replace(talk, namespaces=toolbox.namespaces)
         calls = replace(calls, recipients=toolbox.recipients)

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     from oscine.api.telemetry.logs import start_logging
 
     with ended_by(ValueError, status=USAGE):
-        check_options(given.server)
+        check_options(given)
     start_logging(config.server.log_level, config.server.log_format)
     for note in notes:
         _LOGGER.info(note)
@@ -69,7 +69,8 @@ def _with_environment(config: Config, environment: Environment) -> Config:
         responses_db=responses_db,
         files_dir=server.files_dir or (":temporary:" if responses_db == ":memory:" else str(folder / "files")),
     )
-    return dataclasses.replace(config, server=server)
+    search = dataclasses.replace(config.tools.file_search, embeddings_key=environment.embeddings_key)
+    return dataclasses.replace(config, server=server, tools=dataclasses.replace(config.tools, file_search=search))
 
 
 def _announce(config: Config, url: str, info: EngineInfo, startup_s: float) -> None:

@@ -85,6 +85,7 @@ class _Stream:
         self.part_text: str | None = None  # told by a text's done event
         self.summary: list[dict[str, Any]] = []  # parts that the events of the open item sent
         self.summary_open = False
+        self.commands: list[str] = []  # of the open item
 
     def read(self, event: Event) -> None:
         kind = event["type"]
@@ -97,13 +98,16 @@ class _Stream:
             assert self.open is None, "items do not overlap"
             assert index == len(self.items)
             self.open, self.sums, self.told = event["item"]["id"], {}, set()
-            self.summary = []
+            self.summary, self.commands = [], []
             assert event["item"].get("status", "in_progress") == "in_progress"
             self.items.append(event["item"])
             return
         assert index == len(self.items) - 1
         if kind == "response.output_item.done":
             self._item_done(event["item"])
+            return
+        if "command_index" in event:
+            self._of_command(kind, event)
             return
         assert event["item_id"] == self.open
         if "content_index" in event:
@@ -144,16 +148,27 @@ class _Stream:
         assert item["id"] == self.open
         assert self.part is None
         assert item["type"] == self.items[-1]["type"]
-        assert item.get("status") != "in_progress"
+        assert item.get("status") != "in_progress" or item["type"] == "apply_patch_call"  # that was cut
         for name, text in self.sums.items():
             assert item[_SUMS[name]] == text
             assert name in self.told, "what grows is told as a whole before its item is done"
         if item["type"] in ("message", "reasoning"):
             assert len(item["content"]) == 1
+        if item["type"] == "shell_call":
+            assert item["action"]["commands"] == self.commands
         assert not self.summary_open
         assert item.get("summary", []) == self.summary
         self.items[-1] = item
         self.open = None
+
+    def _of_command(self, kind: str, event: Event) -> None:
+        if kind == "response.shell_call_command.added":
+            self.commands.append(event["command"])
+        assert event["command_index"] == len(self.commands) - 1
+        if kind == "response.shell_call_command.delta":
+            self.commands[-1] += event["delta"]
+        elif kind == "response.shell_call_command.done":
+            assert event["command"] == self.commands[-1]
 
     def _of_summary(self, kind: str, event: Event) -> None:
         if kind == "response.reasoning_summary_part.added":

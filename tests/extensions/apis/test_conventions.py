@@ -287,14 +287,17 @@ def test_14_unknown_tools_are_left_out(scripted: ScriptedServer) -> None:
     strange = [
         {"type": "web_search"},
         {"type": "local_shell", "name": "x"},
-        {"type": "custom", "custom": {"name": "y"}},
+        {"type": "image_generation", "name": "y"},
     ]
     scripted.chat(tools=[*strange, TOOL])
     prompt = scripted.tokenizer.decode(scripted.engine.requests[0].prompt_token_ids)
     assert "type add = " in prompt
     assert not any(name in prompt for name in ("web_search", "local_shell", "type y"))
-    scripted.chat(tools=strange)
-    assert "# Tools" not in scripted.tokenizer.decode(scripted.engine.requests[1].prompt_token_ids)
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": strange}
+    for choice, param in (("auto", "tools[0].type"), ("required", "tool_choice")):
+        refused = scripted.post("/v1/chat/completions", {**body, "tool_choice": choice})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert "no tool of type 'web_search'" in refused.text
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -87,14 +87,13 @@ CALLS: dict[str, tuple[list[Item], str, str, str]] = {
     ),
 }  # fmt: skip
 REFUSED: dict[str, Item] = {
-    "configuration_update": {"reasoning": {"effort": "low"}},
     "compaction_trigger": {},
 }
 # Their tests are in test_response_input, test_response_context and below.
 OTHERS = """
     message reasoning function_call function_call_output custom_tool_call custom_tool_call_output
     code_interpreter_call web_search_call mcp_call mcp_list_tools compaction item_reference
-    mcp_approval_request mcp_approval_response additional_tools
+    mcp_approval_request mcp_approval_response additional_tools configuration_update
 """
 
 

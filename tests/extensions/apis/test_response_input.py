@@ -209,7 +209,7 @@ def test_pages_of_input_items(scripted: ScriptedServer) -> None:
 IMAGE = {"type": "input_image", "image_url": "data:"}
 OUTPUT = {"type": "function_call_output", "call_id": "unknown", "output": "1"}
 CALL = {"type": "function_call", "call_id": "unknown", "name": "n", "arguments": "{}"}
-LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}
+GBNF = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "gbnf", "definition": "root: a"}}
 
 
 @pytest.mark.long
@@ -227,7 +227,6 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("input[1].output[0].text", {"input": [CALL, OUTPUT | {"output": [{"type": "input_text"}]}]}),
         ("input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}),
         ("input[0].id", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
-        ("conversation", {"conversation": "conv_1"}),
         ("prompt", {"prompt": {"id": "p"}}),
         ("n", {"n": 2}),
         ("stop", {"stop": "x"}),
@@ -257,7 +256,7 @@ LARK = {"type": "custom", "name": "n", "format": {"type": "grammar", "syntax": "
         ("tools", {"tools": [ADD, ADD]}),
         ("tools[0].name", {"tools": [{"type": "function"}]}),
         ("tools[0].tools[0].name", {"tools": [{"type": "namespace", "name": "s", "tools": [{"type": "function"}]}]}),
-        ("tools[0].format.syntax", {"tools": [LARK]}),
+        ("tools[0].format", {"tools": [GBNF]}),
         ("tools", {"tools": [{"type": "mcp", "server_label": "wiki", "server_url": "https://wiki.test/mcp"}]}),
         ("tool_choice", {"tools": [{"type": "code_interpreter"}], "tool_choice": "required"}),
         ("tool_choice", {"tool_choice": "required"}),

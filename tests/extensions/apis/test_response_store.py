@@ -65,6 +65,32 @@ def test_what_is_put_is_found_replaced_and_deleted(path: str) -> None:
     with_store(path, work)
 
 
+def test_conversations_are_bounded_with_responses_and_survive(path: str) -> None:
+    async def begin(store: ResponseStore) -> None:
+        for name in ("old", "new"):
+            await store.write_conversation(lambda tables, db, name=name: tables.create(db, name, ME, {"a": "b"}))  # type: ignore[misc]
+        assert await store.write_conversation(lambda tables, db: tables.append(db, "old", ME, [("i", b"x" * 100)]))
+        assert not await store.write_conversation(lambda tables, db: tables.append(db, "old", "another", [("j", b"y")]))
+        assert await store.read_conversation(lambda tables, db: tables.items(db, "old")) == [b"x" * 100]
+        if path == MEMORY:
+            await full(store)
+
+    async def full(store: ResponseStore) -> None:
+        await store.write_conversation(lambda tables, db: tables.append(db, "new", ME, [("i", b"z" * 100)]))
+        await store.put(response("a", size=400), [])
+        assert await store.read_conversation(lambda tables, db: tables.get(db, "old", ME)) is None
+        assert await store.read_conversation(lambda tables, db: tables.items(db, "old")) == []
+        found = await store.read_conversation(lambda tables, db: tables.get(db, "new", ME))
+        assert found is not None
+        assert (found.size, found.metadata) == (356, {"a": "b"})
+        assert await store.write_conversation(lambda tables, db: tables.remove(db, "new", ME, "i"))
+        assert await store.get("a", ME) is not None
+
+    with_store(path, begin)
+    if path != MEMORY:
+        with_store(path, full)
+
+
 def test_a_chain_is_read_from_its_begin(path: str) -> None:
     async def work(store: ResponseStore) -> None:
         for name, previous in [("a", None), ("b", "a"), ("other", "a"), ("c", "b")]:

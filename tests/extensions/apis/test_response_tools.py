@@ -99,7 +99,7 @@ class Tools:
         ]
         self.states: list[Any] = []
 
-    def toolbox(self, tools: list[Any], max_calls: int | None = None, state: Any = None) -> Toolbox:
+    def toolbox(self, tools: list[Any], max_calls: int | None = None, state: Any = None, owner: str = "") -> Toolbox:
         wanted = {"code_interpreter": 0, "web_search": 1, "mcp": 2}
         self.states.append(state)
         opened: list[Tool] = [self.tools[wanted[tool["type"]]] for tool in tools]

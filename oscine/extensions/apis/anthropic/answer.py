@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from oscine.api.common.errors import APIError
 from oscine.api.http.sse import named_event
 from oscine.api.serving.schemas import arguments_object
-from oscine.api.turns.progress import Turn, TurnEvent
+from oscine.api.turns.progress import ToolAnswered, Turn, TurnEvent
 from oscine.chat.events import ContentDelta, MessageEnd, ReasoningDelta, ToolCallBegin, ToolCallDelta
+from oscine.chat.toolbox import ToolResult, WebSearch
 
 Json = dict[str, Any]
 
@@ -45,6 +46,7 @@ class Blocks:
         self._index = -1
         self._open: str | None = None  # type of the block that grows
         self._thought = hashlib.blake2b(digest_size=24)
+        self.num_searches = 0
 
     def feed(self, events: Sequence[TurnEvent]) -> Iterator[Json]:
         for event in events:
@@ -59,6 +61,8 @@ class Blocks:
                     yield self._delta("input_json_delta", "partial_json", event.arguments)
                 case MessageEnd():
                     yield from self.stop()
+                case ToolAnswered(result=ToolResult(details=WebSearch() as search, is_error=failed)):
+                    yield from self._search(search, failed=failed)
 
     def stop(self) -> Iterator[Json]:
         """Ends what is open."""
@@ -77,6 +81,21 @@ class Blocks:
             yield from self._begin(kind, {kind: "", "signature": ""} if kind == "thinking" else {kind: ""})
         if text:
             yield self._delta(delta, kind, text)
+
+    def _search(self, search: WebSearch, *, failed: bool) -> Iterator[Json]:
+        """A search of the server's, and what it found. Pages that are read afterwards have no blocks."""
+        self.num_searches += 1
+        call_id = f"srvtoolu_{uuid.uuid4().hex}"
+        yield from self._begin("server_tool_use", {"id": call_id, "name": "web_search", "input": {}})
+        yield self._delta("input_json_delta", "partial_json", msgspec.json.encode({"query": search.query}).decode())
+        found: Any = [
+            {"type": "web_search_result", "url": of.url, "title": of.title, "encrypted_content": "", "page_age": None}
+            for of in search.sources
+        ]
+        error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
+        content = error if failed else found
+        yield from self._begin("web_search_tool_result", {"tool_use_id": call_id, "content": content})
+        yield from self.stop()
 
     def _begin(self, kind: str, fields: Json) -> Iterator[Json]:
         yield from self.stop()
@@ -121,14 +140,25 @@ class MessageAnswer:
 
     def _usage(self) -> Json:
         """Prompt tokens that the prefix cache had are not among the input tokens."""
-        turn = self.turn
-        return {
-            "input_tokens": turn.num_prompt_tokens - turn.num_cached_tokens,
+        turn, searches = self.turn, self._blocks.num_searches
+        read = turn.num_prompt_tokens + (turn.num_appended_tokens if searches else 0)
+        counts = {
+            "input_tokens": read - turn.num_cached_tokens,
             "cache_creation_input_tokens": 0,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "cache_read_input_tokens": turn.num_cached_tokens,
             "output_tokens": turn.num_tokens,
-            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
         }
+        usage = {
+            **counts,
+            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
+            "inference_geo": None,
+            "service_tier": "standard",
+            "speed": "standard",
+        }
+        if searches:  # each of which is an iteration of its own, and all are counted together
+            return {**usage, "server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0}}
+        return {**usage, "iterations": [{"type": "message", **counts}]}
 
     def _ending(self) -> Json:
         stopped_by = self.turn.stop_string
@@ -151,6 +181,6 @@ class MessageAnswer:
 
 def _whole(block: Json) -> Json:
     """A call's input as the object that its pieces of JSON make."""
-    if block["type"] == "tool_use":
+    if block["type"] in ("tool_use", "server_tool_use"):
         block["input"] = arguments_object(block.pop("partial_json", ""))
     return block

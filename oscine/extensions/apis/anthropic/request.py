@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from oscine.api.common.errors import from_validation, invalid, unsupported
 from oscine.api.serving.formats import Form, extensions, only_form
 from oscine.api.serving.sampling import check
 from oscine.api.serving.schemas import (
+    AllowedTools,
+    AllowedToolsChoice,
     ChatCompletionRequest,
+    ContentPart,
     Function,
     FunctionCall,
     JsonSchema,
@@ -23,10 +26,11 @@ from oscine.api.serving.schemas import (
     ResponseFormat,
     Tool,
     ToolCall,
+    convert,
+    not_read,
     part_text,
 )
 from oscine.api.turns.attachments import described, is_vendors, readable, result_text, vendors_text
-from oscine.api.turns.conversation import refuse_tools
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
 from oscine.extensions.apis.anthropic.schemas import (
@@ -41,7 +45,9 @@ from oscine.extensions.apis.anthropic.schemas import (
     Thinking,
 )
 
+_SEARCH, _TOOL_SEARCH = "web_search", "tool_search_tool"  # how the types of a vendor's tools begin
 _TEXT = ("text",)  # types of the blocks that are read as text
+_CHANGES = ("tool_addition", "tool_removal")  # types of blocks that change the tools
 _BILLING = "x-anthropic-billing-header:"
 _SHOWN = ("image", "document", "search_result")  # types of the blocks that show something
 _LITTLE, _MUCH = 4_096, 16_384  # tokens of a thinking budget: below is low effort, from there on high effort
@@ -74,8 +80,8 @@ def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         model=body.model,
         messages=[*system, *_messages(body.messages)],
-        tools=[*_tools(body.tools or (), choice)],
-        tool_choice=_tool_choice(choice) if choice else None,
+        tools=[*_tools(body.tools or ()), *_added(body)],
+        tool_choice=_tool_choice(choice, body.tools or ()) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         reasoning_effort=_effort(body.thinking, body.output_config),
         response_format=shape,
@@ -111,23 +117,46 @@ def answer_form(body: MessagesRequest, request: ChatCompletionRequest) -> Form |
     return only_form([*own, *extensions(request)])
 
 
-def _tools(tools: Sequence[AnthropicTool], choice: AnthropicToolChoice | None) -> Iterator[Tool]:
-    """The client's own functions; tools that Anthropic's servers or models bring along are left out beside them."""
-    others = [tool.type for tool in tools if tool.type not in (None, "custom")]
-    if len(others) == len(tools) and (choice is None or choice.type == "auto"):
-        refuse_tools(others)
+def lacking_tools(body: CountTokensRequest, *, searches: bool) -> list[str]:
+    """The types of the tools that this server lacks. `searches`: whether it has a browser."""
+    others = (str(tool.type) for tool in body.tools or () if not is_own(tool))
+    return [kind for kind in others if not (searches and kind.startswith(_SEARCH))]
+
+
+def is_own(tool: AnthropicTool) -> bool:
+    """Whether the client runs it."""
+    return tool.type in (None, "custom")
+
+
+def web_search(body: CountTokensRequest) -> AnthropicTool | None:
+    """The search that the server is to run, if the request has one. Raises APIError for what it cannot do."""
+    for i, tool in enumerate(body.tools or ()):
+        if (tool.type or "").startswith(_SEARCH):
+            for name in ("allowed_domains", "blocked_domains"):
+                if getattr(tool, name):
+                    raise unsupported(f"tools[{i}].{name}")
+            return tool
+    return None
+
+
+def _tools(tools: Sequence[AnthropicTool]) -> Iterator[Tool]:
+    """The client's own functions. All are declared at the begin if a search of the vendor's was to find some."""
+    defers = not any((tool.type or "").startswith(_TOOL_SEARCH) for tool in tools)
     for i, tool in enumerate(tools):
-        if tool.type in (None, "custom"):
+        if is_own(tool):
             if tool.input_schema is None:
                 raise invalid(f"tools[{i}].input_schema", "a tool needs it")
-            yield Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict))
+            function = Function(tool.name, tool.description, tool.input_schema, tool.strict)
+            yield Tool("function", function, defer_loading=tool.defer_loading if defers else None)
 
 
-def _tool_choice(choice: AnthropicToolChoice) -> Any:
+def _tool_choice(choice: AnthropicToolChoice, tools: Sequence[AnthropicTool]) -> Any:
     if choice.type != "tool":
         return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     if choice.name is None:
         raise invalid("tool_choice.name", "a choice of type 'tool' needs it")
+    if any(tool.name == choice.name and not is_own(tool) for tool in tools):  # no function, but what the server has
+        return AllowedToolsChoice(AllowedTools("required", []))
     return NamedToolChoice(NamedFunction(choice.name))
 
 
@@ -136,10 +165,11 @@ def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
         raise invalid("messages", "there must be one at least")
     if messages[-1].role == "assistant":
         raise invalid("messages", "the last one must not be the assistant's: an answer cannot be begun for the model")
+    last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     for i, message in enumerate(messages):
         where = f"messages[{i}].content"
         if message.role == "system":
-            yield Message("system", _instructions(message.content, where))
+            yield _system(message, where, cleared=message.clear_at == "next_user_message" and i < last_user)
         elif isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
@@ -153,6 +183,51 @@ def _instructions(content: str | list[Block], where: str) -> str:
     if isinstance(content, str):
         return _without_billing(content)
     return "".join(_without_billing(part_text(block, _TEXT, f"{where}[{i}]")) for i, block in enumerate(content))
+
+
+def _system(message: AnthropicMessage, where: str, *, cleared: bool) -> Message:
+    """A system message within the conversation, which may add tools and remove them."""
+    blocks = message.content if isinstance(message.content, list) else []
+    said = [block for block in blocks if block.type not in _CHANGES] if blocks else message.content
+    texts = [] if cleared else [_instructions(said, where)]
+    texts += [f"The tool {name} is no longer available." for name in _changed(message, "tool_removal")]
+    names = _changed(message, "tool_addition")
+    references = [ContentPart("tool_reference", tool_name=name) for name in names]
+    text = "\n".join(texts)
+    return Message("system", [ContentPart("text", text), *references] if names else text)
+
+
+def _changed(message: AnthropicMessage, kind: str) -> list[str]:
+    """The names of the tools in blocks of this type."""
+    blocks = message.content if message.role == "system" and isinstance(message.content, list) else []
+    tools = [block.tool for block in blocks if block.type == kind and isinstance(block.tool, dict)]
+    return [str(tool.get("name") or _definition(tool).get("name")) for tool in tools]
+
+
+def _definition(tool: dict[str, Any]) -> dict[str, Any]:
+    definition = tool.get("definition")
+    return definition if isinstance(definition, dict) else {}
+
+
+def _added(body: CountTokensRequest) -> Iterator[Tool]:
+    """The functions that messages define, each once; those of the request win."""
+    known = {tool.name for tool in body.tools or ()}
+    for i, message in enumerate(body.messages):
+        for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            if block.type == "tool_addition" and isinstance(block.tool, dict) and _definition(block.tool):
+                tool = convert(_definition(block.tool), AnthropicTool, f"messages[{i}].content[{j}].tool.definition")
+                if tool.name not in known:
+                    known.add(tool.name)
+                    yield from _tools([replace(tool, defer_loading=True)])
+
+
+def removed_tools(body: CountTokensRequest) -> frozenset[str]:
+    """The names of tools that the conversation has removed, and not added again."""
+    removed: set[str] = set()
+    for message in body.messages:
+        removed |= {*_changed(message, "tool_removal")}
+        removed -= {*_changed(message, "tool_addition")}
+    return frozenset(removed)
 
 
 def _without_billing(text: str) -> str:
@@ -183,7 +258,7 @@ def _said(block: Block, where: str, *, of_tools: bool) -> str:
             return text
         if of_tools:
             return described(asdict(block))
-        raise invalid(f"{where}.type", f"Could not process {block.type}: the model reads text only")
+        raise not_read(block.type, f"{where}.type")
     return part_text(block, _TEXT, where)
 
 
@@ -193,9 +268,13 @@ def _result(block: Block, where: str) -> Message:
     except msgspec.ValidationError as error:
         inner = from_validation(error)
         raise invalid(f"{where}.content{inner.param or ''}", "it is neither a text nor a list of blocks") from None
-    text = result_text(content, f"{where}.content")
+    parts = content if isinstance(content, list) else []
+    found = [part for part in parts if part.get("type") == "tool_reference"]
+    text = result_text([part for part in parts if part not in found] if found else content, f"{where}.content")
     said = f"Error: {text}" if block.is_error else text
-    return Message("tool", said, tool_call_id=_needed(block.tool_use_id, where, "tool_use_id"))
+    references = [ContentPart("tool_reference", tool_name=str(part.get("tool_name"))) for part in found]
+    call_id = _needed(block.tool_use_id, where, "tool_use_id")
+    return Message("tool", [ContentPart("text", said), *references] if found else said, tool_call_id=call_id)
 
 
 def _assistant(blocks: list[Block], where: str) -> Message:

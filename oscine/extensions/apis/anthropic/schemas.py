@@ -45,19 +45,30 @@ class Block(Struct, gc=False):
     title: Annotated[str | None, about("The name of a document or of a search result.")] = None
     context: Annotated[str | None, about("About a document.")] = None
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
+    tool: Annotated[Any, about("The tool of a `tool_addition` or a `tool_removal` in a system message.")] = None
 
 
 class AnthropicMessage(Struct, gc=False):
     role: Annotated[Literal["user", "assistant", "system"], about("The author of the message.")]
     content: Annotated[str | list[Block], about("A text or blocks.")]
+    clear_at: Annotated[
+        Literal["next_user_message", "never"] | None, about("When a system message's text is no longer shown.")
+    ] = None
 
 
 class AnthropicTool(Struct):
     name: Annotated[str, about("Letters, digits, `_` and `-`. A function needs it; some other types have none.")] = ""
-    type: Annotated[str | None, about("Absent or `custom`: a function. Other types are left out.")] = None
+    type: Annotated[
+        str | None,
+        about("Absent or `custom`: a function. `web_search_...`: the server's browser. Others are left out."),
+    ] = None
     description: Annotated[str | None, about("What it does; the model reads it.")] = None
     input_schema: Annotated[dict[str, Any] | None, about("The JSON schema of its arguments.")] = None
     strict: Annotated[bool | None, about("Whether the schema is enforced (default false).")] = None
+    defer_loading: Annotated[bool | None, about("True declares it only where a `tool_reference` names it.")] = None
+    max_uses: Annotated[Positive | None, about("Searches at most.")] = None
+    allowed_domains: Annotated[list[str] | None, about("Not supported, and refused for a search.")] = None
+    blocked_domains: Annotated[list[str] | None, about("Not supported, and refused for a search.")] = None
 
 
 Tools = Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)]

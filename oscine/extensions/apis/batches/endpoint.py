@@ -4,7 +4,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
@@ -26,6 +26,7 @@ from oscine.extensions.apis.batches.schemas import (
     FileList,
     FileObject,
     FilesQuery,
+    UploadPurpose,
 )
 from oscine.extensions.apis.batches.upload import Upload, UploadRoom, read_upload, storage_full
 from oscine.extensions.apis.responses.schemas import read_query
@@ -33,6 +34,7 @@ from oscine.extensions.apis.responses.schemas import read_query
 MAX_FILES = 10_000  # of one key
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _LEAST_S, _MAX_S = 3600, 2_592_000  # as OpenAI's
+_PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
 T = TypeVar("T", FileObject, BatchObject)
 
 
@@ -169,9 +171,10 @@ def _made(file_id: str, upload: Upload) -> FileObject:
     fields: dict[str, Any] = upload.fields
     if upload.filename is None:
         raise invalid("file", "it is required")
-    if fields.get("purpose") != "batch":
-        what = "it is required" if "purpose" not in fields else f"it must be 'batch', not {fields['purpose'][:80]!r}"
-        raise invalid("purpose", what)
+    purpose = fields.get("purpose")
+    if purpose not in _PURPOSES:
+        one = f"it must be one of {', '.join(_PURPOSES)}, not {purpose[:80]!r}" if purpose else "it is required"
+        raise invalid("purpose", one)
     now = int(time.time())
     expires_at = None
     if _SECONDS in fields or _ANCHOR in fields:
@@ -182,5 +185,5 @@ def _made(file_id: str, upload: Upload) -> FileObject:
             raise invalid(_SECONDS, f"it must be between {_LEAST_S} and {_MAX_S}, not {seconds[:20]!r}")
         expires_at = now + int(seconds)
     return FileObject(
-        id=file_id, bytes=upload.size, created_at=now, filename=upload.filename, purpose="batch", expires_at=expires_at
+        id=file_id, bytes=upload.size, created_at=now, filename=upload.filename, purpose=purpose, expires_at=expires_at
     )

@@ -68,7 +68,7 @@ class RecordTable:
         self._db: sqlite3.Connection | None = None
 
     def connect(self, path: Path) -> None:
-        _make_private(path)
+        make_private(path)
         self._db = sqlite3.connect(path, _WAIT_S, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.executescript(_SCHEMA)
@@ -145,7 +145,7 @@ class Records(Generic[R]):
         return count, size
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
     """An empty file, unless there is one. Raises OSError for a link, which may lead to a file of others."""
     for beside in ("-wal", "-shm", "-journal"):  # files of SQLite's, which follows links
         if path.with_name(path.name + beside).is_symlink():

@@ -8,7 +8,8 @@ from oscine.api.serving.parameters import about, ignored
 from oscine.extensions.apis.responses.schemas import Metadata
 
 Url = Literal["/v1/chat/completions", "/v1/responses", "/v1/completions"]
-Purpose = Literal["batch", "batch_output"]
+UploadPurpose = Literal["batch", "assistants", "user_data"]
+Purpose = UploadPurpose | Literal["batch_output"]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
@@ -37,7 +38,7 @@ class FileUpload(Struct):
     """The parts of a form."""
 
     file: Annotated[str, Meta(description="The file.", extra_json_schema={"format": "binary"})]
-    purpose: Annotated[Literal["batch"], about("Only files of batches are kept.")]
+    purpose: Annotated[UploadPurpose, about("`batch`, or one of those for vector stores.")]
 
 
 class FilesQuery(Struct):

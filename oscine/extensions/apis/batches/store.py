@@ -5,6 +5,7 @@ import logging
 import re
 import sqlite3
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,9 @@ from oscine.system.owned_folder import Kind, OwnedFolder, make_temporary
 logger = logging.getLogger(__name__)
 
 TEMPORARY = ":temporary:"
-_KIND = Kind("files", re.compile(r"index\.db(-wal|-shm|-journal)?|file-[0-9a-z]+\.jsonl"))
+WhenDeleted = Callable[[str, str], Awaitable[None]]  # gets the id of a file, and its owner
+_TABLES = r"(index|vector_stores)\.db(-wal|-shm|-journal)?|vector_stores\.lock"  # also file search's
+_KIND = Kind("files", re.compile(rf"{_TABLES}|file-[0-9a-z]+\.jsonl"))
 _UPLOAD = re.compile(r"file-[0-9a-f]{32}")
 _ABANDONED_S = 24 * 3600.0  # without a write, after which an upload has ended with its server
 
@@ -29,6 +32,7 @@ class FileStore:
         """`folder`: TEMPORARY for one that ends with the server; None: no files are kept, and APIError 501 says so."""
         self._given = folder
         self._temporary: OwnedFolder | None = None
+        self.when_deleted: list[WhenDeleted] = []
         self._table = RecordTable(self.check)
         self.files, self.batches = Records(self._table, "file", FileObject), Records(self._table, "batch", BatchObject)
 
@@ -53,17 +57,17 @@ class FileStore:
     def _open(self) -> None:
         if self._given == TEMPORARY:
             self._temporary = make_temporary(_KIND, logger.warning)
-            self._folder = self._temporary.path
+            self.folder = self._temporary.path
         else:
-            self._folder = Path(str(self._given))
-            self._folder.mkdir(0o700, parents=True, exist_ok=True)
-        self._table.connect(self._folder / "index.db")
+            self.folder = Path(str(self._given))
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
+        self._table.connect(self.folder / "index.db")
         if self._temporary is None:
             self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
         """Uploads of servers that were killed: they have no record. Another server may write its own meanwhile."""
-        uploads = [path for path in self._folder.glob("file-*.jsonl") if _UPLOAD.fullmatch(path.stem)]
+        uploads = [path for path in self.folder.glob("file-*.jsonl") if _UPLOAD.fullmatch(path.stem)]
         known = {row[0] for row in self._table.query("SELECT id FROM records WHERE kind = 'file'")}
         for path in uploads:
             with contextlib.suppress(FileNotFoundError):  # it was discarded meanwhile
@@ -82,7 +86,7 @@ class FileStore:
 
     def path(self, file_id: str) -> Path:
         """Of the content. `file_id` is one that the store knows or makes."""
-        return self._folder / f"{file_id}.jsonl"
+        return self.folder / f"{file_id}.jsonl"
 
     def new(self, file_id: str) -> Path:
         """The path of a content that may be there already. Only the server's user can read it."""
@@ -103,7 +107,11 @@ class FileStore:
 
     async def delete_file(self, file_id: str, owner: str) -> bool:
         """Whether it was there."""
-        return await self._table.do(self._delete, file_id, owner)
+        deleted = await self._table.do(self._delete, file_id, owner)
+        if deleted:
+            for tell in self.when_deleted:
+                await tell(file_id, owner)
+        return deleted
 
     def _delete(self, file_id: str, owner: str) -> bool:
         delete = "DELETE FROM records WHERE kind = 'file' AND id = ? AND owner = ? RETURNING id"

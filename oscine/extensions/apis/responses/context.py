@@ -25,6 +25,7 @@ from oscine.extensions.apis.responses.plan import ResponsePlan, make_plan
 from oscine.extensions.apis.responses.run import ResponseRun
 from oscine.extensions.apis.responses.schemas import (
     CompactedResponse,
+    Conversation,
     ReasoningConfig,
     ResponseAnswer,
     ResponseInputTokens,
@@ -49,7 +50,6 @@ class _Prompt(Struct, kw_only=True):
     instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
     previous_response_id: Annotated[str | None, about("A stored response whose conversation comes first.")] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort of the reasoning.")] = None
-    conversation: Refused = None
 
 
 class InputTokensRequest(_Prompt, kw_only=True):
@@ -61,11 +61,13 @@ class InputTokensRequest(_Prompt, kw_only=True):
     parallel_tool_calls: Annotated[bool | None, ignored("the prompt is the same")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
     truncation: Annotated[Truncation | None, ignored("the prompt is the same")] = None
+    conversation: Annotated[Conversation, about("A conversation that comes first.")] = None
 
 
 class CompactRequest(_Prompt, kw_only=True):
     model: Annotated[str, about("The name of a model.")]
     cache_salt: Annotated[ShortText | None, about("Cached prefixes are shared by requests with the same salt.")] = None
+    conversation: Refused = None
     prompt_cache_key: Annotated[str | None, ignored("prefixes are cached by their tokens; see `cache_salt`")] = None
 
 
@@ -137,7 +139,7 @@ def _kept(said: Sequence[Message], most_bytes: int) -> list[Message]:
     kept, left = [], most_bytes
     for message in reversed(said):
         if message.role in ("system", "developer"):
-            kept.append(message)
+            kept += [message] if message.content else []
         elif message.role == "user" and left > 0 and not message.content.startswith(COMPACTED):
             size = len(message.content.encode("utf-8", "surrogatepass"))
             kept.append(message if size <= left else replace(message, content=bounded(message.content, left // 4)))

@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.common.connection import run_while_connected
-from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found
 from oscine.api.common.keys import Caller
+from oscine.api.common.record import current, header
 from oscine.api.http.body import json_response
 from oscine.api.http.sse import EventStream
 from oscine.api.openai.endpoint import Endpoint
@@ -51,7 +52,19 @@ class Responses(ResponseEndpoint[ResponseRequest]):
             app = _Events(response.events(0), self.service) if call.body.stream else json_response(run.snapshot())
             await app(scope, receive, send)
         else:
-            await self.respond(run.run, run, scope, receive, send, stream=call.body.stream)
+            try:
+                await self.respond(run.run, run, scope, receive, send, stream=call.body.stream)
+            except APIError as error:
+                if not (call.body.stream and error.code == CONTEXT_OVERFLOW and _is_codex(scope)):
+                    raise
+                if (record := current.get()) is not None:
+                    record.error = error.code
+                await _Events(_once(run.refusal(error)), self.service)(scope, receive, send)
+
+
+def _is_codex(scope: Scope) -> bool:
+    """Whether the client compacts its conversation upon an event only: for Codex a status of 400 ends the job."""
+    return header(scope, b"originator").lower().startswith(b"codex")
 
 
 class _Events:

@@ -4,26 +4,29 @@ This module knows every type of item that a client may send back. Stored items a
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from oscine.api.common.errors import invalid
 from oscine.api.serving.schemas import ContentPart, content_text, convert
-from oscine.api.turns.attachments import described, result_text
+from oscine.api.turns.attachments import described, result_text, said_text
+from oscine.api.turns.custom_tools import written
 from oscine.chat import messages as chat
-from oscine.chat.tools import ModelNames
-from oscine.extensions.apis.responses.hosted import HOSTED, HostedCall, HostedItem
+from oscine.chat.effort import Effort
 from oscine.extensions.apis.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
-from oscine.extensions.apis.responses.tools import words_of
+from oscine.extensions.apis.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
+from oscine.extensions.apis.responses.tools import ClientTools, words_of
+from oscine.extensions.apis.responses.typed.hosted import HOSTED, HostedCall, HostedItem
 from oscine.extensions.apis.responses.view import Object, unsealed
 
 COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 _INSTEAD = {
-    "configuration_update": "; set 'reasoning' and 'text' of the request",
     "compaction_trigger": "; POST /v1/responses/compact compacts a conversation",
 }
+_WITH_TOOLS = ("additional_tools", "tool_search_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
@@ -35,7 +38,11 @@ class _Item(Struct):
 
 class _Message(Struct):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ContentPart]
+    content: str | list[Object]
+
+
+class _Part(Struct):
+    type: str
 
 
 class _Reasoning(Struct):
@@ -98,6 +105,15 @@ class _NewTools(Struct):
     tools: list[Object]
 
 
+class _Effort(Struct):
+    effort: Effort | None = None
+
+
+class _Update(Struct):
+    reasoning: _Effort | None = None
+    text: TextConfig | None = None
+
+
 def references(given: str | list[Object]) -> list[str]:
     """The ids of stored items that the input stands for, each once."""
     return [] if isinstance(given, str) else [*{str(item.get("id")): None for item in given if _is_reference(item)}]
@@ -107,17 +123,17 @@ def _is_reference(item: Object) -> bool:
     return item.get("type") == "item_reference" or ("type" not in item and "role" not in item and "id" in item)
 
 
-def input_items(given: str | list[Object], stored: dict[str, Object]) -> list[Object]:
+def input_items(given: str | list[Object], stored: Mapping[str, Object], where: str = "input") -> list[Object]:
     """The items of an input, each with its type, id and status; references give way to `stored` items.
 
     Raises APIError that names what is wrong.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_input_item(item, stored, f"input[{i}]") for i, item in enumerate(given)]
+    return [_input_item(item, stored, f"{where}[{i}]") for i, item in enumerate(given)]
 
 
-def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
+def _input_item(item: Object, stored: Mapping[str, Object], where: str) -> Object:
     if _is_reference(item):
         found = stored.get(str(item.get("id")))
         if found is None:
@@ -138,9 +154,26 @@ def _input_item(item: Object, stored: dict[str, Object], where: str) -> Object:
 def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str]]:
     """The tools in the items, each with its path in the parameter `where`."""
     for i, item in enumerate(items):
-        if item["type"] in ("additional_tools", "tool_search_output"):
+        if item["type"] in _WITH_TOOLS:
             tools = convert(item, _NewTools, f"{where}[{i}]").tools
             yield from ((tool, f"{where}[{i}].tools[{j}]") for j, tool in enumerate(tools))
+
+
+def configured(body: ResponseRequest, items: Iterable[Object], where: str) -> ResponseRequest:
+    """The request with what items say of effort and form: the last of each counts. `where`: as in ItemHistory.add.
+
+    Raises APIError for an item that says it wrongly.
+    """
+    for i, item in enumerate(items):
+        if item["type"] == "configuration_update":
+            update = convert(item, _Update, f"{where}[{i}]")
+            if update.reasoning is not None:
+                reasoning = structs.replace(body.reasoning or ReasoningConfig(), effort=update.reasoning.effort)
+                body = structs.replace(body, reasoning=reasoning)
+            if update.text is not None:
+                text = structs.replace(body.text or TextConfig(), format=update.text.format)
+                body = structs.replace(body, text=text)
+    return body
 
 
 def _parts(content: Any, *, by_assistant: bool) -> Any:
@@ -155,12 +188,20 @@ def _parts(content: Any, *, by_assistant: bool) -> Any:
     ]
 
 
+def _typed(content: str | list[Object], where: str) -> str | list[Object]:
+    """The content itself. Raises APIError for a part without a type."""
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        convert(part, _Part, f"{where}.content[{i}]")
+    return content
+
+
 class ItemHistory:
     """Joins items to messages: consecutive items of the model are one message."""
 
-    def __init__(self, names: ModelNames) -> None:
-        """`names`: of functions, also of those that are no longer among the tools."""
-        self._names = names
+    def __init__(self, tools: ClientTools) -> None:
+        """`tools`: their names are also those of functions that are no longer among them."""
+        self._tools, self._names = tools, tools.names
+        self._declared: set[str] = set()  # functions that were found
         self._messages: list[chat.Message] = []
         self._reasoning: str | None = None
         self._content: str | None = None
@@ -198,7 +239,8 @@ class ItemHistory:
                 self._call(made, made.arguments)
             case "custom_tool_call":
                 custom = convert(item, _CustomCall, where)
-                self._call(custom, msgspec.json.encode({"input": custom.input}).decode())
+                raw = self._tools.takes_text(custom.name, custom.namespace)
+                self._call(custom, written(custom.input, raw=raw), raw=raw)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(convert(item, _CallOutput, where), where)
             case "code_interpreter_call":
@@ -218,6 +260,21 @@ class ItemHistory:
                 self._consent(convert(item, _McpConsent, where), where)
             case kind if kind in HOSTED:
                 self._hosted(convert(item, HOSTED[kind], where), where)
+        if item["type"] in _WITH_TOOLS:
+            self._find_tools(convert(item, _NewTools, where).tools, f"{where}.tools")
+
+    def _find_tools(self, tools: list[Object], where: str) -> None:
+        """Declares tools where the conversation has them: with the message that found them, or by themselves."""
+        new = tuple(
+            {tool.name: tool for tool in self._tools.found(tools, where) if tool.name not in self._declared}.values()
+        )
+        self._declared.update(tool.name for tool in new)
+        self._flush()
+        last = self._messages[-1] if self._messages else None
+        if new and last is not None and last.role == "tool" and not last.builtin:
+            self._messages[-1] = replace(last, tools=(*last.tools, *new))
+        elif new:
+            self._messages.append(chat.Message("developer", tools=new))
 
     def _flush(self) -> None:
         """Ends the current message of the model."""
@@ -227,11 +284,17 @@ class ItemHistory:
         self._reasoning, self._content, self._calls = None, None, []
 
     def _message(self, message: _Message, where: str) -> None:
-        text = content_text(message.content, _TEXT_PARTS, f"{where}.content")
         if message.role != "assistant":
             self._flush()
-            self._messages.append(chat.Message(message.role, text))
+            after_result = message.role == "user" and bool(self._messages) and self._messages[-1].role == "tool"
+            self._messages.append(
+                chat.Message(
+                    message.role,
+                    said_text(_typed(message.content, where), f"{where}.content", after_result=after_result),
+                )
+            )
             return
+        text = said_text(_typed(message.content, where), f"{where}.content", after_result=False)
         if self._content is not None or self._calls:
             self._flush()
         self._content = text
@@ -251,10 +314,10 @@ class ItemHistory:
         self._flush()
         self._messages.append(chat.Message("user", COMPACTED + summary))
 
-    def _call(self, call: _Call, arguments: str) -> None:
+    def _call(self, call: _Call, arguments: str, *, raw: bool = False) -> None:
         self._call_ids.add(call.call_id)
         name = self._names.seen(*words_of(call.name, call.namespace))
-        self._calls.append(chat.ToolCall(call.call_id, name, arguments))
+        self._calls.append(chat.ToolCall(call.call_id, name, arguments, raw))
 
     def _output(self, output: _CallOutput, where: str) -> None:
         if output.call_id is None and output.name is None:

@@ -6,11 +6,11 @@ answers.
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
-import msgspec
-
 from oscine.api.serving.logprobs import ContentLogprobs, TokenLogprob
+from oscine.api.turns.custom_tools import read_input
 from oscine.api.turns.progress import ToolAnswered, ToolBegins, Turn, TurnEvent
 from oscine.chat.events import (
     BuiltinCallBegin,
@@ -24,7 +24,10 @@ from oscine.chat.events import (
 from oscine.chat.toolbox import (
     CITATION_END,
     CITATION_LENGTH,
+    Citation,
     CodeRun,
+    FileSearch,
+    FileSource,
     McpCall,
     McpListing,
     Source,
@@ -36,9 +39,10 @@ from oscine.chat.toolbox import (
 )
 from oscine.extensions.apis.responses.events import ResponseEvents
 from oscine.extensions.apis.responses.tools import ClientTools
+from oscine.extensions.apis.responses.typed.tools import TypedTool
 from oscine.extensions.apis.responses.view import Object
 
-Status = Literal["completed", "incomplete", "failed"]
+Status = Literal["completed", "incomplete", "failed", "in_progress"]
 
 ID_PREFIXES = {
     "message": "msg",
@@ -55,6 +59,7 @@ ID_PREFIXES = {
     "mcp_approval_response": "mcpa",
     "compaction": "cmp",
     "additional_tools": "at",
+    "configuration_update": "cfg",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "file_search_call": "fs",
@@ -71,7 +76,15 @@ ID_PREFIXES = {
     "program_output": "progo",
 }
 WITHOUT_STATUS = (
-    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "additional_tools", "program"),
+    *(
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "compaction",
+        "additional_tools",
+        "configuration_update",
+        "program",
+    ),
 )
 
 
@@ -165,10 +178,10 @@ class MessageItem(ReasoningItem):
     part_kind = "output_text"
 
     def __init__(
-        self, events: ResponseEvents, index: int, annotate: Callable[[str], Sequence[Object]], **fields: Any
+        self, events: ResponseEvents, index: int, cited: Callable[[str], Sequence[Citation]], **fields: Any
     ) -> None:
         super().__init__(events, index, role="assistant", **fields)
-        self._annotate = annotate
+        self._cited = cited
         self._length = 0  # of all texts
 
     def _empty_part(self) -> Object:
@@ -187,10 +200,9 @@ class MessageItem(ReasoningItem):
         tail = "".join(self._texts[-1 - CITATION_LENGTH :])  # a text has a character at least
         before = self._length - len(tail)
         found = self.part["annotations"]
-        for annotation in self._annotate(tail):
-            if annotation["end_index"] > len(tail) - newest:
-                place = {name: annotation[name] + before for name in ("start_index", "end_index")}
-                placed = annotation | place
+        for citation in self._cited(tail):
+            if citation.end > len(tail) - newest:
+                placed = _annotation(citation, before)
                 index = len(found)
                 self.emit("output_text.annotation.added", content_index=0, annotation_index=index, annotation=placed)
                 found.append(placed)
@@ -198,6 +210,15 @@ class MessageItem(ReasoningItem):
     def _end_text(self) -> None:
         text = self.part["text"]
         self.emit("output_text.done", content_index=0, text=text, logprobs=self.part["logprobs"])
+
+
+def _annotation(citation: Citation, before: int) -> Object:
+    """`before`: characters of the answer before the text that the citation is a place in."""
+    start, source = citation.start + before, citation.source
+    if isinstance(source, FileSource):
+        return {"type": "file_citation", "index": start, **source._asdict()}
+    place = {"start_index": start, "end_index": citation.end + before}
+    return {"type": "url_citation", **place, "url": source.url, "title": source.title}
 
 
 class FunctionCallItem(Item):
@@ -212,6 +233,20 @@ class FunctionCallItem(Item):
         super().end(status)
 
 
+class TextCallItem(Item):
+    """A call of a custom tool whose input the model writes as it is."""
+
+    kind = "custom_tool_call"
+
+    def add(self, text: str) -> None:
+        self.item["input"] += text
+        self.emit("custom_tool_call_input.delta", delta=text)
+
+    def end(self, status: Status) -> None:
+        self.emit("custom_tool_call_input.done", input=self.item["input"])
+        super().end(status)
+
+
 class CustomCallItem(Item):
     """The model writes JSON, and the client gets the text in it. So the text comes in one piece."""
 
@@ -222,23 +257,35 @@ class CustomCallItem(Item):
         self._arguments += text
 
     def end(self, status: Status) -> None:
-        self.item["input"] = custom_input(self._arguments)
+        self.item["input"] = read_input(self._arguments)
         if self.item["input"]:
             self.emit("custom_tool_call_input.delta", delta=self.item["input"])
         self.emit("custom_tool_call_input.done", input=self.item["input"])
         super().end(status)
 
 
-class _CustomInput(msgspec.Struct):
-    input: str
+class TypedCallItem(Item):
+    """A call of a tool that has items of its own. Its arguments come in one piece, except for commands."""
 
+    def __init__(self, events: ResponseEvents, index: int, tool: TypedTool, call_id: str) -> None:
+        self.kind = tool.call
+        self._tool, self._written = tool, ""
+        arguments = {tool.argument: tool.arguments("")}
+        super().__init__(events, index, call_id=call_id, **arguments, **tool.more)
 
-def custom_input(arguments: str) -> str:
-    """The text for a custom tool: the field `input` of JSON, or all that the model wrote if it is no such JSON."""
-    try:
-        return msgspec.json.decode(arguments, type=_CustomInput).input
-    except (ValueError, RecursionError):
-        return arguments
+    def add(self, text: str) -> None:
+        self._written += text
+
+    def end(self, status: Status) -> None:
+        made = self.item[self._tool.argument] = self._tool.arguments(self._written)
+        for i, command in enumerate(made["commands"] if self.kind == "shell_call" else ()):
+            place = {"output_index": self._index, "command_index": i}
+            self._events.add("response.shell_call_command.added", command="", **place)
+            self._events.add("response.shell_call_command.delta", delta=command, **place)
+            self._events.add("response.shell_call_command.done", command=command, **place)
+        if status != "completed" and self.kind == "apply_patch_call":  # it knows no other status
+            status = "in_progress"
+        super().end(status)
 
 
 class BuiltinItem(Item):
@@ -309,6 +356,17 @@ class SearchItem(BuiltinItem):
         return None
 
 
+class FileSearchItem(BuiltinItem):
+    kind, running = "file_search_call", "searching"
+
+    def _shown(self, result: ToolResult) -> Object | None:
+        details = result.details
+        if not isinstance(details, FileSearch):
+            return None
+        self.item["queries"] = [*details.queries]
+        return None if details.results is None else {"results": [asdict(found) for found in details.results]}
+
+
 class McpItem(BuiltinItem):
     kind, field, text_kind = "mcp_call", "arguments", "mcp_call_arguments"
 
@@ -374,7 +432,7 @@ class OutputItems:
                 (self._open or self._begin(self._reasoning_kind, summary=[])).add(event.text)
             case ContentDelta():
                 phase = "commentary" if event.preamble else "final_answer"
-                message = self._open or self._begin(MessageItem, annotate=self._annotations, phase=phase)
+                message = self._open or self._begin(MessageItem, cited=self._toolbox.citations, phase=phase)
                 assert isinstance(message, MessageItem)
                 message.add_content(event.text, self._logprobs.of(event))
             case ToolCallBegin():
@@ -419,25 +477,16 @@ class OutputItems:
         self.items.append(self._open.item)
         return self._open
 
-    def _annotations(self, text: str) -> list[Object]:
-        return [
-            {
-                "type": "url_citation",
-                "start_index": citation.start,
-                "end_index": citation.end,
-                "url": citation.source.url,
-                "title": citation.source.title,
-            }
-            for citation in self._toolbox.citations(text)
-        ]
-
     def _begin_call(self, begin: ToolCallBegin) -> None:
         tool = self._tools.named(begin.name)
+        if tool.typed is not None:
+            self._begin(TypedCallItem, tool=tool.typed, call_id=begin.id)
+            return
         named: Object = {"call_id": begin.id, "name": tool.name}
         if tool.namespace is not None:
             named["namespace"] = tool.namespace
         if tool.custom:
-            self._begin(CustomCallItem, **named, input="")
+            self._begin(TextCallItem if tool.function.input else CustomCallItem, **named, input="")
         else:
             self._begin(FunctionCallItem, **named, arguments="")
 
@@ -450,5 +499,7 @@ class OutputItems:
                 "find": {"type": "find_in_page", "url": "", "pattern": ""},
             }
             self._begin(SearchItem, action=begun.get(name, _search("")))
+        elif namespace == "file_search":
+            self._begin(FileSearchItem, queries=[], results=None)
         else:
             self._begin(McpItem, server_label=namespace, name=name, arguments="", output=None, error=None)

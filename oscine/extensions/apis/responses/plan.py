@@ -1,12 +1,12 @@
 """From a request for a response to all that it takes to make it: its conversation, tools, grammar and sampling."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
-from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found, unsupported
 from oscine.api.common.work import run_in_thread
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
@@ -14,18 +14,19 @@ from oscine.api.serving.formats import Calls, Form, check_beside_calls, check_na
 from oscine.api.serving.reasoning_memory import ReasoningMemory
 from oscine.api.serving.service import Service
 from oscine.api.turns.begin import Prepared, begin_turns
-from oscine.api.turns.conversation import refuse_tools
+from oscine.api.turns.conversation import leave_out
+from oscine.api.turns.instructions import folders_last
 from oscine.api.turns.progress import Turn, usual_headroom
 from oscine.chat.effort import model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.chat.toolbox import Toolbox
-from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools, references
+from oscine.extensions.apis.responses.input import ItemHistory, configured, input_items, new_tools, references
 from oscine.extensions.apis.responses.items import new_id
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.extensions.apis.responses.schemas import ResponseRequest
 from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
-from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, repeated
+from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, left_out
 from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
 
 _MAX_REFERENCES = 8192  # to stored items; each is looked up by itself
@@ -72,9 +73,11 @@ class ResponsePlan:
 
     def _conversation(self, date: str, memory: ReasoningMemory) -> Conversation:
         body, hidden = self.body, self._allowed.choice == "none"
+        declared = () if hidden else self.tools.declared
+        said = tuple(replace(said, tools=()) for said in self.messages) if hidden else self.messages
         talk = Conversation(
-            messages=self.messages,
-            tools=() if hidden else self.tools.functions,
+            messages=folders_last(said) if declared else said,
+            tools=declared,
             response_schema=_text_format(body)[1],
             reasoning_effort=model_effort(body.reasoning.effort if body.reasoning else None),
             current_date=date,
@@ -105,7 +108,7 @@ class ResponsePlan:
                     logprobs=self.top_logprobs,
                 )
             except APIError as error:
-                if error.code == "context_length_exceeded" and body.truncation == "auto":
+                if error.code == CONTEXT_OVERFLOW and body.truncation == "auto":
                     error.message += " Dropping items ('truncation': 'auto') is not supported."
                 raise
             usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
@@ -124,53 +127,107 @@ class ResponsePlan:
 async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseRequest]) -> ResponsePlan:
     """Raises APIError that names the parameter."""
     body, owner = call.body, call.caller.name
+    if body.prompt:
+        raise unsupported(
+            "prompt", "it names a template that OpenAI stores; send its text as 'instructions' and 'input'"
+        )
     if body.background and body.store is False:
         raise invalid("background", "a response in the background must be stored")
-    chain = await _chain(store, body.previous_response_id, owner)
-    size, threads = sum(len(stored.input) + len(stored.body) for stored in chain), call.caller.threads
-    if size > _MAX_CHAIN_BYTES:
-        raise invalid("previous_response_id", f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
-    kept = await run_in_thread(
-        lambda: [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain], size, threads
-    )
-    if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
-        raise invalid("previous_response_id", f"the response '{chain[-1].id}' is still being made")
+    if body.conversation_id is not None and body.previous_response_id is not None:
+        raise invalid("conversation", "it cannot stand beside 'previous_response_id'")
+    threads = call.caller.threads
+    if body.conversation_id is None:
+        past = await _past_responses(store, body.previous_response_id, call)
+    else:
+        past = await _past_conversation(store, body.conversation_id, call)
     found, calls = await _referenced(store, call)
 
-    def said() -> tuple[ClientTools, list[Object], tuple[Message, ...]]:
-        before: list[list[Object]] = [msgspec.json.decode(stored.input) for stored in chain]
+    def said() -> tuple[ClientTools, list[Object], tuple[Message, ...], ResponseRequest]:
         items = input_items(body.input, found)
-        earlier = (tool for given in before for tool in new_tools(given, "previous_response_id"))
+        earlier = (tool for given, _ in past.parts for tool in new_tools(given, past.param))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
-        history = ItemHistory(tools.names)
-        for given, response in zip(before, kept, strict=True):
-            history.add(given, {}, "previous_response_id")
-            history.add(response.response.output, response.calls, "previous_response_id")
+        history, wanted = ItemHistory(tools), body
+        for given, calls_in in past.parts:
+            wanted = configured(wanted, given, past.param)
+            history.add(given, calls_in, past.param)
         history.add(items, calls, "input")
-        return tools, items, history.messages()
+        return tools, items, history.messages(), configured(wanted, items, "input")
 
-    tools, items, messages = await run_in_thread(said, call.size + size, threads)
+    tools, items, messages, body = await run_in_thread(said, call.size + past.size, threads)
     if body.instructions:
         messages = (Message("developer", body.instructions), *messages)
     try:
-        state = kept[-1].tools if kept else None
-        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, state)
+        toolbox = service.tools.toolbox(builtin_tools(body.tools or ()), body.max_tool_calls, past.state, owner)
     except ValueError as error:
         raise invalid("tools", str(error)) from None
-    if body.tool_choice in (None, "auto") and not repeated(body.tools or (), toolbox.names):
-        refuse_tools([str(tool.get("type")) for tool in body.tools or ()])
-    listings = (item for response in kept for item in response.response.output if item["type"] == "mcp_list_tools")
+    lacking = left_out(body.tools or (), toolbox.names)
+    leave_out(lacking, len(body.tools or ()) - len(lacking), body.tool_choice)
+    listings = (item for given, _ in past.parts for item in given if item["type"] == "mcp_list_tools")
     return ResponsePlan(
         id=new_id("resp"),
         owner=owner,
-        call=call,
+        call=call.with_body(body),
         include=included(body.include),
         input=items,
         messages=messages,
         tools=tools,
         toolbox=toolbox,
-        listed=frozenset(item["server_label"] for item in listings),
+        listed=frozenset(str(item.get("server_label")) for item in listings),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What was said before a request: items, and the built-in calls among them by id."""
+
+    param: str  # that names it
+    parts: Sequence[tuple[list[Object], Mapping[str, Sequence[str]]]] = ()
+    state: Object | None = None  # of the built-in tools
+    size: int = 0  # bytes
+
+
+async def _past_responses(store: ResponseStore, response_id: str | None, call: Call[ResponseRequest]) -> _Past:
+    param = "previous_response_id"
+    chain = await _chain(store, response_id, call.caller.name)
+    size = _bounded(sum(len(stored.input) + len(stored.body) for stored in chain), param)
+
+    def decoded() -> _Past:
+        kept = [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain]
+        if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
+            raise invalid(param, f"the response '{chain[-1].id}' is still being made")
+        parts: list[tuple[list[Object], Mapping[str, Sequence[str]]]] = []
+        for stored, of in zip(chain, kept, strict=True):
+            parts += [(msgspec.json.decode(stored.input), {}), (of.response.output, of.calls)]
+        return _Past(param, parts, kept[-1].tools if kept else None, size)
+
+    return await run_in_thread(decoded, size, call.caller.threads)
+
+
+async def _past_conversation(store: ResponseStore, conversation_id: str, call: Call[ResponseRequest]) -> _Past:
+    param = "conversation"
+    found = await store.read_conversation(lambda tables, db: tables.get(db, conversation_id, call.caller.name))
+    if found is None:
+        raise conversation_not_found(conversation_id, param)
+    size = _bounded(found.size, param)
+    bodies = await store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
+
+    def decoded() -> _Past:
+        kept = [msgspec.json.decode(body, type=KeptItem) for body in bodies]
+        calls = {of.item["id"]: of.call for of in kept if of.call is not None}
+        return _Past(param, [([of.item for of in kept], calls)], msgspec.json.decode(found.state), size)
+
+    return await run_in_thread(decoded, size, call.caller.threads)
+
+
+def _bounded(size: int, param: str) -> int:
+    if size > _MAX_CHAIN_BYTES:
+        raise invalid(param, f"the conversation so far is larger than {_MAX_CHAIN_BYTES} bytes")
+    return size
+
+
+def conversation_not_found(conversation_id: str, param: str | None = None) -> APIError:
+    message = f"The conversation '{conversation_id}' is not stored on this server."
+    return not_found(message, "conversation_not_found", param)
 
 
 async def _chain(store: ResponseStore, response_id: str | None, owner: str) -> list[StoredResponse]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from oscine.api.common.errors import APIError
+from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError
 from oscine.api.turns.progress import Turn
 from oscine.chat import effort
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseRequest, ResponseUsage, TextFormatConfig
@@ -73,6 +73,7 @@ def new_response(response_id: str, body: ResponseRequest, model: str, namespaces
         },
         tools=repeated(body.tools or (), namespaces),
         usage=None,
+        conversation=None if body.conversation_id is None else {"id": body.conversation_id},
         **(_REPEATED | given),
     )
 
@@ -96,7 +97,8 @@ def usage(turn: Turn) -> ResponseUsage:
 
 def failure(error: APIError) -> dict[str, str]:
     """An error within a response, which knows few codes."""
-    return {"code": "rate_limit_exceeded" if error.status == 429 else "server_error", "message": error.message}
+    code = CONTEXT_OVERFLOW if error.code == CONTEXT_OVERFLOW else "server_error"
+    return {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": error.message}
 
 
 def interrupted(body: bytes) -> bytes:

@@ -23,6 +23,8 @@ from oscine.extensions.apis.responses.store import StoredResponse
 
 logger = logging.getLogger(__name__)
 
+_CONTINUED = ("completed", "incomplete")  # statuses of responses that become a part of their conversation
+
 
 class ResponseRun:
     """Makes one response. `begun` is set when it has begun. Before that, `run` raises errors."""
@@ -59,6 +61,8 @@ class ResponseRun:
                 logger.exception("a response failed")
                 error = internal()
             self._end("failed", error)
+        if self._plan.body.conversation_id is not None and self.response.status in _CONTINUED:
+            await self._continue(self._plan.body.conversation_id)
         if not self._plan.body.background and self.response.store:
             self.response.store = await self.store()
         self.events.add(f"response.{TERMINAL[self.response.status]}", response=self.snapshot())
@@ -134,6 +138,13 @@ class ResponseRun:
         failed.add("error", code=error.code, message=error.message, param=error.param)
         return failed.take()
 
+    def refusal(self, error: APIError) -> bytes:
+        """The whole stream of a response that is refused, for clients that read errors in events only."""
+        self.events.add("response.created", response=self.snapshot())
+        self.response.status, self.response.error = "failed", resource.failure(error)
+        self.events.add("response.failed", response=self.snapshot())
+        return self.events.take()
+
     def body(self) -> bytes:
         return msgspec.json.encode(self.snapshot())
 
@@ -152,14 +163,33 @@ class ResponseRun:
             self.unstored = False
         return not self.unstored
 
+    def _items(self) -> list[tuple[str, bytes]]:
+        """The items of its input and output, as they are stored."""
+        output = self._output
+        assert output is not None
+        kept = [KeptItem(item, output.calls.get(item["id"])) for item in (*self._plan.input, *output.ended)]
+        return [(of.item["id"], msgspec.json.encode(of)) for of in kept]
+
+    async def _continue(self, conversation_id: str) -> None:
+        """Adds its items to the conversation. Where that fails, the response names no conversation."""
+        items, state, owner = self._items(), msgspec.json.encode(self._plan.toolbox.state()), self.owner
+        try:
+            done = await self._kept.store.write_conversation(
+                lambda tables, db: tables.append(db, conversation_id, owner, items, state)
+            )
+        except Exception:
+            done = False
+            self._service.metrics.store_failures.inc()
+            logger.exception("a conversation could not be continued")
+        if not done:
+            self.response.conversation = None
+
     async def _store(self) -> None:
         plan, output = self._plan, self._output
         assert output is not None
         running, calls = not self.ended, output.calls
         state = {} if running else plan.toolbox.state()
         kept = KeptResponse(replace(self.response, output=output.ended), calls, state)
-        kept_items = [KeptItem(item, calls.get(item["id"])) for item in (*plan.input, *output.ended)]
-        items = [(of.item["id"], msgspec.json.encode(of)) for of in kept_items]
         stored = StoredResponse(
             plan.id,
             plan.owner,
@@ -171,7 +201,7 @@ class ResponseRun:
             None if running else self.events.all(),
         )
         try:
-            await self._kept.store.put(stored, items)
+            await self._kept.store.put(stored, self._items())
         except Exception:
             self._service.metrics.store_failures.inc()
             logger.exception("a response could not be stored")

@@ -47,8 +47,16 @@ class TextConfig(Struct):
     verbosity: Annotated[Verbosity | None, ignored("the model knows no verbosity")] = None
 
 
+class ConversationId(Struct):
+    id: Annotated[str, about("The id of a conversation.")]
+
+
+Conversation = str | ConversationId | None
+_CONVERSATION = "A stored conversation that this continues, and that gets its items."
+
+
 _REFUSES = """
-    conversation prompt context_management image n stop max_tokens min_tokens ignore_eos stop_token_ids
+    context_management image n stop max_tokens min_tokens ignore_eos stop_token_ids
     return_token_ids thinking_token_budget
 """
 
@@ -60,7 +68,9 @@ _REFUSES = """
 class ResponseRequest(SamplingFields, kw_only=True):
     input: Annotated[str | list[dict[str, Any]], about("A text, or items of the conversation so far.")]
     instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
+    prompt: Annotated[Any, about("Not supported: a template that is stored with OpenAI.", type="null")] = None
     previous_response_id: Annotated[str | None, about("The stored response that this one continues.")] = None
+    conversation: Annotated[Conversation, about(_CONVERSATION)] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None
     tools: Annotated[Tools | None, about("The client's functions, and built-in tools.")] = None
@@ -77,6 +87,11 @@ class ResponseRequest(SamplingFields, kw_only=True):
     user: Annotated[str | None, ignored("it is repeated in the response")] = None
     safety_identifier: Annotated[str | None, ignored("it is repeated in the response")] = None
     prompt_cache_key: Annotated[str | None, ignored("it is repeated in the response; see `cache_salt`")] = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationId) else given
 
     @property
     def summary(self) -> Summary | None:
@@ -155,6 +170,7 @@ class ResponseAnswer(Struct):
     truncation: Truncation
     usage: ResponseUsage | None
     user: str | None
+    conversation: dict[str, str] | None = None  # older ones in the store lack it
 
 
 class ResponseInputTokens(Struct):

@@ -22,6 +22,8 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 
 from oscine.api.common.errors import unavailable
+from oscine.extensions.apis.responses.conversation_store import SCHEMA as CONVERSATIONS
+from oscine.extensions.apis.responses.conversation_store import ConversationTables
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,13 @@ WITH RECURSIVE chain (id, before, depth) AS (
 SELECT {_COLUMNS} FROM chain JOIN responses USING (id) ORDER BY depth DESC
 """
 _DELETE = "DELETE FROM responses WHERE id = ? RETURNING size"
+_SIZE = "SELECT (SELECT coalesce(sum(size), 0) FROM responses) + (SELECT coalesce(sum(size), 0) FROM conversations)"
+_LEAST_USED = """
+SELECT id, owner, used_s, 0 FROM (SELECT * FROM responses WHERE runner IS NULL ORDER BY used_s LIMIT 1)
+UNION ALL
+SELECT id, owner, used_s, 1 FROM (SELECT * FROM conversations ORDER BY used_s LIMIT 1)
+ORDER BY used_s LIMIT 1
+"""
 _ITEM = """
 SELECT i.id, i.body FROM items i JOIN responses r ON r.id = i.response
 WHERE i.id = ? AND r.owner = ? AND r.created_s >= ? ORDER BY r.created_s LIMIT 1
@@ -130,6 +139,13 @@ class ResponseStore:
         """Deletes a response. Returns whether it existed."""
         return await self._write(self._database.delete, response_id, owner)
 
+    async def read_conversation(self, work: Callable[[ConversationTables, sqlite3.Connection], T]) -> T:
+        return await self._read(self._database.read_conversation, work)
+
+    async def write_conversation(self, work: Callable[[ConversationTables, sqlite3.Connection], int | None]) -> bool:
+        """Runs one of the methods of ConversationTables that change the database. Returns whether it did."""
+        return await self._write(self._database.write_conversation, work)
+
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with _unreachable():
             return await _in(self._reader, work, *args, **kwargs)
@@ -156,7 +172,8 @@ class _Database:
         self._path, self._max_bytes, self._max_age_s = path, max_bytes, max_age_s
         self._open_files: list[sqlite3.Connection | BinaryIO] = []
         self._runner = secrets.randbits(60)
-        self._size = 0  # bytes of all responses
+        self._conversations = ConversationTables(max_age_s)
+        self._size = 0  # bytes of all responses and conversations
 
     def open(self, interrupted: Callable[[bytes], bytes]) -> None:
         if self._path != MEMORY:
@@ -171,7 +188,7 @@ class _Database:
         # NORMAL in WAL mode: what is committed survives the process; a power cut may cost the last moments.
         for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
             self._db.execute(f"PRAGMA {pragma}")
-        self._db.executescript(_SCHEMA)
+        self._db.executescript(_SCHEMA + CONVERSATIONS)
         _add_owners(self._db)
         self._reads = self._db if self._path == MEMORY else self._connect()
         if self._path != MEMORY:
@@ -179,7 +196,7 @@ class _Database:
             self._open_files.append(runners)
             fcntl.lockf(runners, fcntl.LOCK_EX, 1, self._runner)
             self._end_interrupted(runners, interrupted)
-        (self._size,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()
+        (self._size,) = self._db.execute(_SIZE).fetchone()
         self._make_room()
 
     def _connect(self) -> sqlite3.Connection:
@@ -214,6 +231,20 @@ class _Database:
             for item_id, body in items:
                 self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", (item_id, response.id, body))
         self._size += size - (freed[0] if freed else 0)
+        self._try_to_make_room()
+
+    def read_conversation(self, work: Callable[[ConversationTables, sqlite3.Connection], T]) -> T:
+        return work(self._conversations, self._reads)
+
+    def write_conversation(self, work: Callable[[ConversationTables, sqlite3.Connection], int | None]) -> bool:
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            grown = work(self._conversations, self._db)
+        self._size += grown or 0
+        self._try_to_make_room()
+        return grown is not None
+
+    def _try_to_make_room(self) -> None:
         try:
             self._make_room()
         except sqlite3.Error:
@@ -228,9 +259,14 @@ class _Database:
         old = "SELECT id FROM responses WHERE runner IS NULL AND created_s < ?"
         for (response_id,) in self._db.execute(old, (self._oldest_s(),)).fetchall():
             self._forget(response_id)
-        oldest = "SELECT id FROM responses WHERE runner IS NULL ORDER BY used_s LIMIT 1"
-        while self._size > self._max_bytes and (found := self._db.execute(oldest).fetchone()):
-            self._forget(found[0])
+        unused = "SELECT id, owner FROM conversations WHERE used_s < ?"
+        for conversation_id, owner in self._db.execute(unused, (self._oldest_s(),)).fetchall():
+            self._size += self._conversations.delete(self._db, conversation_id, owner) or 0
+        while self._size > self._max_bytes and (found := self._db.execute(_LEAST_USED).fetchone()):
+            if found[3]:
+                self._size += self._conversations.delete(self._db, *found[:2]) or 0
+            else:
+                self._forget(found[0])
         self._shrink()
 
     def _shrink(self) -> None:

@@ -1,6 +1,7 @@
 """The tools of a request for a response: the client's own, and which calls are allowed.
 
-Custom tools and the functions of namespaces become functions, the only tools of a client that the model can call.
+All tools of a client become functions for the model: those of namespaces, custom ones, and those with items of a type
+of their own. A tool may be found within the conversation: then it is declared there, not before it.
 """
 
 import re
@@ -11,17 +12,19 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from oscine.api.common.errors import invalid, unsupported
+from oscine.api.common.errors import invalid
 from oscine.api.serving.formats import Calls
 from oscine.api.serving.parameters import MAX_TOOLS
 from oscine.api.serving.schemas import Function, convert
+from oscine.api.turns.custom_tools import grammar_tool, text_tool
 from oscine.chat.messages import FunctionTool
 from oscine.chat.tools import ModelNames
+from oscine.extensions.apis.responses.typed.tools import TypedTool, typed_tool
 from oscine.extensions.apis.responses.view import Object
 
 _LONGEST_NAME = 128  # characters of a function's name, and of a namespace's
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_LONGEST_NAME}}}")
-_NAMESPACES = {"code_interpreter": "python", "web_search": "browser"}
+_NAMESPACES = {"code_interpreter": "python", "web_search": "browser", "file_search": "file_search"}
 _BUILTIN_TYPES = (*_NAMESPACES, "mcp")  # clients append dates, and "preview"
 _CLIENT_TYPES = ("function", "custom", "namespace")
 _SECRETS = ("authorization", "headers")  # of an MCP server: not repeated in the response, and not stored
@@ -62,6 +65,8 @@ class ClientTool:
     name: str
     namespace: str | None = None
     custom: bool = False
+    typed: TypedTool | None = None
+    deferred: bool = False  # declared only where it is found
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -73,33 +78,46 @@ class ClientTools:
 
     def __init__(self, tools: Sequence[Object], later: Iterable[tuple[Object, str]] = ()) -> None:
         """`later`: tools in items of the conversation, with their paths; those in `tools` win."""
-        given = (client_tool for i, tool in enumerate(tools) for client_tool in _client_tools(tool, f"tools[{i}]"))
-        found = [*islice(given, MAX_TOOLS + 1)]
-        known = {tool.words for tool in found}
-        new = {
-            found.words: found for tool, where in later for found in _client_tools(tool, where)
-        }  # listed again: once
-        found += (tool for words, tool in new.items() if words not in known)
-        if len(found) > MAX_TOOLS:
+        own = [*islice(_once(tools), MAX_TOOLS + 1)]
+        known = {tool.words for tool in own}
+        found = {new.words: new for tool, where in later for new in _client_tools(tool, where)}  # listed again: once
+        new = [tool for words, tool in found.items() if words not in known]
+        if len(own) + len(new) > MAX_TOOLS:
             raise invalid("tools", f"there are more than {MAX_TOOLS} in all namespaces")
-        self.names = ModelNames(tool.words for tool in found)
+        self.names = ModelNames(tool.words for tool in own)
         self._tools: dict[str, ClientTool] = {}
-        for tool in found:
+        for tool in (*own, *new):
             name = self.names.seen(*tool.words)
             if name in self._tools:
                 raise invalid("tools", f"function name {'.'.join(tool.words)!r} is used twice")
             self._tools[name] = replace(tool, function=replace(tool.function, name=name))
-        self._by_client = {(tool.name, tool.namespace): tool.function for tool in self._tools.values()}
+        self._by_client = {(tool.name, tool.namespace): tool for tool in self._tools.values()}
+        searches = any(tool.typed is not None and tool.typed.type == "tool_search" for tool in own)
+        hidden = {tool.words for tool in own if searches and tool.deferred}  # they can be found
+        self.declared = tuple(tool.function for tool in self._tools.values() if tool.words in known - hidden)
+        self._found = {words: tool for words, tool in found.items() if words in hidden or words not in known}
 
     @property
     def functions(self) -> tuple[FunctionTool, ...]:
-        return tuple(tool.function for tool in self._tools.values())
+        """All that may be called: those declared before the conversation, and those found in it."""
+        return (*self.declared, *(self._by_client[tool.name, tool.namespace].function for tool in self._found.values()))
+
+    def found(self, tools: Sequence[Object], where: str) -> list[FunctionTool]:
+        """The functions of tools in an item, without those that are declared before the conversation."""
+        new = (tool for i, given in enumerate(tools) for tool in _client_tools(given, f"{where}[{i}]"))
+        return [self._by_client[tool.name, tool.namespace].function for tool in new if tool.words in self._found]
 
     def named(self, function: str) -> ClientTool:
         return self._tools[function]
 
     def function(self, name: str, namespace: str | None) -> FunctionTool | None:
-        return self._by_client.get((name, namespace))
+        tool = self._by_client.get((name, namespace))
+        return None if tool is None or tool.function not in self.functions else tool.function
+
+    def takes_text(self, name: str, namespace: str | None) -> bool:
+        """Whether the model writes the input of this custom tool as it is."""
+        tool = self._by_client.get((name, namespace))
+        return tool is not None and tool.function.input is not None
 
 
 def words_of(name: str, namespace: str | None) -> tuple[str, ...]:
@@ -122,8 +140,16 @@ def repeated(tools: Sequence[Object], namespaces: Collection[str]) -> list[Objec
 
     Tools that are of an unknown type or not enabled are left out, as they are from the prompt.
     """
-    had = [tool for tool in tools if tool.get("type") in _CLIENT_TYPES or _is_offered(tool, namespaces)]
-    return [_repeated(tool) for tool in had]
+    return [_repeated(tool) for tool in tools if _is_had(tool, namespaces)]
+
+
+def left_out(tools: Sequence[Object], namespaces: Collection[str]) -> list[str]:
+    """The types of the other tools."""
+    return [str(tool.get("type")) for tool in tools if not _is_had(tool, namespaces)]
+
+
+def _is_had(tool: Object, namespaces: Collection[str]) -> bool:
+    return tool.get("type") in _CLIENT_TYPES or typed_tool(tool) is not None or _is_offered(tool, namespaces)
 
 
 def _repeated(tool: Object) -> Object:
@@ -143,9 +169,12 @@ def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
         case "function":
             f = convert(tool, Function, where)
             _check_name(f.name, where)
-            yield ClientTool(FunctionTool(f.name, f.description or "", f.parameters, strict=bool(f.strict)), f.name)
+            function = FunctionTool(f.name, f.description or "", f.parameters, strict=bool(f.strict))
+            yield ClientTool(function, f.name, deferred=tool.get("defer_loading") is True)
         case "custom":
-            yield _custom_tool(convert(tool, _Custom, where), where)
+            yield replace(
+                _custom_tool(convert(tool, _Custom, where), where), deferred=tool.get("defer_loading") is True
+            )
         case "namespace":
             space = convert(tool, _Namespace, where)
             _check_name(space.name, where)
@@ -154,6 +183,18 @@ def _client_tools(tool: Object, where: str) -> Iterable[ClientTool]:
             for t in inner:
                 text = (t.function.description + about).removeprefix("\n")
                 yield replace(t, function=replace(t.function, description=text), namespace=space.name)
+        case _ if (typed := typed_tool(tool)) is not None:
+            yield ClientTool(typed.function(tool, where), typed.type, typed=typed)
+
+
+def _once(tools: Sequence[Object]) -> Iterable[ClientTool]:
+    """All client tools; one that is named by its type alone may be listed again."""
+    seen: set[str] = set()
+    for i, given in enumerate(tools):
+        for tool in _client_tools(given, f"tools[{i}]"):
+            if tool.typed is None or tool.typed.type not in seen:
+                yield tool
+            seen |= {tool.typed.type} if tool.typed else set()
 
 
 def _check_name(name: str, where: str) -> None:
@@ -165,15 +206,14 @@ def _check_name(name: str, where: str) -> None:
 
 def _custom_tool(tool: _Custom, where: str) -> ClientTool:
     _check_name(tool.name, where)
-    text: Object = {"type": "string"}
-    wanted = tool.format
-    if wanted is not None and wanted.type == "grammar":
-        if wanted.syntax != "regex":
-            raise unsupported(f"{where}.format.syntax", "the input of a tool can be held to a regex, not to a grammar")
-        text["pattern"] = f"^(?:{wanted.definition or ''})$"
-    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
-    function = FunctionTool(tool.name, tool.description or "", parameters, strict="pattern" in text)
-    return ClientTool(function, tool.name, custom=True)
+    about, wanted = tool.description, tool.format
+    if wanted is None or wanted.type == "text":
+        return ClientTool(text_tool(tool.name, about), tool.name, custom=True)
+    syntax, paths = (
+        wanted.syntax if wanted.type == "grammar" else None,
+        (f"{where}.format", f"{where}.format.definition"),
+    )
+    return ClientTool(grammar_tool(tool.name, about, syntax, wanted.definition, paths), tool.name, custom=True)
 
 
 def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequence[str], *, parallel: bool) -> Calls:
@@ -199,10 +239,12 @@ def allowed(choice: str | Object | None, tools: ClientTools, recipients: Sequenc
 
 def _find(wanted: _Choice, everything: Calls, tools: ClientTools) -> Calls:
     """The one tool, or the tools of one server, that a choice names."""
-    if wanted.type in _CLIENT_TYPES:
-        function = tools.function(wanted.name or "", wanted.namespace)
+    typed = typed_tool({"type": wanted.type, "execution": "client"})
+    if wanted.type in _CLIENT_TYPES or typed is not None:
+        called = (wanted.name or "") if typed is None else typed.type
+        function = tools.function(called, wanted.namespace)
         if function is None:
-            raise invalid("tool_choice", f"there is no tool {wanted.name!r} in 'tools'")
+            raise invalid("tool_choice", f"there is no tool {called!r} in 'tools', or it is still to be found")
         return replace(everything, tools=(function,), recipients=())
     kind = _builtin_type({"type": wanted.type})
     space, name = (wanted.server_label, wanted.name) if kind == "mcp" else (_NAMESPACES.get(kind or ""), None)

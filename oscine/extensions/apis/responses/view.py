@@ -11,11 +11,12 @@ Object = dict[str, Any]
 
 OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
+RESULTS = "file_search_call.results"
 LOGPROBS = "message.output_text.logprobs"
 SEALED_REASONING = "reasoning.encrypted_content"
 _KNOWN = {
-    *(OUTPUTS, SOURCES, LOGPROBS, SEALED_REASONING, "web_search_call.results"),
-    *("file_search_call.results", "message.input_image.image_url", "computer_call_output.output.image_url"),
+    *(OUTPUTS, SOURCES, RESULTS, LOGPROBS, SEALED_REASONING, "web_search_call.results"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url"),
 }
 _SEAL = "oscine-1:"  # marks texts of Oscine, as other servers have other texts
 
@@ -33,6 +34,8 @@ def shown(item: Object, include: Collection[str]) -> Object:
     kind = item["type"]
     if kind == "code_interpreter_call" and OUTPUTS not in include:
         return {**item, "outputs": None}
+    if kind == "file_search_call" and RESULTS not in include:
+        return {**item, "results": None}
     if kind == "web_search_call" and SOURCES not in include and isinstance(action := item.get("action"), dict):
         return {**item, "action": _without(action, "sources")}
     if kind == "reasoning":

@@ -29,11 +29,13 @@ from oscine.extensions.replicas.spec.deployment import (
 from oscine.settings.config import OPTIONS, EngineOptions, ServerOptions, SpeculationOptions, ToolOptions
 from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import OptionError, options_of
+from oscine.settings.tools import FileSearchOptions
 from oscine.system.environment import Environment
 from oscine.types import Role
 
 _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
-_OF_INGRESS = {option.name for section in (ServerOptions, ToolOptions) for option in options_of(section)}
+_INGRESS_SECTIONS = (ServerOptions, ToolOptions, FileSearchOptions)
+_OF_INGRESS = {option.name for section in _INGRESS_SECTIONS for option in options_of(section)}
 _ENGINE = OPTIONS.keys() - _OF_INGRESS - {"model", "kv-events-config"}
 _RANKS = OPTIONS["tensor-parallel-size"]  # an option of the engine that may also stand beside `gpus`
 _INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size", "enable-expert-parallel", "gpus", "expected-load"}

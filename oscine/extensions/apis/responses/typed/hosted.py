@@ -1,4 +1,4 @@
-"""Items of OpenAI's hosted tools, so that a conversation with their calls can continue here.
+"""Items of tools with types of their own, OpenAI's hosted ones too, so that a conversation with their calls goes on.
 
 The model reads a call as that of a function with the name of the tool. The result is in the same item, or in a second
 one.
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from oscine.api.turns.attachments import described
-from oscine.extensions.apis.responses.view import Object
+from oscine.extensions.apis.responses.typed.tools import Object
 
 
 class HostedItem(Struct, kw_only=True, tag_field="type"):
@@ -35,7 +35,7 @@ class _ShellCall(HostedCall, tag="shell_call"):
     action: Object
 
     def input(self) -> Any:
-        return self.action
+        return {name: value for name, value in self.action.items() if value is not None}
 
 
 class _ShellOutput(HostedItem, tag="shell_call_output"):

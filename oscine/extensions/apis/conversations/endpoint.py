@@ -1,0 +1,166 @@
+"""/v1/conversations, as OpenAI has it. An API key finds its own conversations alone."""
+
+import secrets
+from collections.abc import Collection, Sequence
+from sqlite3 import Connection
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.keys import Caller
+from oscine.api.common.work import run_in_thread
+from oscine.api.http.body import json_response, read_body
+from oscine.api.serving.schemas import decode
+from oscine.extensions.apis.conversations.schemas import (
+    ConversationChange,
+    ConversationObject,
+    ConversationRequest,
+    DeletedConversation,
+    IncludeQuery,
+    NewItems,
+)
+from oscine.extensions.apis.responses.conversation_store import ConversationTables, StoredConversation
+from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools
+from oscine.extensions.apis.responses.plan import conversation_not_found
+from oscine.extensions.apis.responses.resource import KeptItem
+from oscine.extensions.apis.responses.schemas import InputItems, ItemsQuery, read_query
+from oscine.extensions.apis.responses.store import ResponseStore
+from oscine.extensions.apis.responses.tools import ClientTools
+from oscine.extensions.apis.responses.view import Object, included, shown
+
+T = TypeVar("T")
+
+
+class Conversations:
+    def __init__(self, store: ResponseStore, max_body_bytes: int) -> None:
+        self._store, self._max_body_bytes = store, max_body_bytes
+
+    async def create(self, request: Request) -> Response:
+        owner, body = _owner(request), await self._body(request, ConversationRequest)
+        items = _new_items([], body.items or ())
+        conversation_id, metadata = f"conv_{secrets.token_hex(24)}", body.metadata or {}
+
+        def write(tables: ConversationTables, db: Connection) -> int | None:
+            made = tables.create(db, conversation_id, owner, metadata)
+            return made + (tables.append(db, conversation_id, owner, _stored(items)) or 0)
+
+        await self._store.write_conversation(write)
+        return _shown(await self._find(conversation_id, owner))
+
+    async def retrieve(self, request: Request) -> Response:
+        return _shown(await self._find(_id(request), _owner(request)))
+
+    async def change(self, request: Request) -> Response:
+        conversation_id, owner = _id(request), _owner(request)
+        metadata = (await self._body(request, ConversationChange)).metadata or {}
+        await self._store.write_conversation(
+            lambda tables, db: tables.describe(db, conversation_id, owner, metadata),
+        )
+        return _shown(await self._find(conversation_id, owner))
+
+    async def delete(self, request: Request) -> Response:
+        conversation_id, owner = _id(request), _owner(request)
+        if not await self._store.write_conversation(lambda tables, db: tables.delete(db, conversation_id, owner)):
+            raise conversation_not_found(conversation_id)
+        return json_response(DeletedConversation(conversation_id, "conversation.deleted", deleted=True))
+
+    async def add_items(self, request: Request) -> Response:
+        include = included(read_query(request.query_params, IncludeQuery).include)
+        body, conversation_id, owner = await self._body(request, NewItems), _id(request), _owner(request)
+        await self._find(conversation_id, owner)
+        bodies = await self._store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
+        size = sum(map(len, bodies))
+        new = await run_in_thread(lambda: _new_items([*map(_kept, bodies)], body.items), size)
+        if not await self._store.write_conversation(
+            lambda tables, db: tables.append(db, conversation_id, owner, _stored(new))
+        ):
+            raise conversation_not_found(conversation_id)
+        return _listed(new, include, has_more=False)
+
+    async def list_items(self, request: Request) -> Response:
+        query = read_query(request.query_params, ItemsQuery)
+        include, conversation = included(query.include), await self._find(_id(request), _owner(request))
+        page = await self._store.read_conversation(
+            lambda tables, db: tables.page(
+                db, conversation.id, query.after, query.limit + 1, ascending=query.order == "asc"
+            )
+        )
+        if page is None:
+            raise invalid("after", f"there is no item {query.after!r}")
+        items = [_kept(body).item for body in page[: query.limit]]
+        return _listed(items, include, has_more=len(page) > query.limit)
+
+    async def retrieve_item(self, request: Request) -> Response:
+        include = included(read_query(request.query_params, IncludeQuery).include)
+        conversation, item_id = await self._find(_id(request), _owner(request)), _item_id(request)
+        body = await self._store.read_conversation(lambda tables, db: tables.item(db, conversation.id, item_id))
+        if body is None:
+            raise _no_item(item_id)
+        return json_response(shown(_kept(body).item, include))
+
+    async def delete_item(self, request: Request) -> Response:
+        conversation_id, owner, item_id = _id(request), _owner(request), _item_id(request)
+        conversation = await self._find(conversation_id, owner)
+        if not await self._store.write_conversation(
+            lambda tables, db: tables.remove(db, conversation_id, owner, item_id)
+        ):
+            raise _no_item(item_id)
+        return _shown(conversation)
+
+    async def _body(self, request: Request, kind: type[T]) -> T:
+        return await decode(await read_body(request, self._max_body_bytes), kind, request.scope)
+
+    async def _find(self, conversation_id: str, owner: str) -> StoredConversation:
+        """Raises APIError."""
+        found = await self._store.read_conversation(lambda tables, db: tables.get(db, conversation_id, owner))
+        if found is None:
+            raise conversation_not_found(conversation_id)
+        return found
+
+
+def _owner(request: Request) -> str:
+    return Caller.of(request.scope).name
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])
+
+
+def _item_id(request: Request) -> str:
+    return str(request.path_params["item_id"])
+
+
+def _no_item(item_id: str) -> APIError:
+    return not_found(f"The conversation has no item '{item_id}'.", "item_not_found")
+
+
+def _kept(body: bytes) -> KeptItem:
+    return msgspec.json.decode(body, type=KeptItem)
+
+
+def _new_items(before: Sequence[KeptItem], given: Sequence[Object]) -> list[Object]:
+    """The items with their types, ids and statuses. Raises APIError for those that a response could not read."""
+    items = input_items([*given], {of.item["id"]: of.item for of in before}, "items")
+    earlier = [of.item for of in before]
+    tools = ClientTools((), [*new_tools(earlier, "conversation"), *new_tools(items, "items")])
+    history = ItemHistory(tools)
+    history.add(earlier, {of.item["id"]: of.call for of in before if of.call is not None}, "conversation")
+    history.add(items, {}, "items")
+    return items
+
+
+def _stored(items: Sequence[Object]) -> list[tuple[str, bytes]]:
+    return [(item["id"], msgspec.json.encode(KeptItem(item))) for item in items]
+
+
+def _shown(found: StoredConversation) -> Response:
+    return json_response(ConversationObject(found.id, "conversation", int(found.created_s), found.metadata))
+
+
+def _listed(items: Sequence[Object], include: Collection[str], *, has_more: bool) -> Response:
+    page = [shown(item, include) for item in items]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+    return json_response(InputItems("list", page, first, last, has_more=has_more))

@@ -1,0 +1,112 @@
+"""Agents run as docs/clients.md says, in two folders: `make agents`, which installs them with npm into runs/agents.
+
+The server is a real one with the embedded model's vocabulary; its answers are the fake executor's.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from oscine.executor.fake import TEXT
+from tests.server import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = ROOT / "runs" / "agents" / "node_modules" / ".bin"
+NANO = ROOT / "oscine" / "model" / "nano"
+DOCUMENT = (ROOT / "docs" / "clients.md").read_text()
+LONG = "Some words of a file, line after line. " * 560
+
+
+def fake(*options: str) -> ServerProcess:
+    name = ("--served-model-name", "oscine-nano", "--log-level", "warning")
+    return ServerProcess(str(NANO), "--executor", "fake", *name, *options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with fake() as server:
+        yield server
+
+
+def recipe(name: str, server: ServerProcess) -> str:
+    return DOCUMENT.partition(f"\n## {name}\n")[2].partition("\n## ")[0].replace("http://127.0.0.1:8000", server.url)
+
+
+def block(text: str, language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def prepare_codex(text: str, home: Path, folder: Path) -> None:
+    (home / ".codex").mkdir(exist_ok=True)
+    (home / ".codex" / "config.toml").write_text(block(text, "toml"))
+    (home / ".codex" / "models.json").write_text(block(text, "json"))
+    subprocess.run(["git", "init", "-q", folder], check=True)  # Codex runs in repositories
+
+
+def prepare_opencode(text: str, home: Path, folder: Path) -> None:
+    (folder / "opencode.json").write_text(block(text, "json"))
+
+
+def prepare_nothing(text: str, home: Path, folder: Path) -> None:
+    pass
+
+
+AGENTS: dict[str, Callable[[str, Path, Path], None]] = {
+    "Codex": prepare_codex,
+    "Claude Code": prepare_nothing,
+    "opencode": prepare_opencode,
+}
+
+
+def commands(text: str) -> str:
+    """The indented lines outside of blocks."""
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return "\n".join(line[4:] for line in plain.splitlines() if line.startswith("    "))
+
+
+def run(script: str, home: Path, folder: Path, **more: str) -> str:
+    environment = {"HOME": str(home), "PATH": f"{INSTALLED}:{os.environ['PATH']}", **more}
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_recipe_runs_and_a_second_folder_finds_the_prefix(
+    server: ServerProcess, agent: str, tmp_path: Path
+) -> None:
+    text, shares, home = recipe(agent, server), [], tmp_path / "home"
+    home.mkdir()
+    for name in ("shop", "office"):
+        folder = tmp_path / name
+        folder.mkdir()
+        AGENTS[agent](text, home, folder)
+        before = [server.metric(f"vllm:prefix_cache_{kind}_total") for kind in ("hits", "queries")]
+        assert TEXT.strip() in run(commands(text), home, folder)
+        hits, queries = (
+            server.metric(f"vllm:prefix_cache_{kind}_total") - old
+            for kind, old in zip(("hits", "queries"), before, strict=True)
+        )
+        shares.append(hits / queries)
+    assert shares[1] > 0.8, shares
+
+
+@pytest.mark.node
+def test_claude_code_compacts_at_the_end_of_the_context(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with fake("--max-model-len", "64000") as server:
+        text = commands(recipe("Claude Code", server))
+        exports = "\n".join(line for line in text.splitlines() if line.startswith("export"))
+        for options in ("", *["--continue"] * 5):
+            assert TEXT.strip() in run(f'{exports}\nclaude -p {options} "$LONG"', home, tmp_path, LONG=LONG)

@@ -1,12 +1,13 @@
-"""A checkpoint folder: config.json and safetensors, in one file or in shards with an index.
+"""A checkpoint folder: config.json and safetensors, in one file or in shards, with an index or without.
 
-The layout is the published one, or that of transformers for experts in floats, which are quantised when they are read.
-Everything is checked from the headers before the first tensor is read.
+The layout is the published one. An extension reads those of other tools. Everything is checked from the headers before
+the first tensor is read.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,70 +18,87 @@ from torch import Tensor
 
 from oscine.checkpoint.formats import format_of
 from oscine.checkpoint.hub import INDEX, SINGLE
-from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, matrix_of, stored_specs
-from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
+from oscine.checkpoint.layout import (
+    EMBEDDING,
+    FLOATS,
+    HEAD,
+    OTHER_LAYOUTS,
+    is_kv_scale,
+    is_published,
+    stored_specs,
+    why_no_weights,
+)
 from oscine.model.config import ModelConfig
+from oscine.model.weights import TensorSource
+from oscine.system.extensions import is_there, load
 from oscine.system.model_files import is_file_name, open_file, read_json, shown
 
 _MAX_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
 _HEADER_AT = 8  # bytes of its size are before the header of a safetensors file
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 
 class Checkpoint:
-    """Tensors of a folder, read when asked for. Raises ValueError if any file of the folder is malformed."""
+    """Tensors of a folder in the published layout, read when asked for. Raises ValueError for a malformed file."""
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
-        placed, files = _placement(folder), open_files(folder)
-        held = {name: path for path, file in files.items() for name in sorted(file.keys())}
-        specs = stored_specs(config, held)
-        for path, file in files.items():
-            for name in sorted(file.keys()):
-                if name not in specs and not is_kv_scale(name):
-                    raise ValueError(f"{path}: {shown(name)} is not a tensor of this configuration")
-                if held[name] != path:
-                    raise ValueError(f"{held[name]}: {shown(name)} is also in {path.name}")
+    def __init__(self, folder: Path, config: ModelConfig, stored: "Stored | None" = None) -> None:
+        placed, stored = _placement(folder), stored or Stored(folder)
+        specs = stored_specs(config, stored.files)
+        for name, path in stored.files.items():
+            if name not in specs and not is_kv_scale(name):
+                raise ValueError(f"{path}: {shown(name)} is not a tensor of this configuration")
         for name, spec in specs.items():
             if placed and name not in placed:
                 raise ValueError(f"{folder / INDEX}: {name} is missing")
-            path = folder / placed.get(name, SINGLE)
-            if held.get(name) != path:
-                raise ValueError(f"{path}: {name} is missing")
+            if name not in stored.files:
+                raise ValueError(f"{folder / placed.get(name, stored.first.name)}: {name} is missing")
             dtypes = FLOATS if spec.dtype == "BF16" else (spec.dtype,)
-            check_tensor(name, spec.shape, dtypes, path, files[path].get_slice(name))
-        self._file_of = {name: files[path] for name, path in held.items()}
-        self._path_of = held
-        self.errors: dict[str, QuantizationError] = {}  # by the matrix of experts that was quantised
-        self.kv_scales = sum(map(is_kv_scale, held))  # tensors that are left out
-        self._newest: tuple[str, Quantized] | None = None
+            check_tensor(name, spec.shape, dtypes, stored.files[name], stored.header(name))
+        self._stored = stored
+        self.kv_scales = sum(map(is_kv_scale, stored.files))  # tensors that are left out
 
     def get(self, name: str) -> Tensor:
         """The tensor on the CPU, backed by the file's memory map if it is stored as published."""
-        if (matrix := matrix_of(name, self._file_of)) is not None:
-            quantized = self._quantized(matrix)
-            return quantized.blocks if name.endswith("_blocks") else quantized.scales
-        tensor = self._stored(EMBEDDING if name == HEAD and name not in self._file_of else name)
+        tensor = self._stored.get(EMBEDDING if name == HEAD and name not in self._stored.files else name)
         return tensor if tensor.dtype == torch.uint8 else tensor.bfloat16()
 
-    def floats(self, matrix: str) -> Tensor | None:
-        """A matrix of experts as it is stored in floats, [experts, out, in]; None if it is stored as published."""
-        stored = matrix_of(f"{matrix}_blocks", self._file_of)
-        return None if stored is None else self._stored(stored).mT
 
-    def _stored(self, name: str) -> Tensor:
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+class Stored:
+    """The tensors in the safetensors files of a folder, whatever their names are. Raises ValueError if a file is
+    malformed, a tensor is in two files, or one is not where the index says."""
+
+    def __init__(self, folder: Path) -> None:
+        opened = open_files(folder)
+        self.first = next(iter(opened))  # of the files
+        self.files: dict[str, Path] = {}  # by the name of a tensor, in the order of names within a file
+        self._opened: dict[str, Any] = {}
+        for path, file in opened.items():
+            for name in sorted(file.keys()):
+                if name in self.files:
+                    raise ValueError(f"{path}: {shown(name)} is also in {self.files[name].name}")
+                self.files[name], self._opened[name] = path, file
+        for name, placed in _placement(folder).items():
+            if self.files.get(name) != folder / placed:
+                raise ValueError(f"{folder / placed}: {shown(name)} is missing")
+
+    def header(self, name: str) -> Any:
+        """Has get_shape() and get_dtype(), and reads the parts that it is indexed with."""
+        return self._opened[name].get_slice(name)
+
+    def get(self, name: str) -> Tensor:
+        tensor: Tensor = self._opened[name].get_tensor(name)
         return tensor
 
-    def _quantized(self, matrix: str) -> Quantized:
-        """The newest one is kept, as its blocks and its scales are asked for one after the other."""
-        if self._newest is None or self._newest[0] != matrix:
-            self._newest = None
-            try:
-                quantized, self.errors[matrix] = quantize(self._stored(matrix).mT)
-            except ValueError as error:
-                raise ValueError(f"{self._path_of[matrix]}: {matrix}: {error}") from None
-            self._newest = matrix, quantized
-        return self._newest[1]
+
+def open_folder(folder: Path, config: ModelConfig) -> TensorSource:
+    """The tensors of a folder, in the published layout or one that an extension knows. Raises ValueError."""
+    stored = Stored(folder)
+    if not is_published(config, stored.files) and is_there(OTHER_LAYOUTS):
+        other: TensorSource = load(OTHER_LAYOUTS)(stored, config)
+        return other
+    return Checkpoint(folder, config, stored)
 
 
 def fingerprint(path: Path) -> str:
@@ -123,11 +141,9 @@ def _middle(num_bytes: int) -> slice:
 
 
 def _placement(folder: Path) -> dict[str, str]:
-    """Tensor name -> file, as the index says; empty for a checkpoint of one file."""
+    """Tensor name -> file, as the index says; empty for a checkpoint without an index."""
     path = folder / INDEX
     if not path.exists():
-        if not (folder / SINGLE).exists():
-            raise ValueError(f"{folder}: holds neither {INDEX} nor {SINGLE}")
         return {}
     placed = read_json(path).get("weight_map")
     if not isinstance(placed, dict) or not placed:
@@ -142,7 +158,23 @@ def _placement(folder: Path) -> dict[str, str]:
 
 
 def _file_names(folder: Path) -> list[str]:
-    return sorted(set(_placement(folder).values()) or {SINGLE})
+    """The files of weights: those of the index, or the one file, or all shards that there are."""
+    names = set(_placement(folder).values()) or {SINGLE} & set(os.listdir(folder)) or _shards(folder)
+    if not names:
+        raise ValueError(f"{folder}: holds no weights in safetensors{why_no_weights(folder)}")
+    return sorted(names)
+
+
+def _shards(folder: Path) -> set[str]:
+    """Without an index. Raises ValueError if one of numbered shards is missing."""
+    names = {path.name for path in folder.glob("*.safetensors") if is_file_name(path.name)} - {ADAPTER_WEIGHTS}
+    for stem, count in {(found[1], found[2]) for found in map(_SHARD.fullmatch, names) if found}:
+        numbers = {int(name.removeprefix(stem)[1:6]) for name in names if name.endswith(f"-of-{count}.safetensors")}
+        first = min(1, *numbers)  # some tools number from 0
+        for number in range(first, int(count) + first):
+            if number not in numbers:
+                raise ValueError(f"{folder / f'{stem}-{number:05d}-of-{count}.safetensors'}: missing")
+    return names
 
 
 def open_files(folder: Path) -> dict[Path, Any]:

@@ -6,14 +6,17 @@ better.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from oscine.model.weights import TensorSource
 from oscine.ops.moe.mxfp4 import BLOCK, MAGNITUDES
 
+MAX_ERROR = 0.15  # relative: normally distributed weights have 0.11, ones with outliers 0.13
 _BIAS = 127  # of an E8M0 scale
 _LEAST = -126  # a smaller power of two is no normal float32
 _LARGEST = 2  # exponent of E2M1's largest magnitude, 6
@@ -44,6 +47,62 @@ class QuantizationError:
 
     def __add__(self, other: "QuantizationError") -> "QuantizationError":
         return QuantizationError(self.difference + other.difference, self.values + other.values)
+
+
+class QuantizingSource:
+    """A source of tensors that quantises the experts which are stored in another type, when they are asked for.
+
+    No more than one matrix of a layer is in memory, and one expert of it in floats.
+    """
+
+    def __init__(self) -> None:
+        self.errors: dict[str, QuantizationError] = {}  # by the matrix of experts, once it was quantised
+        self._newest: tuple[str, Quantized] | None = None
+
+    def get(self, name: str) -> Tensor:
+        raise NotImplementedError
+
+    def experts(self, matrix: str) -> Iterator[Quantized | Tensor]:
+        """Each expert of a matrix, as it is stored: in MXFP4, or in floats [rows, K]."""
+        raise NotImplementedError
+
+    def quantized(self, name: str) -> Tensor:
+        """The blocks or the scales of all experts, by their published name. The newest matrix is kept, as both are
+        asked for one after the other. Raises ValueError for values that are not finite."""
+        matrix, _, part = name.rpartition("_")
+        if self._newest is None or self._newest[0] != matrix:
+            self._newest = None
+            made, error = [], QuantizationError()
+            for expert in self.experts(matrix):
+                if isinstance(expert, Tensor):
+                    (blocks, scales), own = quantize(expert[None])
+                    expert, error = Quantized(blocks[0], scales[0]), error + own
+                made.append(expert)
+            if error.values:
+                self.errors[matrix] = error
+            self._newest = matrix, Quantized(*map(torch.stack, zip(*made, strict=True)))
+        return self._newest[1].blocks if part == "blocks" else self._newest[1].scales
+
+
+def described(errors: Mapping[str, QuantizationError]) -> str:
+    """The relative errors of kinds of matrices, and a warning if one is larger than any good source gives."""
+    text = "relative errors: " + ", ".join(f"{kind} {error.relative:.1%}" for kind, error in errors.items())
+    if max(error.relative for error in errors.values()) <= MAX_ERROR:
+        return text
+    return f"{text}. WARNING: more than {MAX_ERROR:.0%}, so answers may be worse: measure them with `oscine eval`"
+
+
+def errors_of(source: TensorSource) -> dict[str, QuantizationError]:
+    """The errors of the matrices of experts that were quantised so far, by their names."""
+    return source.errors if isinstance(source, QuantizingSource) else {}
+
+
+def experts_of(source: TensorSource, matrix: str) -> Iterator[Quantized | Tensor]:
+    """As QuantizingSource.experts, for any source."""
+    if isinstance(source, QuantizingSource):
+        return source.experts(matrix)
+    blocks, scales = (source.get(f"{matrix}_{part}") for part in ("blocks", "scales"))
+    return map(Quantized, blocks, scales)
 
 
 def quantize(weight_ERK: Tensor) -> tuple[Quantized, QuantizationError]:

@@ -1,0 +1,263 @@
+"""Checkpoints that other tools write: the same weights, the error of what is quantised again, and refusals."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oscine.checkpoint.folder import open_folder
+from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, SINGLE
+from oscine.checkpoint.layout import folder_config
+from oscine.checkpoint.opened import open_model
+from oscine.checkpoint.quantize import quantize
+from oscine.model.tensors import tensor_specs
+from oscine.ops.moe.mxfp4 import dequantize
+from oscine.settings.config import ModelOptions
+from tests.extensions.formats.tools import LOSSLESS, LOSSY, Tensors, transformers, unsloth, write
+from tests.model.answers import greedy
+from tests.model.saved import save
+from tests.model.tiny import tensors
+from tests.tiny import SMALL
+
+PROMPTS = [[5, 900, 31, 7, 77, 1200], [1, 2, 3]]
+
+
+@pytest.fixture(scope="module")
+def nano() -> Tensors:
+    return load_file(NANO_FOLDER / SINGLE)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return greedy("oscine-nano", PROMPTS)
+
+
+# ---- what is read ----
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LOSSLESS)
+def test_a_layout_that_loses_nothing_gives_the_same_tokens(
+    tmp_path: Path, nano: Tensors, expected: list[list[int]], layout: str
+) -> None:
+    make, quantization = LOSSLESS[layout]
+    write(tmp_path, folder_config(NANO_FOLDER / CONFIG), make(nano), quantization, files=2)
+    assert greedy(str(tmp_path), PROMPTS) == expected
+
+
+def quantised(values: Tensor) -> Tensor:
+    return dequantize(*quantize(values)[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LOSSY)
+def test_values_are_those_that_the_codes_mean(tmp_path: Path, nano: Tensors, layout: str) -> None:
+    """Experts are quantised again: to the same values as what the codes mean."""
+    make, quantization = LOSSY[layout]
+    config = folder_config(NANO_FOLDER / CONFIG)
+    made, meant = make(nano)
+    write(tmp_path, config, made, quantization)
+    found = open_model(ModelOptions(str(tmp_path)))
+    for name, values in meant.items():
+        if name.endswith("weight"):
+            torch.testing.assert_close(found.source.get(name), values.bfloat16(), rtol=0.01, atol=1e-6)
+            assert (found.source.get(name).float() - nano[name].float()).norm() < 0.12 * nano[name].float().norm()
+        else:
+            read = dequantize(*(found.source.get(f"{name}_{part}") for part in ("blocks", "scales")))
+            difference = (read - quantised(values.float())).norm() / values.float().norm()
+            assert difference < 1e-3, name  # a few values at the middle of two are rounded to the other
+            bias = f"{name}_bias"
+            assert torch.equal(found.source.get(bias), nano[bias])
+    errors = found.quantization_errors
+    assert errors.keys() == {"gate_up_proj", "down_proj"}
+    assert all(error.relative < 0.15 for error in errors.values())
+
+
+def test_a_fine_tune_of_other_experts_in_each_layer(tmp_path: Path) -> None:
+    """A pruned model: experts by the layer, in the order that the router has."""
+    from dataclasses import replace
+
+    config = replace(SMALL, num_local_experts=(4, 7, 5, 6))
+    made = tensors(config)
+    write(tmp_path, config, unsloth(made)[0])
+    source = open_folder(tmp_path, folder_config(tmp_path / CONFIG))
+    for name in tensor_specs(config):
+        if not name.endswith(("blocks", "scales")):
+            assert torch.equal(source.get(name), made[name]), name
+        elif name.endswith("blocks"):
+            of = [name.replace("blocks", part) for part in ("blocks", "scales")]
+            assert torch.equal(dequantize(*map(source.get, of)), dequantize(*(made[one] for one in of)))
+
+
+# ---- what is refused ----
+
+
+def change(folder: Path, change: Tensors) -> None:
+    """Adds tensors, and takes out those that are empty."""
+    held = load_file(folder / SINGLE) | change
+    save_file({name: one for name, one in held.items() if one.numel()}, folder / SINGLE)
+
+
+def refusal(folder: Path, *, read: str = "") -> str:
+    with pytest.raises(ValueError) as error:
+        source = open_folder(folder, folder_config(folder / CONFIG))
+        source.get(read)
+    message = str(error.value).replace(f"{folder}/", "")
+    assert "\n" not in message
+    return message
+
+
+NOTHING = torch.empty(0)
+EXPERTS = "model.layers.2.mlp.experts"
+UNSLOTH = f"{EXPERTS}.gate_up_projs.3"
+
+
+@pytest.mark.parametrize(
+    ("layout", "changed", "said"),
+    [
+        ("Unsloth, 4 bits", {f"{UNSLOTH}.weight": NOTHING}, "has dtype U8, with weight.nested_absmax"),
+        ("Unsloth, 16 bits", {f"{UNSLOTH}.weight": NOTHING}, f"{EXPERTS}.3.gate_up_proj.weight is missing"),
+        ("Unsloth, 16 bits", {f"{UNSLOTH}.bias": NOTHING}, f"{EXPERTS}.3.gate_up_proj.bias is missing"),
+        (
+            "Unsloth, 16 bits",
+            {f"{UNSLOTH}.weight": torch.zeros(512, 128)},
+            f"{UNSLOTH}.weight has shape [512, 128], not [512, 256]",
+        ),
+        (
+            "Unsloth, 16 bits",
+            {f"{EXPERTS}.gate_up_projs.8.weight": torch.zeros(512, 256)},
+            f"{EXPERTS}.gate_up_projs.8.weight is not a tensor of this configuration",
+        ),
+        (
+            "Unsloth, 16 bits",
+            {f"{EXPERTS}.gate_up_proj": torch.zeros(8, 256, 512)},
+            f"two layouts are mixed: {EXPERTS}.gate_up_proj (transformers) and {EXPERTS}.gate_up_projs.0.bias (Unsloth)",
+        ),
+        (
+            "Unsloth, 16 bits",
+            {"module.model.norm.weight": torch.zeros(256)},
+            "module.model.norm.weight are the same tensor",
+        ),
+        (
+            "Unsloth, 16 bits",
+            {f"{UNSLOTH}.weight": torch.zeros(512, 256, dtype=torch.int32)},
+            f"{UNSLOTH}.weight has dtype I32, not BF16",
+        ),
+        (
+            "mlx-lm, 4 bits",
+            {f"{EXPERTS}.up_proj.weight": torch.zeros(8, 256, 7, dtype=torch.uint32)},
+            f"{EXPERTS}.up_proj.weight has shape [8, 256, 7]: 0.875 bits per value",
+        ),
+        ("mlx-lm, 4 bits", {f"{EXPERTS}.up_proj.weight": NOTHING}, "which no known tool writes"),
+        (
+            "ModelOpt, NVFP4",
+            {f"{EXPERTS}.gate_up_proj": torch.zeros(8, 256, 512, dtype=torch.uint8)},
+            f"{EXPERTS}.gate_up_proj has shape [8, 256, 512], not [8, 128, 512]",
+        ),
+        (
+            "llm-compressor, int4",
+            {f"{EXPERTS}.3.up_proj.weight_zero_point": torch.zeros(1)},
+            f"{EXPERTS}.3.up_proj.weight_zero_point: written by llm-compressor, with zero points, which is not read; ",
+        ),
+        (
+            "torch.compile",
+            {"model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(1)},
+            "written by PEFT, with an adapter beside the weights, which is not read; to convert: `model.merge_and_",
+        ),
+        ("transformers", {"block.0.attn.qkv.weight": torch.zeros(1)}, "serve the files in the root"),
+        ("transformers", {"model.layers.0.self_attn.q_proj.qweight": torch.zeros(1)}, "`python -c \"from gptqmodel.utils"),
+        ("transformers", {"score.weight": torch.zeros(1)}, "written by transformers, as a classifier"),
+    ],
+)
+def test_a_wrong_folder_is_refused_in_one_line(
+    tmp_path: Path, nano: Tensors, layout: str, changed: Tensors, said: str
+) -> None:
+    make, quantization = (LOSSLESS | LOSSY)[layout]  # type: ignore[operator]
+    made = make(nano)
+    write(tmp_path, folder_config(NANO_FOLDER / CONFIG), made if isinstance(made, dict) else made[0], quantization)
+    change(tmp_path, changed)
+    assert said in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "part", "value", "said"),
+    [
+        ("llm-compressor, MXFP4", f"{EXPERTS}.3.up_proj.weight_scale", 255, "up_proj.weight_packed: a scale is not a number"),
+        ("llm-compressor, FP8", f"{EXPERTS}.3.up_proj.weight_scale", torch.nan, "a weight is not finite"),
+        ("llm-compressor, NVFP4", f"{EXPERTS}.3.up_proj.weight_global_scale", torch.nan, "a weight is not finite"),
+        ("llm-compressor, FP8", "model.layers.2.self_attn.q_proj.weight_scale", torch.nan, "a weight is not finite"),
+        ("Unsloth, 4 bits", f"{UNSLOTH}.weight.nested_absmax", torch.nan, "a weight is not finite"),
+        ("Unsloth, 4 bits", f"{UNSLOTH}.weight.quant_state.bitsandbytes__nf4", ord(" "), "Expecting value"),
+        ("mlx-lm, 4 bits", f"{EXPERTS}.up_proj.scales", torch.inf, "a weight is not finite"),
+    ],
+)
+def test_values_that_are_no_numbers_are_named(
+    tmp_path: Path, nano: Tensors, layout: str, part: str, value: float, said: str
+) -> None:
+    make, quantization = (LOSSLESS | LOSSY)[layout]  # type: ignore[operator]
+    made = make(nano)
+    made = made if isinstance(made, dict) else made[0]
+    made[part] = torch.full_like(made[part], value)
+    write(tmp_path, folder_config(NANO_FOLDER / CONFIG), made, quantization)
+    read = "model.layers.2.self_attn.q_proj.weight" if "q_proj" in part else f"{EXPERTS}.gate_up_proj_blocks"
+    message = refusal(tmp_path, read=read)
+    assert message.startswith(f"{SINGLE}: ")
+    assert said in message
+
+
+def test_scales_that_do_not_fit_are_named(tmp_path: Path, nano: Tensors) -> None:
+    made, _ = LOSSY["llm-compressor, FP8"][0](nano)
+    name = "model.layers.2.self_attn.q_proj.weight"
+    made[f"{name}_scale"] = torch.ones(5, 1)
+    write(tmp_path, folder_config(NANO_FOLDER / CONFIG), made, {"quant_method": "compressed-tensors"})
+    assert refusal(tmp_path, read=name).endswith(f"{name}: scales of shape [5, 1] do not fit a matrix of [512, 256]")
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("gptq", r"quantization_config\.quant_method 'gptq': written by GPTQModel, which is not read; to convert: `python"),
+        ("torchao", "save the model again from its 16-bit form"),
+        ("x", r"quantization_config\.quant_method must be one of 'mxfp4', 'bitsandbytes', .*, not 'x'"),
+        (None, r"quantization_config\.quant_method must be one of .*, not None"),
+    ],
+)
+def test_a_quantisation_that_is_not_read_is_named(tmp_path: Path, method: object, said: str) -> None:
+    save(tmp_path, SMALL, tensors(SMALL))
+    values = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(values | {"quantization_config": {"quant_method": method}}))
+    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path / CONFIG))}: {said}"):
+        open_model(ModelOptions(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("__0_0.distcp", "written by FSDP, in shards, which is not read; to convert: `accelerate merge-weights"),
+        ("zero_to_fp32.py", "`python IN/zero_to_fp32.py IN OUT --safe_serialization`"),
+        ("pytorch_model.bin", "written by torch, as pickles"),
+    ],
+)
+def test_a_folder_without_safetensors_says_what_it_has(tmp_path: Path, file: str, said: str) -> None:
+    save(tmp_path, SMALL, tensors(SMALL))
+    (tmp_path / SINGLE).rename(tmp_path / file)
+    assert said in refusal(tmp_path)
+
+
+def test_shards_without_an_index(tmp_path: Path, nano: Tensors) -> None:
+    write(tmp_path, folder_config(NANO_FOLDER / CONFIG), transformers(nano), files=3)
+    source = open_folder(tmp_path, folder_config(tmp_path / CONFIG))
+    assert torch.equal(source.get("model.norm.weight"), nano["model.norm.weight"])
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert refusal(tmp_path) == "model-00002-of-00003.safetensors: missing"
+
+
+def test_a_truncated_shard(tmp_path: Path, nano: Tensors) -> None:
+    write(tmp_path, folder_config(NANO_FOLDER / CONFIG), transformers(nano), files=2)
+    path = tmp_path / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert refusal(tmp_path).startswith("model-00002-of-00002.safetensors: truncated or malformed: ")

@@ -28,6 +28,10 @@ for _code, _magnitude in enumerate(MAGNITUDES):
     _CODES[12 + int(2 * _magnitude)], _CODES[12 - int(2 * _magnitude)] = _code, (8 | _code) if _code else 0
 
 
+class NotFiniteError(ValueError):
+    """A weight is infinite, or not a number."""
+
+
 class Quantized(NamedTuple):
     blocks: Tensor  # uint8 [..., K / 32, 16]
     scales: Tensor  # uint8 [..., K / 32]
@@ -68,7 +72,7 @@ class QuantizingSource:
 
     def quantized(self, name: str) -> Tensor:
         """The blocks or the scales of all experts, by their published name. The newest matrix is kept, as both are
-        asked for one after the other. Raises ValueError for values that are not finite."""
+        asked for one after the other. Raises NotFiniteError, and what `experts` raises."""
         matrix, _, part = name.rpartition("_")
         if self._newest is None or self._newest[0] != matrix:
             self._newest = None
@@ -106,8 +110,7 @@ def experts_of(source: TensorSource, matrix: str) -> Iterator[Quantized | Tensor
 
 
 def quantize(weight_ERK: Tensor) -> tuple[Quantized, QuantizationError]:
-    """Floats [experts, rows, K] in any memory layout, with K a multiple of 32. Raises ValueError for values that are
-    not finite."""
+    """Floats [experts, rows, K] in any memory layout, with K a multiple of 32. Raises NotFiniteError."""
     blocks = weight_ERK.view(*weight_ERK.shape[:-1], -1, BLOCK)
     packed = torch.empty(*blocks.shape[:-1], BLOCK // 2, dtype=torch.uint8)
     scales = torch.empty(blocks.shape[:-1], dtype=torch.uint8)
@@ -124,7 +127,7 @@ def _quantize(values_RBK: Tensor, packed: Tensor, scales: Tensor) -> Quantizatio
     """Writes the blocks and scales of some rows."""
     largest = values_RBK.abs().amax(-1, keepdim=True)
     if not torch.isfinite(largest.sum()):
-        raise ValueError("a weight is not finite")
+        raise NotFiniteError("a weight is not finite")
     usual = ((largest.view(torch.int32) >> _MANTISSA) - _BIAS - _LARGEST).clamp_(_LEAST, _BIAS - 1)
     tried = [_rounded(values_RBK, usual + more) for more in _CANDIDATES]
     (rounded, least), (other, others) = tried

@@ -17,7 +17,7 @@ from torch import Tensor
 from oscine.checkpoint.folder import ADAPTER_WEIGHTS, open_tensors
 from oscine.checkpoint.hub import ADAPTER
 from oscine.checkpoint.layout import FLOATS
-from oscine.checkpoint.quantize import Quantized, QuantizingSource, errors_of, experts_of
+from oscine.checkpoint.quantize import NotFiniteError, Quantized, QuantizingSource, errors_of, experts_of
 from oscine.model.tensors import TensorSpec
 from oscine.model.weights import TensorSource
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
@@ -77,7 +77,7 @@ class LoraSource(QuantizingSource):
         if part in ("blocks", "scales") and matrix in self._factors:
             try:
                 return self.quantized(name)
-            except ValueError as unfit:
+            except NotFiniteError as unfit:
                 raise ValueError(f"{self._path}: with it, in {matrix} {unfit}") from None
         tensor, factors = self._base.get(name), self._factors.get(name)
         self.errors |= errors_of(self._base)

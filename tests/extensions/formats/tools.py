@@ -20,10 +20,13 @@ from oscine.ops.moe.mxfp4 import dequantize
 Tensors = dict[str, Tensor]
 Encoded = tuple[Tensors, Tensor]  # parts after the name of a module, and the values that they mean
 Encode = Callable[[Tensor], Encoded]  # of [..., out, in]
-NF4 = torch.tensor(
-    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
-    + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
-    + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+NF4 = torch.tensor(  # the table of QLoRA
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
+        *(0.7229568362236023, 1.0),
+    ]
 )
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 MATRIX = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
@@ -36,7 +39,7 @@ def write(folder: Path, config: ModelConfig, tensors: Tensors, quantization: obj
     (folder / CONFIG).write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     names = [SINGLE] if files == 1 else [f"model-{i + 1:05d}-of-{files:05d}.safetensors" for i in range(files)]
     for number, name in enumerate(names):
-        own = {key: tensors[key].contiguous() for key in sorted(tensors)[number::files]}
+        own = {key: tensors[key].clone(memory_format=torch.contiguous_format) for key in sorted(tensors)[number::files]}
         save_file(own, folder / name, metadata={"format": "pt"})
     return folder
 
@@ -62,7 +65,7 @@ def floats(weight: Tensor) -> Encoded:
 
 def nearest(values: Tensor, table: Tensor) -> Tensor:
     """Indices in a table."""
-    return torch.stack([(values - one).abs() for one in table]).argmin(0)
+    return (values[..., None] - table).abs().argmin(-1)
 
 
 def nibbles(codes: Tensor) -> Tensor:
@@ -79,7 +82,9 @@ def nf4(weight: Tensor) -> Encoded:
     table = torch.linspace(-1, 1, 256)
     padded = torch.cat((largest - offset, torch.zeros(-len(largest) % 256))).view(-1, 256)
     nested = padded.abs().amax(-1)
-    codes = torch.searchsorted(table, (padded / nested[:, None].clamp(min=1e-9)).flatten()[: len(largest)]).clamp(0, 255)
+    codes = torch.searchsorted(table, (padded / nested[:, None].clamp(min=1e-9)).flatten()[: len(largest)]).clamp(
+        0, 255
+    )
     means = table[codes] * nested.repeat_interleave(256)[: len(codes)] + offset
     indices = nearest(blocks / means[:, None], NF4)
     packed = nibbles(indices.flatten())
@@ -131,7 +136,7 @@ def fp8(scale_of: Callable[[Tensor], Tensor], name: str = ".weight_scale") -> En
 
 def whole(scale: Tensor, weight: Tensor) -> Tensor:
     """A scale for each value, of one per tile of 128 rows and columns."""
-    if scale.dim() != weight.dim() or scale.shape[-1] == 1:
+    if scale.dim() != weight.dim() or scale.shape[-2:] == (weight.shape[-2], 1):
         return scale
     rows, columns = weight.shape[-2:]
     return scale.repeat_interleave(128, -2)[..., :rows, :].repeat_interleave(128, -1)[..., :columns]
@@ -232,7 +237,9 @@ def dense(tensors: Tensors, encode: Encode, ends: tuple[str, ...]) -> tuple[Tens
     return made, meant
 
 
-def apart(published: Tensors, encode: Encode, naming: Callable[[str, int], Mapping[str, slice]]) -> tuple[Tensors, Tensors]:
+def apart(
+    published: Tensors, encode: Encode, naming: Callable[[str, int], Mapping[str, slice]]
+) -> tuple[Tensors, Tensors]:
     """Experts apart. `naming`: the modules of a matrix and an expert, with the rows that they have."""
     made, meant = dict[str, Tensor](), dict[str, Tensor]()
     for matrix, weight, bias in experts_of(published):
@@ -264,7 +271,9 @@ def of_quark(matrix: str, index: int) -> Mapping[str, slice]:
 
 def unsloth(published: Tensors, encode: Encode = floats) -> tuple[Tensors, Tensors]:
     experts, meant = apart(published, encode, of_unsloth)
-    return experts | {name.replace(".router.", ".router.linear."): one for name, one in rest_of(published).items()}, meant
+    return experts | {
+        name.replace(".router.", ".router.linear."): one for name, one in rest_of(published).items()
+    }, meant
 
 
 def mlx(published: Tensors, encode: Encode | None = None) -> tuple[Tensors, Tensors]:
@@ -273,11 +282,16 @@ def mlx(published: Tensors, encode: Encode | None = None) -> tuple[Tensors, Tens
     for matrix, weight, bias in experts_of(published):
         prefix, which = matrix.rsplit(".", 1)
         meant[matrix] = weight.float().clone()
-        for name, rows in ({"gate_proj": EVEN, "up_proj": ODD} if which == "gate_up_proj" else {"down_proj": ALL}).items():
+        for name, rows in (
+            {"gate_proj": EVEN, "up_proj": ODD} if which == "gate_up_proj" else {"down_proj": ALL}
+        ).items():
             module = f"{prefix}.{name}"
             if encode is None:
                 blocks, scales = (published[f"{matrix}_{part}"][:, rows] for part in ("blocks", "scales"))
-                made |= {f"{module}.weight": blocks.flatten(-2).contiguous().view(torch.uint32), f"{module}.scales": scales}
+                made |= {
+                    f"{module}.weight": blocks.flatten(-2).contiguous().view(torch.uint32),
+                    f"{module}.scales": scales,
+                }
             else:
                 parts, meant[matrix][:, rows] = encode(weight[:, rows])
                 made |= {module + part: value for part, value in parts.items()}
@@ -373,8 +387,8 @@ LOSSY: dict[str, tuple[Lossy, object]] = {
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
     ),
     "mlx-lm, 4 bits": (
-        both(lambda made: mlx(made, affine(4, 64)), affine(8, 64), (*EVERYTHING, "router.weight")),
-        {"group_size": 64, "bits": 4},
+        both(lambda made: mlx(made, affine(4, 32)), affine(8, 32), (*EVERYTHING, "router.weight")),
+        {"group_size": 32, "bits": 4},
     ),
     "mlx-lm, 3 and 6 bits": (
         both(lambda made: mlx(made, affine(6, 32)), affine(6, 32), EVERYTHING),
@@ -385,9 +399,7 @@ LOSSY: dict[str, tuple[Lossy, object]] = {
         {"quant_method": "compressed-tensors"},
     ),
     "llm-compressor, NVFP4": (
-        both(
-            lambda made: joined(made, nvfp4_of_compressed_tensors, of_compressor), nvfp4_of_compressed_tensors
-        ),
+        both(lambda made: joined(made, nvfp4_of_compressed_tensors, of_compressor), nvfp4_of_compressed_tensors),
         {"quant_method": "compressed-tensors"},
     ),
     "llm-compressor, int4": (
@@ -395,7 +407,10 @@ LOSSY: dict[str, tuple[Lossy, object]] = {
         {"quant_method": "compressed-tensors"},
     ),
     "transformers, FP8 in tiles": (
-        both(lambda made: joined(made, fp8(of_tiles, ".weight_scale_inv"), of_compressor), fp8(of_tiles, ".weight_scale_inv")),
+        both(
+            lambda made: joined(made, fp8(of_tiles, ".weight_scale_inv"), of_compressor),
+            fp8(of_tiles, ".weight_scale_inv"),
+        ),
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
     ),
     "transformers, MXFP8": (lambda made: joined(made, mxfp8, of_compressor), {"quant_method": "mxfp8"}),
@@ -408,6 +423,8 @@ LOSSY: dict[str, tuple[Lossy, object]] = {
 }
 
 
-def joined(published: Tensors, encode: Encode, naming: Callable[[str, int], Mapping[str, slice]]) -> tuple[Tensors, Tensors]:
+def joined(
+    published: Tensors, encode: Encode, naming: Callable[[str, int], Mapping[str, slice]]
+) -> tuple[Tensors, Tensors]:
     experts, meant = apart(published, encode, naming)
     return rest_of(published) | experts, meant

@@ -11,8 +11,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from oscine.checkpoint.quantize import Quantized, QuantizingSource
-from oscine.extensions.formats.gguf.blocks import DENSE, MXFP4_OF_OLLAMA, MXFP4_TYPES, floats, mxfp4_blocks, mxfp4_scales
+from oscine.checkpoint.quantize import NotFiniteError, Quantized, QuantizingSource
+from oscine.extensions.formats.gguf.blocks import (
+    DENSE,
+    MXFP4_OF_OLLAMA,
+    MXFP4_TYPES,
+    floats,
+    mxfp4_blocks,
+    mxfp4_scales,
+)
 from oscine.extensions.formats.gguf.file import Gguf, Stored
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
@@ -71,7 +78,7 @@ class GgufCheckpoint(QuantizingSource):
         if part != "bias" and any(one.type.name not in MXFP4_TYPES for one in stored):
             try:
                 return self.quantized(published)
-            except ValueError as error:
+            except NotFiniteError as error:
                 raise ValueError(f"{self._file.path}: {stored[0].name}: {error}") from None
         if part == "blocks":
             return mxfp4_blocks(*stored)

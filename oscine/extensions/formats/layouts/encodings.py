@@ -12,15 +12,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from oscine.checkpoint.layout import FLOATS
+from oscine.checkpoint import layout
 from oscine.checkpoint.quantize import Quantized
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
 
 Shape = tuple[int, ...]
 Read = Callable[[str], Tensor | None]  # a part, by its name; None if the matrix has no such part
-_TILE = 128  # rows and columns that have one scale, where 128 does not divide their number
+_TILE = 128  # rows and columns that have one scale in FP8; the last tile may be smaller
 _NEUTRAL = 127  # E8M0 of 1
 _ROWS = 1 << 12  # that are unpacked at once
+FLOATS = "floats"  # the last of ENCODINGS
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 
@@ -51,8 +52,8 @@ def spread(scale: Tensor, shape: Shape) -> Tensor:
     if scale.dim() == 1:
         scale = scale[:, None]
     for dimension, (length, count) in enumerate(zip(shape, scale.shape, strict=False)):
-        tile = length // count if length % max(count, 1) == 0 else _TILE
-        if scale.dim() != len(shape) or -(-length // tile) != count:
+        tile = _TILE if -(-length // _TILE) == count else length // max(count, 1)
+        if scale.dim() != len(shape) or (tile != _TILE and tile * count != length):
             raise ValueError(f"scales of shape {list(scale.shape)} do not fit a matrix of {list(shape)}")
         if count not in (1, length):
             scale = scale.repeat_interleave(tile, dimension).narrow(dimension, 0, length)
@@ -65,7 +66,7 @@ def _floats(read: Read, shape: Shape) -> Tensor:
 
 def _scale(scale: Tensor) -> Tensor:
     """Floats of any width, or E8M0. NaN of E8M0 becomes infinite."""
-    return torch.ldexp(torch.ones(()), scale.int() - _NEUTRAL) if scale.dtype == torch.uint8 else scale.float()
+    return torch.ldexp(torch.ones(scale.shape), scale.int() - _NEUTRAL) if scale.dtype == torch.uint8 else scale.float()
 
 
 def _scaled(read: Read, shape: Shape) -> Tensor:
@@ -141,7 +142,8 @@ def _unpacked(words: Tensor, shape: Shape) -> Tensor:
     bits = rows.shape[-1] * 8 // shape[-1]
     out = torch.empty(len(rows), shape[-1])
     octets, shifts = torch.arange(bits) * 8, torch.arange(8) * bits  # 8 values have as many bytes as one has bits
-    for some, to in zip(rows.split(_ROWS), out.split(_ROWS), strict=True):
+    for start in range(0, len(rows), _ROWS):
+        some, to = rows[start : start + _ROWS], out[start : start + _ROWS]
         joined = (some.view(len(some), -1, bits).long() << octets).sum(-1, keepdim=True)
         to.copy_(((joined >> shifts) & ((1 << bits) - 1)).flatten(1))
     return out.view(shape)
@@ -178,14 +180,12 @@ ENCODINGS = (
     Encoding("bitsandbytes", _WEIGHT, ("U8",), _TABLES, _flat, _four_bits_of_bitsandbytes),
     Encoding("bitsandbytes, int8", _WEIGHT, ("I8",), (("SCB",),), _as_it_is, _int8_of_bitsandbytes),
     Encoding("mlx-lm", _WEIGHT, ("U32",), (("scales",),), _words, _mlx),
-    Encoding(
-        "compressed-tensors, NVFP4", _PACKED, ("U8",), (_SCALES[0], ("weight_global_scale",)), _halved, _nvfp4
-    ),
+    Encoding("compressed-tensors, NVFP4", _PACKED, ("U8",), (_SCALES[0], ("weight_global_scale",)), _halved, _nvfp4),
     Encoding("compressed-tensors, MXFP4", _PACKED, ("U8",), _SCALES[:1], _halved, _mxfp4),
     Encoding("compressed-tensors, integers", _PACKED, ("I32",), _SCALES[:1], _words, _integers),
     Encoding("ModelOpt, NVFP4", _EITHER, ("U8",), (_SCALES[0], ("weight_scale_2",)), _halved, _nvfp4),
     Encoding("Quark, MXFP4", _WEIGHT, ("U8",), _SCALES[:1], _halved, _mxfp4),
     Encoding("FP8 and int8 with scales", _EITHER, _FP8, _SCALES[1:], _as_it_is, _scaled),
     Encoding("published", ("blocks",), ("U8",), (("scales",),), _published, _mxfp4),
-    Encoding("floats", (*_EITHER, "blocks"), FLOATS, (), _as_it_is, _floats),
+    Encoding(FLOATS, (*_EITHER, "blocks"), layout.FLOATS, (), _as_it_is, _floats),
 )

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from oscine.checkpoint.folder import Stored, check_tensor
 from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, stored_specs
-from oscine.checkpoint.quantize import Quantized, QuantizingSource
-from oscine.extensions.formats.layouts.matrix import Matrix, checked
+from oscine.checkpoint.quantize import NotFiniteError, Quantized, QuantizingSource
+from oscine.extensions.formats.layouts.matrix import Matrix
 from oscine.extensions.formats.layouts.table import NEEDLESS, NEEDLESS_MODULES, check_names, common_name, tools_of
 from oscine.model.config import ModelConfig
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
@@ -18,7 +18,6 @@ from oscine.system.model_files import shown
 
 _SPLIT = re.compile(r"(.+?)\.(weight\..+|[^.]+)")
 _EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(gate_up|down)_proj_(blocks|scales|bias)")
-_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+\.)?(gate_up|gate|up|down)_proj")
 _HALVES = {"gate_up": (("gate_up",), ("gate", "up")), "down": (("down",),)}
 
 
@@ -43,8 +42,8 @@ class ToolFolder(QuantizingSource):
         self._matrices: dict[str, Matrix] = {}
         used = set[tuple[str, str]]()
         for name, spec in stored_specs(config, {f"{module}.weight" for module in self._modules}).items():
-            if found := _EXPERTS.fullmatch(name):
-                used |= self._find_experts(name, *found.groups(), spec.shape)
+            if _EXPERTS.fullmatch(name):
+                used |= self._find_experts(name, spec.shape)
             else:
                 used |= self._find(name, spec.shape)
         for module, parts in self._modules.items():
@@ -90,9 +89,8 @@ class ToolFolder(QuantizingSource):
     def _missing(self, name: str) -> ValueError:
         return ValueError(f"{self._stored.first}: {name} is missing")
 
-    def _find_experts(
-        self, name: str, experts: str, which: str, part: str, shape: tuple[int, ...]
-    ) -> set[tuple[str, str]]:
+    def _find_experts(self, name: str, shape: tuple[int, ...]) -> set[tuple[str, str]]:
+        experts, which, part = _groups(name)
         if part == "scales":  # they were found with the blocks
             return set()
         matrix = f"{experts}.{which}_proj"
@@ -119,7 +117,9 @@ class ToolFolder(QuantizingSource):
             for apart in (False, True):
                 prefixes = [f"{index}." for index in range(count)] if apart else [""]
                 form = _Form([[f"{experts}.{prefix}{half}_proj" for half in halves] for prefix in prefixes], apart)
-                held = (self._modules[module] for modules in form.modules for module in modules if module in self._modules)
+                held = (
+                    self._modules[module] for modules in form.modules for module in modules if module in self._modules
+                )
                 if first := next((part for parts in held for part in parts.values()), None):
                     found.append((first, form))
         if not found:
@@ -134,30 +134,28 @@ class ToolFolder(QuantizingSource):
 
     def get(self, name: str) -> Tensor:
         """On the CPU, in bfloat16 or, of experts, packed."""
-        if found := _EXPERTS.fullmatch(name):
-            experts, which, part = found.groups()
+        if _EXPERTS.fullmatch(name):
+            experts, which, part = _groups(name)
             return self._bias(f"{experts}.{which}_proj") if part == "bias" else self._packed(name)
-        module, _, part = (EMBEDDING if name == HEAD and HEAD.rpartition(".")[0] not in self._matrices else name).rpartition(".")
-        if module not in self._matrices or part != "weight":
+        module, _, part = name.rpartition(".")
+        if name == HEAD and module not in self._matrices:
+            module = EMBEDDING.rpartition(".")[0]
+        if part != "weight" or module not in self._matrices:
             return self._plain(module, part)
         matrix = self._matrices[module]
         values = matrix.values()
-        values = dequantize(*values) if isinstance(values, Quantized) else values
-        if matrix.encoding.tool != "floats":
-            checked(values, matrix.path, module)
-        return values.bfloat16()
+        return (dequantize(*values) if isinstance(values, Quantized) else values).bfloat16()
 
     def _plain(self, module: str, part: str) -> Tensor:
         return self._stored.get(self._modules[module][part]).bfloat16()
 
     def _packed(self, name: str) -> Tensor:
+        matrix = name.rpartition("_")[0]
         try:
             return self.quantized(name)
-        except ValueError as error:
-            form = self._forms[name.rpartition("_")[0]]
-            path = self._matrices[form.modules[0][0]].path
-            said = str(error)
-            raise ValueError(said if said.startswith(str(path.parent)) else f"{path}: {name.rpartition('_')[0]}: {said}") from None
+        except NotFiniteError as error:  # others name their tensors
+            path = self._matrices[self._forms[matrix].modules[0][0]].path
+            raise ValueError(f"{path}: {matrix}: {error}") from None
 
     def experts(self, matrix: str) -> Iterator[Quantized | Tensor]:
         form = self._forms[matrix]
@@ -181,3 +179,10 @@ class ToolFolder(QuantizingSource):
         form = self._forms[matrix]
         made = [torch.stack([self._plain(one, "bias") for one in modules], -1).flatten(-2) for modules in form.modules]
         return torch.stack(made) if form.apart else made[0]
+
+
+def _groups(name: str) -> tuple[str, ...]:
+    """The parts of the name of a published tensor of experts."""
+    found = _EXPERTS.fullmatch(name)
+    assert found is not None
+    return found.groups()

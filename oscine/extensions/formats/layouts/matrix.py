@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oscine.checkpoint.folder import Stored
 from oscine.checkpoint.quantize import Quantized
-from oscine.extensions.formats.layouts.encodings import ENCODINGS, Encoding, Shape
+from oscine.extensions.formats.layouts.encodings import ENCODINGS, FLOATS, Encoding, Shape
 from oscine.system.model_files import shown
 
 _NO_SCALE = 255  # NaN of E8M0
@@ -48,7 +48,7 @@ class Matrix:
         name, wanted = parts[main], encoding.stored(shape)
         found = tuple(stored.header(name).get_shape())
         swapped = (*wanted[:-2], wanted[-1], wanted[-2])
-        swaps = main == "in_out" or (main == "blocks" and encoding.tool == "floats")
+        swaps = main == "in_out" or (main == "blocks" and encoding.tool == FLOATS)
         if wanted != swapped and found == wanted and encoding.stored(shape) != shape:
             return False  # of packed values, the shape says it
         expected = swapped if swaps else wanted
@@ -56,7 +56,9 @@ class Matrix:
             expected = (*expected[:-1], *found[-1:])
             bits = found[-1] * 32 / shape[-1] if found else 0
             if bits not in (2, 3, 4, 5, 6, 8):
-                raise ValueError(f"{stored.files[name]}: {shown(name)} has shape {list(found)}: {bits:g} bits per value")
+                raise ValueError(
+                    f"{stored.files[name]}: {shown(name)} has shape {list(found)}: {bits:g} bits per value"
+                )
         if found != expected:
             raise ValueError(f"{stored.files[name]}: {shown(name)} has shape {list(found)}, not {list(expected)}")
         return swaps
@@ -72,9 +74,14 @@ class Matrix:
         except (ValueError, RuntimeError, IndexError, KeyError, TypeError) as error:
             why = shown(str(error).splitlines()[0])
             raise ValueError(f"{self.path}: {shown(self.parts[self.main])}: {why}") from None
-        if isinstance(made, Quantized) and bool((made.scales == _NO_SCALE).any()):
-            raise ValueError(f"{self.path}: {shown(self.parts[self.main])}: a scale is not a number")
+        whole = bool((made.scales != _NO_SCALE).all()) if isinstance(made, Quantized) else self._is_finite(made)
+        if not whole:
+            raise ValueError(f"{self.path}: {shown(self.parts[self.main])}: a weight is not finite")
         return made
+
+    def _is_finite(self, made: Tensor) -> bool:
+        """Floats are as they are: who quantises them checks them."""
+        return self.encoding.tool == FLOATS or bool(torch.isfinite(made.sum()))
 
     def _read(self, part: str, expert: int | None) -> Tensor | None:
         if (name := self.parts.get(part)) is None:
@@ -84,10 +91,3 @@ class Matrix:
         found: Tensor = header[expert] if experts and shape[:1] == [*experts] else self.stored.get(name)
         main = len(self.stored.header(self.parts[self.main]).get_shape()) - len(experts)
         return found.mT if self.swaps and found.dim() == main else found
-
-
-def checked(tensor: Tensor, path: Path, name: str) -> Tensor:
-    """Raises ValueError for a decoded tensor with infinite values, or ones that are no numbers."""
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{path}: {shown(name)}: a weight is not finite")
-    return tensor

@@ -46,7 +46,8 @@ _EXPERT = re.compile(r"mlp\.experts\.(gate_up|down)_proj_(blocks|scales|bias)")
 
 
 class GgufCheckpoint(QuantizingSource):
-    """Experts of other types than MXFP4 are quantised. Raises ValueError if any tensor is missing, misshapen, of a type that is not read, or not of this model."""
+    """Experts of other types than MXFP4 are quantised. Raises ValueError if any tensor is missing, misshapen, of a
+    type that is not read, or not of this model."""
 
     def __init__(self, file: Gguf, config: ModelConfig) -> None:
         super().__init__()
@@ -144,8 +145,9 @@ class GgufCheckpoint(QuantizingSource):
         packed = name.endswith("_exps.weight")
         kind, allowed = stored.type.name, (*MXFP4_TYPES, *DENSE) if packed else DENSE
         if kind not in allowed:
-            known = f"it must be one of {', '.join(one for one in allowed if one != MXFP4_OF_OLLAMA)}"
-            raise ValueError(f"{path}: {name} has type {kind}; {known}: `llama-quantize --allow-requantize` makes Q8_0")
+            known = ", ".join(one for one in allowed if one != MXFP4_OF_OLLAMA)
+            remedy = "`llama-quantize --allow-requantize IN OUT Q8_0` of llama.cpp converts it"
+            raise ValueError(f"{path}: {name} has type {kind}; it must be one of {known}: {remedy}")
         if shape[-1] % stored.type.values:
             raise ValueError(
                 f"{path}: {name} has rows of {shape[-1]}, which is no multiple of the block size of {kind}"

@@ -7,7 +7,6 @@ the first tensor is read.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,8 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from oscine.checkpoint.files import placement, weight_files
 from oscine.checkpoint.formats import format_of
-from oscine.checkpoint.hub import INDEX, SINGLE
+from oscine.checkpoint.hub import INDEX
 from oscine.checkpoint.layout import (
     EMBEDDING,
     FLOATS,
@@ -26,17 +26,14 @@ from oscine.checkpoint.layout import (
     is_kv_scale,
     is_published,
     stored_specs,
-    why_no_weights,
 )
 from oscine.model.config import ModelConfig
 from oscine.model.weights import TensorSource
 from oscine.system.extensions import is_there, load
-from oscine.system.model_files import is_file_name, open_file, read_json, shown
+from oscine.system.model_files import open_file, shown
 
 _MAX_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
 _HEADER_AT = 8  # bytes of its size are before the header of a safetensors file
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT
-_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 
@@ -44,7 +41,7 @@ class Checkpoint:
     """Tensors of a folder in the published layout, read when asked for. Raises ValueError for a malformed file."""
 
     def __init__(self, folder: Path, config: ModelConfig, stored: "Stored | None" = None) -> None:
-        placed, stored = _placement(folder), stored or Stored(folder)
+        placed, stored = placement(folder), stored or Stored(folder)
         specs = stored_specs(config, stored.files)
         for name, path in stored.files.items():
             if name not in specs and not is_kv_scale(name):
@@ -79,7 +76,7 @@ class Stored:
                 if name in self.files:
                     raise ValueError(f"{path}: {shown(name)} is also in {self.files[name].name}")
                 self.files[name], self._opened[name] = path, file
-        for name, placed in _placement(folder).items():
+        for name, placed in placement(folder).items():
             if self.files.get(name) != folder / placed:
                 raise ValueError(f"{folder / placed}: {shown(name)} is missing")
 
@@ -117,7 +114,7 @@ def fingerprint(path: Path) -> str:
 
 def versions(path: Path) -> list[tuple[int, int]]:
     """Size and time of the last change, in ns, of each file of weights. `path`: as of fingerprint."""
-    files = [path / name for name in _file_names(path)] if path.is_dir() else format_of(path).parts(path)
+    files = [path / name for name in weight_files(path)] if path.is_dir() else format_of(path).parts(path)
     return [(found.st_size, found.st_mtime_ns) for found in (file.stat() for file in files)]
 
 
@@ -140,46 +137,9 @@ def _middle(num_bytes: int) -> slice:
     return slice(start, start + size)
 
 
-def _placement(folder: Path) -> dict[str, str]:
-    """Tensor name -> file, as the index says; empty for a checkpoint without an index."""
-    path = folder / INDEX
-    if not path.exists():
-        return {}
-    placed = read_json(path).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
-        raise ValueError(f"{path}: weight_map is not an object with tensors")
-    for name, file in placed.items():
-        if not is_file_name(file):
-            what = f"{shown(name)} is placed in {shown(repr(file))}"
-            raise ValueError(f"{path}: {what}, which is not a file of this folder")
-        if not (folder / file).exists():
-            raise ValueError(f"{folder / file}: missing; the index places {shown(name)} there")
-    return placed
-
-
-def _file_names(folder: Path) -> list[str]:
-    """The files of weights: those of the index, or the one file, or all shards that there are."""
-    names = set(_placement(folder).values()) or {SINGLE} & set(os.listdir(folder)) or _shards(folder)
-    if not names:
-        raise ValueError(f"{folder}: holds no weights in safetensors{why_no_weights(folder)}")
-    return sorted(names)
-
-
-def _shards(folder: Path) -> set[str]:
-    """Without an index. Raises ValueError if one of numbered shards is missing."""
-    names = {path.name for path in folder.glob("*.safetensors") if is_file_name(path.name)} - {ADAPTER_WEIGHTS}
-    for stem, count in {(found[1], found[2]) for found in map(_SHARD.fullmatch, names) if found}:
-        numbers = {int(name.removeprefix(stem)[1:6]) for name in names if name.endswith(f"-of-{count}.safetensors")}
-        first = min(1, *numbers)  # some tools number from 0
-        for number in range(first, int(count) + first):
-            if number not in numbers:
-                raise ValueError(f"{folder / f'{stem}-{number:05d}-of-{count}.safetensors'}: missing")
-    return names
-
-
 def open_files(folder: Path) -> dict[Path, Any]:
     """The safetensors files by their paths. Their headers are read and checked, no tensor is."""
-    return {path: open_tensors(path) for path in (folder / name for name in _file_names(folder))}
+    return {path: open_tensors(path) for path in (folder / name for name in weight_files(folder))}
 
 
 def open_tensors(path: Path) -> Any:

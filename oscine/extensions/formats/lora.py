@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from oscine.checkpoint.folder import ADAPTER_WEIGHTS, open_tensors
+from oscine.checkpoint.files import ADAPTER_WEIGHTS
+from oscine.checkpoint.folder import open_tensors
 from oscine.checkpoint.hub import ADAPTER
 from oscine.checkpoint.layout import FLOATS
 from oscine.checkpoint.quantize import NotFiniteError, Quantized, QuantizingSource, errors_of, experts_of

@@ -21,8 +21,8 @@ _OPTIONS = ("revision", "tokenizer", "download-dir")
 def arguments(parser: Parser) -> None:
     parser.description = (
         "Write a model in the published layout: experts in MXFP4, everything else in bfloat16. SOURCE may be a "
-        "fine-tune in bfloat16, float16 or float32, as transformers saves it, or a GGUF file. An interrupted "
-        "conversion is continued."
+        "fine-tune as transformers, Unsloth, mlx-lm or another tool of docs/checkpoints.md saves it, or a GGUF file. "
+        "An interrupted conversion is continued."
     )
     parser.add_argument("source", metavar="SOURCE", help="folder, GGUF file, or name, as MODEL of `oscine serve`")
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write")

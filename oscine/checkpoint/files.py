@@ -9,7 +9,7 @@ from oscine.checkpoint.layout import why_no_weights
 from oscine.system.model_files import is_file_name, read_json, shown
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT
-_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def placement(folder: Path) -> dict[str, str]:
@@ -40,10 +40,12 @@ def weight_files(folder: Path) -> list[str]:
 def _shards(folder: Path) -> set[str]:
     """Without an index. Raises ValueError if one of numbered shards is missing."""
     names = {path.name for path in folder.glob("*.safetensors") if is_file_name(path.name)} - {ADAPTER_WEIGHTS}
-    for stem, count in {(found[1], found[2]) for found in map(_SHARD.fullmatch, names) if found}:
-        numbers = {int(name.removeprefix(stem)[1:6]) for name in names if name.endswith(f"-of-{count}.safetensors")}
-        first = min(1, *numbers)  # some tools number from 0
+    numbers: dict[tuple[str, str], set[int]] = {}  # by what is before the number, and the number of shards
+    for found in filter(None, map(_SHARD.fullmatch, names)):
+        numbers.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    for (stem, count), own in numbers.items():
+        first = min(1, *own)  # some tools number from 0
         for number in range(first, int(count) + first):
-            if number not in numbers:
+            if number not in own:
                 raise ValueError(f"{folder / f'{stem}-{number:05d}-of-{count}.safetensors'}: missing")
     return names

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oscine.model.weights import TensorSource
 from oscine.ops.moe.mxfp4 import BLOCK, MAGNITUDES
+from oscine.ops.native.library import library, unavailable
 
 MAX_ERROR = 0.15  # relative: normally distributed weights have 0.11, ones with outliers 0.13
 _BIAS = 127  # of an E8M0 scale
@@ -22,6 +23,7 @@ _LEAST = -126  # a smaller power of two is no normal float32
 _LARGEST = 2  # exponent of E2M1's largest magnitude, 6
 _CANDIDATES = (0, 1)  # added to the usual exponent
 _MANTISSA, _EXPONENT, _ONE = 23, 0x7F800000, 0x3F800000  # of float32: its bits, a mask, and 1.0
+_PART = 1 << 12  # blocks that a thread takes at once
 _AT_ONCE = 1 << 20  # values: temporary tensors stay in the CPU's caches
 _CODES = torch.zeros(25, dtype=torch.uint8)  # E2M1 code, by twice the value, plus 12
 for _code, _magnitude in enumerate(MAGNITUDES):
@@ -115,12 +117,28 @@ def quantize(weight_ERK: Tensor) -> tuple[Quantized, QuantizationError]:
     packed = torch.empty(*blocks.shape[:-1], BLOCK // 2, dtype=torch.uint8)
     scales = torch.empty(blocks.shape[:-1], dtype=torch.uint8)
     error = QuantizationError()
+    if unavailable() is None:
+        for own, packed_own, scales_own in zip(blocks, packed, scales, strict=True):
+            error += _by_library(own, packed_own, scales_own)
+        return Quantized(packed, scales), error
     step = max(1, _AT_ONCE // weight_ERK.shape[-1])  # rows
     for own in zip(blocks, packed, scales, strict=True):
         for part, packed_part, scales_part in zip(*(tensor.split(step) for tensor in own), strict=True):
             values = part.to(torch.float32, memory_format=torch.contiguous_format)
             error += _quantize(values, packed_part, scales_part)
     return Quantized(packed, scales), error
+
+
+def _by_library(values_RBK: Tensor, packed: Tensor, scales: Tensor) -> QuantizationError:
+    """The same, by the C kernel."""
+    values = values_RBK.contiguous() if values_RBK.dtype == torch.bfloat16 else values_RBK.float().contiguous()
+    sums = torch.zeros(-(-scales.numel() // _PART), 2, dtype=torch.float64)
+    is_short, pointers = values.dtype == torch.bfloat16, (one.data_ptr() for one in (packed, scales, sums))
+    library().oscine_quantize(values.data_ptr(), is_short, scales.numel(), _PART, *pointers)
+    difference, squares = sums.sum(0).tolist()
+    if math.isnan(difference):
+        raise NotFiniteError("a weight is not finite")
+    return QuantizationError(difference, squares)
 
 
 def _quantize(values_RBK: Tensor, packed: Tensor, scales: Tensor) -> QuantizationError:

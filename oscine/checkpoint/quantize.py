@@ -118,7 +118,7 @@ def quantize(weight_ERK: Tensor) -> tuple[Quantized, QuantizationError]:
     scales = torch.empty(blocks.shape[:-1], dtype=torch.uint8)
     error = QuantizationError()
     if unavailable() is None:
-        for own, packed_own, scales_own in zip(blocks, packed, scales, strict=True):
+        for own, packed_own, scales_own in zip(weight_ERK, packed, scales, strict=True):
             error += _by_library(own, packed_own, scales_own)
         return Quantized(packed, scales), error
     step = max(1, _AT_ONCE // weight_ERK.shape[-1])  # rows
@@ -129,9 +129,9 @@ def quantize(weight_ERK: Tensor) -> tuple[Quantized, QuantizationError]:
     return Quantized(packed, scales), error
 
 
-def _by_library(values_RBK: Tensor, packed: Tensor, scales: Tensor) -> QuantizationError:
+def _by_library(weight_RK: Tensor, packed: Tensor, scales: Tensor) -> QuantizationError:
     """The same, by the C kernel."""
-    values = values_RBK.contiguous() if values_RBK.dtype == torch.bfloat16 else values_RBK.float().contiguous()
+    values = weight_RK.contiguous() if weight_RK.dtype == torch.bfloat16 else weight_RK.contiguous().float()
     sums = torch.zeros(-(-scales.numel() // _PART), 2, dtype=torch.float64)
     is_short, pointers = values.dtype == torch.bfloat16, (one.data_ptr() for one in (packed, scales, sums))
     library().oscine_quantize(values.data_ptr(), is_short, scales.numel(), _PART, *pointers)

@@ -47,7 +47,7 @@ def test_no_other_scale_and_no_other_value_is_nearer(seed: int) -> None:
 @pytest.mark.skipif(unavailable() is not None, reason="needs a C compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_kernel_computes_what_torch_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.randn` in C order, with zeros, and more blocks than a thread takes at once."""
+    """With a row of zeros, and more blocks than a thread takes at once."""
     weight = torch.randn(3, 96, 2048, generator=torch.Generator().manual_seed(3)).to(dtype)
     weight[0, 5] = 0
     kernel, error = quantize(weight)

@@ -15,14 +15,17 @@ from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, SINGLE
 from oscine.checkpoint.layout import folder_config
 from oscine.checkpoint.opened import open_model
 from oscine.checkpoint.quantize import quantize
+from oscine.engine.build import build_engine
 from oscine.model.tensors import tensor_specs
 from oscine.ops.moe.mxfp4 import dequantize
-from oscine.settings.config import ModelOptions
+from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions
 from tests.extensions.formats.tools import LOSSLESS, LOSSY, Tensors, transformers, unsloth, write
 from tests.model.answers import greedy
 from tests.model.saved import save
 from tests.model.tiny import tensors
 from tests.tiny import SMALL
+from training.evaluate import SKILLS, Asked, answer, engine_generator
+from training.packing import Encoder
 
 PROMPTS = [[5, 900, 31, 7, 77, 1200], [1, 2, 3]]
 
@@ -80,6 +83,28 @@ def test_values_are_those_that_the_codes_mean(tmp_path: Path, small: Tensors, la
     errors = found.quantization_errors
     assert errors.keys() == {"gate_up_proj", "down_proj"}
     assert all(error.relative < 0.15 for error in errors.values())
+
+
+@pytest.mark.slow
+def test_98_percent_of_the_skills_stay(tmp_path: Path, nano: Tensors) -> None:
+    """Of those of the embedded model, in each layout whose values change."""
+    encoder = Encoder(NANO_FOLDER)
+    asked = [Asked.of(skill, 2) for skill in SKILLS]
+
+    def right(model: Path) -> int:
+        options = ModelOptions(str(model), tokenizer=str(NANO_FOLDER), device="cpu")
+        cache = CacheOptions(kv_cache_bytes=1 << 30)
+        built = build_engine(EngineOptions(options, cache=cache, quiet=True))
+        texts = answer(engine_generator(built.loop, encoder), encoder, asked)
+        return sum(2 - len(one.wrong(of_skill)) for one, of_skill in zip(asked, texts, strict=True))
+
+    before = right(NANO_FOLDER)
+    after = {}
+    for layout, (make, quantization) in LOSSY.items():
+        folder = tmp_path / layout
+        write(folder, folder_config(NANO_FOLDER / CONFIG), make(nano)[0], quantization)
+        after[layout] = right(folder)
+    assert min(after.values()) >= 0.98 * before, (before, after)
 
 
 def test_a_fine_tune_of_other_experts_in_each_layer(tmp_path: Path) -> None:

@@ -253,6 +253,15 @@ def test_scales_that_do_not_fit_are_named(tmp_path: Path, small: Tensors) -> Non
     assert refusal(tmp_path, read=name).endswith(f"{name}: scales of shape [5, 1] do not fit a matrix of [512, 96]")
 
 
+def test_nvfp4_without_a_scale_of_all_is_not_mxfp4(tmp_path: Path, small: Tensors) -> None:
+    made, _ = LOSSY["llm-compressor, NVFP4"][0](small)
+    name = f"{EXPERTS}.3.up_proj.weight"
+    del made[f"{name}_global_scale"]
+    write(tmp_path, SMALL, made, {"quant_method": "compressed-tensors"})
+    message = refusal(tmp_path, read=f"{EXPERTS}.gate_up_proj_scales")
+    assert message.endswith(f"{name}_packed: scales of MXFP4 are uint8 [160, 3], not float8_e4m3fn [160, 6]")
+
+
 @pytest.mark.parametrize(
     ("method", "said"),
     [

@@ -112,8 +112,15 @@ def _nvfp4(read: Read, shape: Shape) -> Tensor:
 
 
 def _mxfp4(read: Read, shape: Shape) -> Quantized:
-    scales = _one(read, "weight_scale", "scales").view(torch.uint8)
-    return Quantized(_blocks(_one(read, "weight_packed", "weight", "blocks"), shape), scales.contiguous())
+    return _packed(_one(read, "weight_packed", "weight", "blocks"), _one(read, "weight_scale", "scales"), shape)
+
+
+def _packed(packed: Tensor, scales: Tensor, shape: Shape) -> Quantized:
+    blocks = _blocks(packed, shape)
+    if scales.shape != blocks.shape[:-1] or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        found = f"{str(scales.dtype).removeprefix('torch.')} {list(scales.shape)}"
+        raise ValueError(f"scales of MXFP4 are uint8 {list(blocks.shape[:-1])}, not {found}")
+    return Quantized(blocks, scales.view(torch.uint8).contiguous())
 
 
 def _integers(read: Read, shape: Shape) -> Tensor:
@@ -132,7 +139,7 @@ def _mlx(read: Read, shape: Shape) -> Tensor | Quantized:
     if packed.shape[-1] == shape[-1]:
         return packed.view(torch.float8_e4m3fn).float() * spread(_scale(scales), shape)
     if scales.shape[-1] * BLOCK == shape[-1]:
-        return Quantized(_blocks(packed, shape), scales.contiguous())
+        return _packed(packed, scales, shape)
     return _e2m1(packed, shape) * spread(scales.view(torch.float8_e4m3fn).float(), shape)
 
 

@@ -94,7 +94,9 @@ class ToolFolder(QuantizingSource):
         if part == "scales":  # they were found with the blocks
             return set()
         matrix = f"{experts}.{which}_proj"
-        form = self._forms.setdefault(matrix, self._form(name, experts, which, shape[0]))
+        if matrix not in self._forms:
+            self._forms[matrix] = self._form(name, experts, which, shape[0])
+        form = self._forms[matrix]
         used = set[tuple[str, str]]()
         for modules in form.modules:
             for module in modules:

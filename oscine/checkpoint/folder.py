@@ -16,13 +16,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oscine.checkpoint.files import placement, weight_files
-from oscine.checkpoint.formats import format_of
+from oscine.checkpoint.formats import TOOL_FOLDER, format_of
 from oscine.checkpoint.hub import INDEX
 from oscine.checkpoint.layout import (
     EMBEDDING,
     FLOATS,
     HEAD,
-    OTHER_LAYOUTS,
     is_kv_scale,
     is_published,
     stored_specs,
@@ -92,8 +91,8 @@ class Stored:
 def open_folder(folder: Path, config: ModelConfig) -> TensorSource:
     """The tensors of a folder, in the published layout or one that an extension knows. Raises ValueError."""
     stored = Stored(folder)
-    if not is_published(config, stored.files) and is_there(OTHER_LAYOUTS):
-        other: TensorSource = load(OTHER_LAYOUTS)(stored, config)
+    if not is_published(config, stored.files) and is_there(TOOL_FOLDER):
+        other: TensorSource = load(TOOL_FOLDER)(stored, config)
         return other
     return Checkpoint(folder, config, stored)
 

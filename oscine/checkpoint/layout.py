@@ -8,13 +8,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from oscine.checkpoint.formats import CHECK_METHOD, WHY_NO_WEIGHTS
 from oscine.model.config import ModelConfig, read_config, require
 from oscine.model.tensors import TensorSpec, tensor_specs
 from oscine.system.extensions import is_there, load
 
-_EXTENSION = "oscine.extensions.formats.layouts"
-OTHER_LAYOUTS = f"{_EXTENSION}.folder:ToolFolder"
-_CHECK_METHOD, _WHY_NO_WEIGHTS = f"{_EXTENSION}.table:check_method", f"{_EXTENSION}.table:why_no_weights"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FLOATS = ("BF16", "F16", "F32")  # read as BF16; as safetensors spells them
 # As vLLM, ModelOpt, compressed-tensors and Quark name them.
@@ -62,13 +60,13 @@ def _check_quantization(values: Mapping[str, Any]) -> None:
     method = quantization.get("quant_method")
     if method == "mxfp4":
         return
-    if is_there(_CHECK_METHOD):
-        load(_CHECK_METHOD)(quantization)
+    if is_there(CHECK_METHOD):
+        load(CHECK_METHOD)(quantization)
         return
     require(False, "quantization_config.quant_method", "'mxfp4', or no quantization_config", method)
 
 
 def why_no_weights(folder: Path) -> str:
     """What a folder without safetensors has instead, for the end of an error."""
-    found: str = load(_WHY_NO_WEIGHTS)(folder) if is_there(_WHY_NO_WEIGHTS) else ""
+    found: str = load(WHY_NO_WEIGHTS)(folder) if is_there(WHY_NO_WEIGHTS) else ""
     return found

@@ -86,6 +86,7 @@ def test_values_are_those_that_the_codes_mean(tmp_path: Path, small: Tensors, la
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_98_percent_of_the_skills_stay(tmp_path: Path, nano: Tensors) -> None:
     """Of those of the embedded model, in each layout whose values change."""
     encoder = Encoder(NANO_FOLDER)

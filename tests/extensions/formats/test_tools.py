@@ -16,6 +16,8 @@ from oscine.checkpoint.layout import folder_config
 from oscine.checkpoint.opened import open_model
 from oscine.checkpoint.quantize import quantize
 from oscine.engine.build import build_engine
+from oscine.extensions.formats.layouts.encodings import ENCODINGS
+from oscine.extensions.formats.layouts.table import LAYOUTS
 from oscine.model.tensors import tensor_specs
 from oscine.ops.moe.mxfp4 import dequantize
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions
@@ -120,6 +122,14 @@ def test_a_fine_tune_of_other_experts_in_each_layer(tmp_path: Path) -> None:
         elif name.endswith("blocks"):
             of = [name.replace("blocks", part) for part in ("blocks", "scales")]
             assert torch.equal(dequantize(*map(source.get, of)), dequantize(*(made[one] for one in of)))
+
+
+def test_the_document_has_the_tools_of_the_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    for layout in LAYOUTS:
+        assert all(words in text for words in layout.tool.split(", ")), layout.tool
+    for encoding in (one for one in ENCODINGS if one.tool not in ("published", "floats")):
+        assert encoding.tool.split(",")[0].split(" ")[0] in text, encoding.tool
 
 
 # ---- what is refused ----

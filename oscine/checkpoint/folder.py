@@ -1,7 +1,7 @@
-"""A checkpoint folder: config.json and safetensors, in one file or in shards with an index.
+"""A checkpoint folder: config.json and safetensors, in one file or in shards, with an index or without.
 
-The layout is the published one, or that of transformers for experts in floats, which are quantised when they are read.
-Everything is checked from the headers before the first tensor is read.
+The layout is the published one. An extension reads those of other tools. Everything is checked from the headers before
+the first tensor is read.
 """
 
 import hashlib
@@ -15,12 +15,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oscine.checkpoint.formats import format_of
-from oscine.checkpoint.hub import INDEX, SINGLE
-from oscine.checkpoint.layout import EMBEDDING, FLOATS, HEAD, is_kv_scale, matrix_of, stored_specs
-from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
+from oscine.checkpoint.files import placement, weight_files
+from oscine.checkpoint.formats import TOOL_FOLDER, format_of
+from oscine.checkpoint.hub import INDEX
+from oscine.checkpoint.layout import (
+    EMBEDDING,
+    FLOATS,
+    HEAD,
+    is_kv_scale,
+    is_published,
+    stored_specs,
+)
 from oscine.model.config import ModelConfig
-from oscine.system.model_files import is_file_name, open_file, read_json, shown
+from oscine.model.weights import TensorSource
+from oscine.system.extensions import is_there, load
+from oscine.system.model_files import open_file, shown
 
 _MAX_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
 _HEADER_AT = 8  # bytes of its size are before the header of a safetensors file
@@ -28,59 +37,64 @@ _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 
 class Checkpoint:
-    """Tensors of a folder, read when asked for. Raises ValueError if any file of the folder is malformed."""
+    """Tensors of a folder in the published layout, read when asked for. Raises ValueError for a malformed file."""
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
-        placed, files = _placement(folder), open_files(folder)
-        held = {name: path for path, file in files.items() for name in sorted(file.keys())}
-        specs = stored_specs(config, held)
-        for path, file in files.items():
-            for name in sorted(file.keys()):
-                if name not in specs and not is_kv_scale(name):
-                    raise ValueError(f"{path}: {shown(name)} is not a tensor of this configuration")
-                if held[name] != path:
-                    raise ValueError(f"{held[name]}: {shown(name)} is also in {path.name}")
+    def __init__(self, folder: Path, config: ModelConfig, stored: "Stored | None" = None) -> None:
+        placed, stored = placement(folder), stored or Stored(folder)
+        specs = stored_specs(config, stored.files)
+        for name, path in stored.files.items():
+            if name not in specs and not is_kv_scale(name):
+                raise ValueError(f"{path}: {shown(name)} is not a tensor of this configuration")
         for name, spec in specs.items():
             if placed and name not in placed:
                 raise ValueError(f"{folder / INDEX}: {name} is missing")
-            path = folder / placed.get(name, SINGLE)
-            if held.get(name) != path:
-                raise ValueError(f"{path}: {name} is missing")
+            if name not in stored.files:
+                raise ValueError(f"{folder / placed.get(name, stored.first.name)}: {name} is missing")
             dtypes = FLOATS if spec.dtype == "BF16" else (spec.dtype,)
-            check_tensor(name, spec.shape, dtypes, path, files[path].get_slice(name))
-        self._file_of = {name: files[path] for name, path in held.items()}
-        self._path_of = held
-        self.errors: dict[str, QuantizationError] = {}  # by the matrix of experts that was quantised
-        self.kv_scales = sum(map(is_kv_scale, held))  # tensors that are left out
-        self._newest: tuple[str, Quantized] | None = None
+            check_tensor(name, spec.shape, dtypes, stored.files[name], stored.header(name))
+        self._stored = stored
+        self.kv_scales = sum(map(is_kv_scale, stored.files))  # tensors that are left out
 
     def get(self, name: str) -> Tensor:
         """The tensor on the CPU, backed by the file's memory map if it is stored as published."""
-        if (matrix := matrix_of(name, self._file_of)) is not None:
-            quantized = self._quantized(matrix)
-            return quantized.blocks if name.endswith("_blocks") else quantized.scales
-        tensor = self._stored(EMBEDDING if name == HEAD and name not in self._file_of else name)
+        tensor = self._stored.get(EMBEDDING if name == HEAD and name not in self._stored.files else name)
         return tensor if tensor.dtype == torch.uint8 else tensor.bfloat16()
 
-    def floats(self, matrix: str) -> Tensor | None:
-        """A matrix of experts as it is stored in floats, [experts, out, in]; None if it is stored as published."""
-        stored = matrix_of(f"{matrix}_blocks", self._file_of)
-        return None if stored is None else self._stored(stored).mT
 
-    def _stored(self, name: str) -> Tensor:
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+class Stored:
+    """The tensors in the safetensors files of a folder, whatever their names are. Raises ValueError if a file is
+    malformed, a tensor is in two files, or one is not where the index says."""
+
+    def __init__(self, folder: Path) -> None:
+        opened = open_files(folder)
+        self.first = next(iter(opened))  # of the files
+        self.files: dict[str, Path] = {}  # by the name of a tensor, in the order of names within a file
+        self._opened: dict[str, Any] = {}
+        for path, file in opened.items():
+            for name in sorted(file.keys()):
+                if name in self.files:
+                    raise ValueError(f"{path}: {shown(name)} is also in {self.files[name].name}")
+                self.files[name], self._opened[name] = path, file
+        for name, placed in placement(folder).items():
+            if self.files.get(name) != folder / placed:
+                raise ValueError(f"{folder / placed}: {shown(name)} is missing")
+
+    def header(self, name: str) -> Any:
+        """Has get_shape() and get_dtype(), and reads the parts that it is indexed with."""
+        return self._opened[name].get_slice(name)
+
+    def get(self, name: str) -> Tensor:
+        tensor: Tensor = self._opened[name].get_tensor(name)
         return tensor
 
-    def _quantized(self, matrix: str) -> Quantized:
-        """The newest one is kept, as its blocks and its scales are asked for one after the other."""
-        if self._newest is None or self._newest[0] != matrix:
-            self._newest = None
-            try:
-                quantized, self.errors[matrix] = quantize(self._stored(matrix).mT)
-            except ValueError as error:
-                raise ValueError(f"{self._path_of[matrix]}: {matrix}: {error}") from None
-            self._newest = matrix, quantized
-        return self._newest[1]
+
+def open_folder(folder: Path, config: ModelConfig) -> TensorSource:
+    """The tensors of a folder, in the published layout or one that an extension knows. Raises ValueError."""
+    stored = Stored(folder)
+    if not is_published(config, stored.files) and is_there(TOOL_FOLDER):
+        other: TensorSource = load(TOOL_FOLDER)(stored, config)
+        return other
+    return Checkpoint(folder, config, stored)
 
 
 def fingerprint(path: Path) -> str:
@@ -99,7 +113,7 @@ def fingerprint(path: Path) -> str:
 
 def versions(path: Path) -> list[tuple[int, int]]:
     """Size and time of the last change, in ns, of each file of weights. `path`: as of fingerprint."""
-    files = [path / name for name in _file_names(path)] if path.is_dir() else format_of(path).parts(path)
+    files = [path / name for name in weight_files(path)] if path.is_dir() else format_of(path).parts(path)
     return [(found.st_size, found.st_mtime_ns) for found in (file.stat() for file in files)]
 
 
@@ -122,32 +136,9 @@ def _middle(num_bytes: int) -> slice:
     return slice(start, start + size)
 
 
-def _placement(folder: Path) -> dict[str, str]:
-    """Tensor name -> file, as the index says; empty for a checkpoint of one file."""
-    path = folder / INDEX
-    if not path.exists():
-        if not (folder / SINGLE).exists():
-            raise ValueError(f"{folder}: holds neither {INDEX} nor {SINGLE}")
-        return {}
-    placed = read_json(path).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
-        raise ValueError(f"{path}: weight_map is not an object with tensors")
-    for name, file in placed.items():
-        if not is_file_name(file):
-            what = f"{shown(name)} is placed in {shown(repr(file))}"
-            raise ValueError(f"{path}: {what}, which is not a file of this folder")
-        if not (folder / file).exists():
-            raise ValueError(f"{folder / file}: missing; the index places {shown(name)} there")
-    return placed
-
-
-def _file_names(folder: Path) -> list[str]:
-    return sorted(set(_placement(folder).values()) or {SINGLE})
-
-
 def open_files(folder: Path) -> dict[Path, Any]:
     """The safetensors files by their paths. Their headers are read and checked, no tensor is."""
-    return {path: open_tensors(path) for path in (folder / name for name in _file_names(folder))}
+    return {path: open_tensors(path) for path in (folder / name for name in weight_files(folder))}
 
 
 def open_tensors(path: Path) -> Any:

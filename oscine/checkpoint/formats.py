@@ -27,6 +27,10 @@ FORMATS = {
     "gguf": "oscine.extensions.formats.gguf.format:GGUF",
     "ollama": "oscine.extensions.formats.ollama:STORE",
 }
+# For folders of safetensors in the layouts of other tools
+TOOL_FOLDER = "oscine.extensions.formats.layouts.folder:ToolFolder"
+CHECK_METHOD = "oscine.extensions.formats.layouts.table:check_method"
+WHY_NO_WEIGHTS = "oscine.extensions.formats.layouts.table:why_no_weights"
 
 
 class Format:

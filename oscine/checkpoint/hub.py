@@ -16,6 +16,7 @@ from typing import Any
 
 from oscine.checkpoint import formats
 from oscine.checkpoint.download import blobs_of, fetch_blobs
+from oscine.checkpoint.layout import folder_config
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.o200k import o200k_folder
 from oscine.settings.config import NANO, ModelOptions
@@ -69,7 +70,7 @@ def pull(options: ModelOptions) -> Path:
 
 def config_at(path: Path) -> ModelConfig:
     """The configuration of a model that `find_model` found. Raises ValueError naming the file and the wrong field."""
-    return ModelConfig.from_file(path / CONFIG) if path.is_dir() else formats.format_of(path).config(path)
+    return folder_config(path / CONFIG) if path.is_dir() else formats.format_of(path).config(path)
 
 
 def tokenizer_at(path: Path) -> Path:
@@ -251,7 +252,7 @@ class _Hub:
     def config(self) -> ModelConfig | None:
         """None for a repository without config.json: that of a GGUF file is in the large file."""
         try:
-            return None if self._file is not None else ModelConfig.from_file(self.fetch(CONFIG))
+            return None if self._file is not None else folder_config(self.fetch(CONFIG))
         except _MissingError:
             return None
 
@@ -272,7 +273,7 @@ class _Hub:
             models = self._models()
             return self._parts({self._file} & models.keys(), models)
         try:
-            ModelConfig.from_file(self.fetch(CONFIG))
+            folder_config(self.fetch(CONFIG))
             return []
         except _MissingError:
             if not (models := self._models()):

@@ -1,16 +1,17 @@
-"""How a folder stores the published tensors where it does not store them as published.
+"""The published layout of a folder: its tensors, and the forms of experts that its config.json may name.
 
-transformers saves a fine-tune with the experts in floats, [experts, in, out], where the published blocks are of
-[experts, out, in]. A model that it dequantised when it loaded it keeps the names that end in _blocks, without scales.
-With tied embeddings there is no head.
+An extension knows the layouts of other tools.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
-from oscine.model.config import ModelConfig
+from oscine.checkpoint.formats import CHECK_METHOD, WHY_NO_WEIGHTS
+from oscine.model.config import ModelConfig, read_config, require
 from oscine.model.tensors import TensorSpec, tensor_specs
-from oscine.ops.moe.mxfp4 import BLOCK
+from oscine.system.extensions import is_there, load
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FLOATS = ("BF16", "F16", "F32")  # read as BF16; as safetensors spells them
@@ -18,7 +19,6 @@ FLOATS = ("BF16", "F16", "F32")  # read as BF16; as safetensors spells them
 _KV_SCALE = re.compile(
     r"model\.layers\.\d+\.self_attn\.((attn\.|[qkv]_proj\.)?(q|k|v|kv|prob)_scale|[qkv]_proj\.output_scale)"
 )
-_BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 def is_kv_scale(name: str) -> bool:
@@ -26,24 +26,47 @@ def is_kv_scale(name: str) -> bool:
     return _KV_SCALE.fullmatch(name) is not None
 
 
-def matrix_of(name: str, held: Collection[str]) -> str | None:
-    """The stored matrix in floats that published blocks or scales are made from; None if there is none."""
-    if not name.endswith((_BLOCKS, _SCALES)):
-        return None
-    matrix = name.rpartition("_")[0]
-    if matrix in held:
-        return matrix
-    return matrix + _BLOCKS if matrix + _BLOCKS in held and matrix + _SCALES not in held else None
+def is_published(config: ModelConfig, held: Collection[str]) -> bool:
+    """Whether all these names are of the published layout, and no blocks lack their scales."""
+    specs = tensor_specs(config)
+    scales = (f"{name.removesuffix('_blocks')}_scales" for name in held if name.endswith("_blocks"))
+    return all(name in specs or is_kv_scale(name) for name in held) and all(name in held for name in scales)
 
 
 def stored_specs(config: ModelConfig, held: Collection[str]) -> dict[str, TensorSpec]:
-    """The tensors that a folder needs, by name. `held`: the names that it has."""
-    specs: dict[str, TensorSpec] = {}
-    for name, spec in tensor_specs(config).items():
-        if (matrix := matrix_of(name, held)) is not None:
-            if name.endswith(_BLOCKS):
-                experts, rows, blocks, _ = spec.shape
-                specs[matrix] = TensorSpec((experts, blocks * BLOCK, rows), "BF16")
-        elif name != HEAD or name in held or not config.tie_word_embeddings:
-            specs[name] = spec
+    """The tensors that a folder needs, by name. `held`: the names that it has. With tied embeddings, the head may be
+    missing."""
+    specs = tensor_specs(config)
+    if config.tie_word_embeddings and HEAD not in held:
+        del specs[HEAD]
     return specs
+
+
+def folder_config(path: Path) -> ModelConfig:
+    """Reads the config.json of a folder. Raises ValueError naming the file, and what is wrong in it or not read."""
+    return read_config(path, _config)
+
+
+def _config(values: dict[str, Any]) -> ModelConfig:
+    _check_quantization(values)
+    return ModelConfig.from_dict(values)
+
+
+def _check_quantization(values: Mapping[str, Any]) -> None:
+    quantization = values.get("quantization_config")
+    if quantization is None:  # the experts are in floats, as transformers saves fine-tunes
+        return
+    require(isinstance(quantization, dict), "quantization_config", "an object with quant_method mxfp4", quantization)
+    method = quantization.get("quant_method")
+    if method == "mxfp4":
+        return
+    if is_there(CHECK_METHOD):
+        load(CHECK_METHOD)(quantization)
+        return
+    require(False, "quantization_config.quant_method", "'mxfp4', or no quantization_config", method)
+
+
+def why_no_weights(folder: Path) -> str:
+    """What a folder without safetensors has instead, for the end of an error."""
+    found: str = load(WHY_NO_WEIGHTS)(folder) if is_there(WHY_NO_WEIGHTS) else ""
+    return found

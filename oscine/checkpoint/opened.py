@@ -2,12 +2,11 @@
 
 import hashlib
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 
 import torch
 
-from oscine.checkpoint.folder import Checkpoint, fingerprint, versions
+from oscine.checkpoint.folder import fingerprint, open_folder, versions
 from oscine.checkpoint.formats import format_of
 from oscine.checkpoint.hub import (
     CONFIG,
@@ -18,7 +17,8 @@ from oscine.checkpoint.hub import (
     tokenizer_at,
     tokenizer_of_shapes,
 )
-from oscine.checkpoint.quantize import QuantizationError
+from oscine.checkpoint.layout import folder_config
+from oscine.checkpoint.quantize import QuantizationError, errors_of
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
@@ -67,15 +67,18 @@ class OpenedModel:
         )
 
     @property
-    def quantization_error(self) -> QuantizationError | None:
-        """The error of all experts that were quantised as they were loaded; None if none were."""
-        errors = self.source.errors.values() if isinstance(self.source, Checkpoint) else ()
-        return reduce(QuantizationError.__add__, errors) if errors else None
+    def quantization_errors(self) -> dict[str, QuantizationError]:
+        """The errors of the experts that were quantised as they were loaded, by the kind of matrix."""
+        kinds: dict[str, QuantizationError] = {}
+        for matrix, error in errors_of(self.source).items():
+            kind = matrix.rpartition(".")[2]
+            kinds[kind] = kinds.get(kind, QuantizationError()) + error
+        return kinds
 
     @property
     def kv_scales(self) -> int:
         """How many calibrated scales of FP8 attention the checkpoint has. None is used."""
-        return self.source.kv_scales if isinstance(self.source, Checkpoint) else 0
+        return getattr(self.source, "kv_scales", 0)
 
     def packed_name(self, cpu_weights: str, shard: Shard) -> str | None:
         """The name of the folder of packed weights, unique for checkpoint and layout; None for random weights.
@@ -116,8 +119,8 @@ def config_of(options: ModelOptions) -> ModelConfig:
 def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     """Checks everything but the values of the tensors."""
     if path.is_dir():
-        config = ModelConfig.from_file(path / CONFIG)
-        return config, Checkpoint(path, config)
+        config = folder_config(path / CONFIG)
+        return config, open_folder(path, config)
     return format_of(path).open(path)
 
 

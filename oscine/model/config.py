@@ -12,6 +12,7 @@ from oscine.kv_group import KVGroup, heads_of_rank
 from oscine.system.model_files import read_json, shown
 
 MODEL_TYPES = ("gpt_oss", "gpt_oss_puzzle")  # in config.json; in the latter, layers differ from each other
+_CLASSIFIERS = ("openai_privacy_filter",)  # of the same family
 _ALIASES = {"num_experts_per_tok": ("experts_per_token",)}  # other spellings in the file
 _OTHER_DEFAULTS = {"num_hidden_layers": 36}  # of transformers, where ours are those of 20b
 MAX_LAYERS = 4096  # each takes memory before the first tensor is looked for
@@ -221,6 +222,10 @@ def require(condition: bool, name: str, rule: str, value: object) -> None:
 
 def _check_supported(values: Mapping[str, Any]) -> None:
     """Refuses valid gpt-oss configurations that this implementation does not compute."""
+    heads = values.get("architectures")
+    classifies = isinstance(heads, list) and any(str(head).endswith("Classification") for head in heads)
+    if classifies or values.get("model_type") in _CLASSIFIERS:
+        raise ValueError("a classifier: it labels tokens and generates none, so use a pipeline of transformers for it")
     only: dict[str, tuple[object, ...]] = {
         "model_type": MODEL_TYPES,
         "hidden_act": ("silu",),
@@ -230,12 +235,6 @@ def _check_supported(values: Mapping[str, Any]) -> None:
     }
     for name, allowed in only.items():
         require(values.get(name) in (None, *allowed), name, repr(allowed[0]), values.get(name))
-    quantization = values.get("quantization_config")
-    if quantization is None:  # the experts are bfloat16, as transformers saves fine-tunes
-        return
-    require(isinstance(quantization, dict), "quantization_config", "an object with quant_method mxfp4", quantization)
-    method = quantization.get("quant_method")
-    require(method == "mxfp4", "quantization_config.quant_method", "'mxfp4', or no quantization_config", method)
 
 
 def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -71,7 +71,7 @@ def test_short_names_are_those_of_the_published_models(monkeypatch: pytest.Monke
     asked: list[str] = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo_id, **what: asked.append(repo_id))
-    monkeypatch.setattr(hub.ModelConfig, "from_file", lambda path: None)
+    monkeypatch.setattr(hub, "folder_config", lambda path: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo_id, **what: tmp_path)
     for name in ("gpt-oss-20b", "gpt-oss-120b"):
         assert hub.find_model(ModelOptions(name)) == tmp_path

@@ -5,6 +5,7 @@ In llama.cpp's layout, or as the first files of Ollama are.
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oscine.model.config import ModelConfig
+from oscine.ops.moe.mxfp4 import dequantize
 
 pytest.importorskip("gguf", reason="it writes GGUF files")
 
@@ -20,6 +22,7 @@ import gguf
 
 Quantization = gguf.GGMLQuantizationType
 Bytes = NDArray[np.uint8]
+Encode = Callable[[NDArray[np.float32]], tuple[NDArray[Any], Quantization]]  # of [experts, rows, columns]
 Types = Callable[[str], Quantization]  # by the stored name of a matrix that is not of experts
 
 LLAMA_NAMES = {
@@ -55,19 +58,29 @@ def write_llama_cpp(
     types: Types = lambda name: Quantization.BF16,
     tokens: list[str] | None = None,
     max_tensors: int = 0,
+    experts: Encode | None = None,
     change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> None:
-    """Writes a model as convert_hf_to_gguf.py does. With `max_tensors` it is split into files of so many tensors."""
+    """Writes a model as convert_hf_to_gguf.py does. With `max_tensors` it is split into files of so many tensors.
+
+    `experts`: what encodes them in another type than MXFP4.
+    """
     writer = gguf.GGUFWriter(path, "gpt-oss", split_max_tensors=max_tensors)
     describe_for_llama_cpp(writer, config, tokens)
     change(writer)
     for name, tensor in _with_packed_experts(tensors, llama_order):
         stored = _renamed(name, LLAMA_NAMES)
-        if "gate_up" in stored:
-            for half, part in (("gate", tensor[:, ::2]), ("up", tensor[:, 1::2])):
-                _add(writer, stored.replace("gate_up", half), part, Quantization.MXFP4, types)
-        else:
-            _add(writer, stored, tensor, Quantization.MXFP4, types)
+        if experts is not None and name.endswith("_weight"):
+            matrix = name.removesuffix("_weight")
+            tensor = dequantize(*(tensors[f"{matrix}_{part}"] for part in ("blocks", "scales")))
+        halves = {"gate": slice(0, None, 2), "up": slice(1, None, 2)} if "gate_up" in stored else {"": slice(None)}
+        for half, rows in halves.items():
+            own = stored.replace("gate_up", half) if half else stored
+            if experts is not None and name.endswith("_weight"):
+                raw, kind = experts(tensor[:, rows].numpy())
+                writer.add_tensor(own, raw, raw_dtype=kind)
+            else:
+                _add(writer, own, tensor[:, rows] if half else tensor, Quantization.MXFP4, types)
     finish(writer)
 
 

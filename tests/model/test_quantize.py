@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oscine.checkpoint import quantize as quantize_module
 from oscine.checkpoint.quantize import quantize
 from oscine.ops.moe.mxfp4 import dequantize
+from oscine.ops.native.library import unavailable
 
 LATTICE = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 SEEDS = given(st.integers(0, 1 << 20))
@@ -40,6 +42,20 @@ def test_no_other_scale_and_no_other_value_is_nearer(seed: int) -> None:
     torch.testing.assert_close(differences, least_errors(weight))
     relative = differences.sum().sqrt() / weight.double().norm()
     assert error.relative == pytest.approx(float(relative), rel=1e-5)
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="needs a C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_kernel_computes_what_torch_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a row of zeros, and more blocks than a thread takes at once."""
+    weight = torch.randn(3, 96, 2048, generator=torch.Generator().manual_seed(3)).to(dtype)
+    weight[0, 5] = 0
+    kernel, error = quantize(weight)
+    monkeypatch.setattr(quantize_module, "unavailable", lambda: "none is wanted")
+    plain, expected = quantize(weight)
+    assert torch.equal(kernel.blocks, plain.blocks)
+    assert torch.equal(kernel.scales, plain.scales)
+    assert error.relative == pytest.approx(expected.relative, rel=1e-6)
 
 
 @SEEDS

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
+from oscine.checkpoint.quantize import described
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.lockstep import OwnSteps
 from oscine.executor.runner import TorchExecutor
@@ -89,11 +90,8 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         files=start.packed_files,
         progress=not options.quiet,
     )
-    if (error := opened.quantization_error) is not None:
-        start.report(
-            f"experts were quantised to MXFP4, with a relative error of {error.relative:.1%}: `oscine convert` does it "
-            "once for all starts"
-        )
+    if errors := opened.quantization_errors:
+        start.report(f"experts were quantised to MXFP4: `oscine convert` does it once; {described(errors)}")
     if start.prepared_head_bytes and weights.prepared_head is None:
         lost = "it does not suit the weights of this head, so all logits are made"
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")

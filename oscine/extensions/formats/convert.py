@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from oscine.checkpoint.folder import Checkpoint, fingerprint
+from oscine.checkpoint.folder import fingerprint
 from oscine.checkpoint.hub import CONFIG, INDEX, SINGLE, TOKENIZER
 from oscine.checkpoint.opened import open_model
-from oscine.checkpoint.quantize import QuantizationError
+from oscine.checkpoint.quantize import QuantizationError, errors_of
 from oscine.extensions.formats.lora import LoraSource
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import BYTES, tensor_specs
@@ -61,7 +61,7 @@ def convert(
                 bar.update(sum(specs[name].num_bytes for name in names))
                 continue
             _write(target / file, dict(_tensors(source, names, bar)))
-            state["errors"] |= {name: [e.difference, e.values] for name, e in _errors(source).items()}
+            state["errors"] |= {name: [e.difference, e.values] for name, e in errors_of(source).items()}
             (target / _STATE).write_text(json.dumps(state))
     _finish(target, opened.config, texts, shards, total)
     return {name: QuantizationError(*sums) for name, sums in state["errors"].items()}
@@ -104,10 +104,6 @@ def _tensors(source: TensorSource, names: list[str], bar: "tqdm[Any]") -> Iterat
         tensor = tensor if tensor.element_size() == BYTES["U8"] else tensor.bfloat16()
         yield name, tensor.contiguous()
         bar.update(tensor.nbytes)
-
-
-def _errors(source: TensorSource) -> Errors:
-    return source.errors if isinstance(source, Checkpoint | LoraSource) else {}
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oscine.checkpoint.hub import CONFIG, INDEX, NANO_FOLDER, SINGLE, repository
+from oscine.checkpoint.files import weight_files
+from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, repository
 from oscine.extensions.formats import ollama
 from oscine.extensions.formats.gguf.config import ARCHITECTURES
 from oscine.extensions.formats.gguf.file import Gguf
@@ -84,9 +85,9 @@ def _format(snapshot: Path) -> str | None:
 def _is_whole(snapshot: Path, kind: str) -> bool:
     if kind == "GGUF":
         return True
-    placed = _json(snapshot / INDEX).get("weight_map")
-    files = set(map(str, placed.values())) if isinstance(placed, dict) else set()
-    return all(is_file_name(name) and (snapshot / name).exists() for name in files or {SINGLE})
+    with suppress(ValueError):
+        return all((snapshot / name).exists() for name in weight_files(snapshot))
+    return False
 
 
 def _of_ollama() -> Iterator[Installed]:

@@ -6,6 +6,7 @@ follows from their shapes. Merged experts are quantised.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,16 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from oscine.checkpoint.folder import Checkpoint, open_tensors
+from oscine.checkpoint.files import ADAPTER_WEIGHTS
+from oscine.checkpoint.folder import open_tensors
 from oscine.checkpoint.hub import ADAPTER
 from oscine.checkpoint.layout import FLOATS
-from oscine.checkpoint.quantize import QuantizationError, Quantized, quantize
+from oscine.checkpoint.quantize import NotFiniteError, Quantized, QuantizingSource, errors_of, experts_of
 from oscine.model.tensors import TensorSpec
 from oscine.model.weights import TensorSource
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
 from oscine.system.model_files import read_json, shown
 
-_WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight")
 _EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)(?:\.base_layer)?")
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that leave the base model other weights
@@ -62,26 +63,25 @@ def _by_pattern(pattern: dict[str, _T], module: str, default: _T) -> _T:
     return next((value for key, value in pattern.items() if f".{module}".endswith(f".{key}")), default)
 
 
-class LoraSource:
+class LoraSource(QuantizingSource):
     """The tensors of `base`, with the adapter in `folder` added. Raises ValueError for one that cannot be merged."""
 
     def __init__(self, base: TensorSource, folder: Path, specs: dict[str, TensorSpec]) -> None:
+        super().__init__()
         self._base = base
-        self._own_errors: dict[str, QuantizationError] = {}
-        self._newest: tuple[str, Quantized] | None = None
-        self._path = folder / _WEIGHTS
+        self._path = folder / ADAPTER_WEIGHTS
         self._factors = _read(self._path, _adapter(folder / ADAPTER), specs)  # by the tensor or matrix of experts
-
-    @property
-    def errors(self) -> dict[str, QuantizationError]:
-        return (self._base.errors if isinstance(self._base, Checkpoint) else {}) | self._own_errors
+        self._num_experts = {name: specs[f"{name}_scales"].shape[0] for name in self._factors if name not in specs}
 
     def get(self, name: str) -> Tensor:
         matrix, _, part = name.rpartition("_")
-        if matrix in self._factors and part in ("blocks", "scales"):
-            quantized = self._quantized(matrix)
-            return quantized.blocks if part == "blocks" else quantized.scales
+        if part in ("blocks", "scales") and matrix in self._factors:
+            try:
+                return self.quantized(name)
+            except NotFiniteError as unfit:
+                raise ValueError(f"{self._path}: with it, in {matrix} {unfit}") from None
         tensor, factors = self._base.get(name), self._factors.get(name)
+        self.errors |= errors_of(self._base)
         if factors is None:
             return tensor
         delta = factors.scale * (factors.out_of.float() @ factors.into.float())
@@ -90,23 +90,11 @@ class LoraSource:
             raise ValueError(f"{self._path}: with it, {name} is not finite")
         return merged
 
-    def _quantized(self, matrix: str) -> Quantized:
-        """Expert by expert, as all of them in floats would take much memory. The newest matrix is kept."""
-        if self._newest is None or self._newest[0] != matrix:
-            blocks, scales = (self._base.get(f"{matrix}_{part}") for part in ("blocks", "scales"))
-            floats = self._base.floats(matrix) if isinstance(self._base, Checkpoint) else None
-            made, error = [], QuantizationError()
-            for i in range(len(blocks)):
-                weight = dequantize(blocks[i], scales[i]) if floats is None else floats[i].float()
-                try:
-                    quantized, own = quantize((weight + self._of_expert(matrix, i, len(blocks)))[None])
-                except ValueError as unfit:
-                    raise ValueError(f"{self._path}: with it, in {matrix} {unfit}") from None
-                made.append(quantized)
-                error += own
-            self._newest = matrix, Quantized(*map(torch.cat, zip(*made, strict=True)))
-            self._own_errors[matrix] = error
-        return self._newest[1]
+    def experts(self, matrix: str) -> Iterator[Quantized | Tensor]:
+        num_experts = self._num_experts[matrix]
+        for index, expert in enumerate(experts_of(self._base, matrix)):
+            weight = dequantize(*expert) if isinstance(expert, Quantized) else expert.float()
+            yield weight + self._of_expert(matrix, index, num_experts)
 
     def _of_expert(self, matrix: str, index: int, num_experts: int) -> Tensor:
         """[out, in]. The ranks of an expert are together in one factor, and apart in the other."""

@@ -56,6 +56,7 @@ OTHERS = {
     "oscine_pack_dense": "ppii",
     "oscine_packed_bytes": "ii",
     "oscine_pack": "pppiii",
+    "oscine_quantize": "piiippp",
     "oscine_run": "pi",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}

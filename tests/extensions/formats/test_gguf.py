@@ -4,15 +4,18 @@ import mmap
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from oscine.checkpoint import hub
 from oscine.checkpoint.folder import Checkpoint, fingerprint
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.checkpoint.opened import open_model
+from oscine.checkpoint.quantize import quantize
 from oscine.extensions.formats.gguf.blocks import READ, floats
 from oscine.extensions.formats.gguf.checkpoint import GgufCheckpoint
 from oscine.extensions.formats.gguf.config import config_of
@@ -20,9 +23,10 @@ from oscine.extensions.formats.gguf.file import TYPES, Gguf, Stored
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS
 from oscine.model.tensors import tensor_specs
+from oscine.ops.moe.mxfp4 import dequantize
 from oscine.settings.config import ModelOptions
 from tests.model.answers import greedy
-from tests.model.gguf_files import Quantization, gguf, write_llama_cpp, write_ollama
+from tests.model.gguf_files import Encode, Quantization, gguf, write_llama_cpp, write_ollama
 from tests.model.tiny import tensors
 from tests.tiny import SMALL
 
@@ -165,6 +169,65 @@ def test_read_tensors_are_released_from_memory(tmp_path: Path) -> None:
     assert resident() - before < size / 4
 
 
+# ---- experts in other types than MXFP4 ----
+
+WIDE = replace(CONFIG, hidden_size=256, intermediate_size=256, num_local_experts=4)
+HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}  # bytes at which scales begin
+
+
+def encoded(kind: Quantization) -> Encode:
+    """By ggml's own package; random blocks with sensible scales of the types that it does not write."""
+
+    def encode(values: NDArray[np.float32]) -> tuple[NDArray[Any], Quantization]:
+        if kind.name not in HALVES:
+            return gguf.quants.quantize(values, kind), kind
+        per_block, size = gguf.GGML_QUANT_SIZES[kind]
+        random = np.random.default_rng(values.shape[1])
+        raw = random.integers(0, 256, (*values.shape[:-1], values.shape[-1] // per_block, size), dtype=np.uint8)
+        for at in HALVES[kind.name]:
+            scales = random.uniform(1e-4, 1e-3, raw.shape[:-1]).astype(np.float16)
+            raw[..., at : at + 2] = scales[..., None].view(np.uint8)
+        return raw.reshape(*values.shape[:-1], -1), kind
+
+    return encode
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind", ["F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL"]
+)
+def test_experts_of_other_types_are_quantised_as_they_are_read(tmp_path: Path, kind: str) -> None:
+    """To the values nearest to those that ggml's own package reads."""
+    path, made = tmp_path / "m.gguf", tensors(WIDE)
+    write_llama_cpp(path, WIDE, made, experts=encoded(Quantization[kind]))
+    found = opened(path)
+    theirs = {one.name: one for one in gguf.GGUFReader(path).tensors}
+    for matrix, halves in (("gate_up", ("gate", "up")), ("down", ("down",))):
+        raw = [theirs[f"blk.1.ffn_{half}_exps.weight"] for half in halves]
+        values = [torch.tensor(gguf.quants.dequantize(one.data, one.tensor_type)) for one in raw]
+        (blocks, scales), error = quantize(torch.stack(values, dim=2).flatten(1, 2))
+        name = f"model.layers.1.mlp.experts.{matrix}_proj"
+        read = dequantize(*(found.get(f"{name}_{part}") for part in ("blocks", "scales")))
+        assert (read - dequantize(blocks, scales)).norm() < 1e-3 * read.norm()  # some sums are rounded differently
+        assert found.errors[name].relative == pytest.approx(error.relative, rel=0.01)
+        assert torch.equal(found.get(f"{name}_bias"), made[f"{name}_bias"].float())
+    if kind in ("F32", "F16", "BF16"):
+        assert {error.relative for error in found.errors.values()} == {0}
+
+
+def test_experts_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+
+    def broken(values: NDArray[np.float32]) -> tuple[NDArray[Any], Quantization]:
+        raw, kind = encoded(Quantization.Q8_0)(values)
+        raw[1, 2, :2] = np.array([np.nan], np.float16).view(np.uint8)
+        return raw, kind
+
+    write_llama_cpp(path, CONFIG, tensors(CONFIG), experts=broken)
+    with pytest.raises(ValueError, match=r"m\.gguf: blk\.1\.ffn_down_exps\.weight: a weight is not finite"):
+        opened(path).get("model.layers.1.mlp.experts.down_proj_scales")
+
+
 # ---- refusals ----
 
 
@@ -187,8 +250,10 @@ def test_a_type_that_is_not_read(tmp_path: Path) -> None:
 def test_experts_of_another_type(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_llama_cpp(path, CONFIG, tensors(CONFIG))
-    renumber(path, "blk.2.ffn_up_exps.weight", 2)
-    assert refusal(path) == f"{path}: blk.2.ffn_up_exps.weight has type Q4_0; experts must be MXFP4"
+    renumber(path, "blk.2.ffn_up_exps.weight", 16)
+    said = f"{path}: blk.2.ffn_up_exps.weight has type IQ2_XXS; it must be one of MXFP4, F32, F16, BF16, Q8_0, Q4_0, "
+    assert refusal(path).startswith(said)
+    assert refusal(path).endswith(": `llama-quantize --allow-requantize IN OUT Q8_0` of llama.cpp converts it")
 
 
 def renumber(path: Path, name: str, number: int) -> None:

@@ -21,8 +21,8 @@ _OPTIONS = ("revision", "tokenizer", "download-dir")
 def arguments(parser: Parser) -> None:
     parser.description = (
         "Write a model in the published layout: experts in MXFP4, everything else in bfloat16. SOURCE may be a "
-        "fine-tune in bfloat16, float16 or float32, as transformers saves it, or a GGUF file. An interrupted "
-        "conversion is continued."
+        "fine-tune as transformers, Unsloth, mlx-lm or another tool of docs/checkpoints.md saves it, or a GGUF file. "
+        "An interrupted conversion is continued."
     )
     parser.add_argument("source", metavar="SOURCE", help="folder, GGUF file, or name, as MODEL of `oscine serve`")
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write")
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _report(errors: "Errors") -> str:
     """The relative error of each layer, and of all."""
-    from oscine.checkpoint.quantize import QuantizationError
+    from oscine.checkpoint.quantize import MAX_ERROR, QuantizationError
 
     layers: dict[int, dict[str, float]] = {}
     for name, error in errors.items():
@@ -63,4 +63,7 @@ def _report(errors: "Errors") -> str:
     ]
     all_of_them = sum(errors.values(), QuantizationError()).relative
     head = "Relative error of the experts in MXFP4 (root mean square):\nlayer  gate_up     down"
-    return "\n".join([head, *rows, f"all    {all_of_them:7.2%}"])
+    rows.append(f"all    {all_of_them:7.2%}")
+    if all_of_them > MAX_ERROR:
+        rows.append(f"Warning: more than {MAX_ERROR:.0%}, so answers may be worse. Measure them with `oscine eval`.")
+    return "\n".join([head, *rows])

@@ -174,4 +174,4 @@ READ: dict[str, Read] = {
     "Q6_K": _q6_k,
 }
 DENSE = (*_PLAIN, *READ)  # types of everything but experts
-EXPERTS = (MXFP4, MXFP4_OF_OLLAMA)
+MXFP4_TYPES = (MXFP4, MXFP4_OF_OLLAMA)

@@ -11,10 +11,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from oscine.extensions.formats.gguf.blocks import DENSE, EXPERTS, floats, mxfp4_blocks, mxfp4_scales
+from oscine.checkpoint.quantize import NotFiniteError, Quantized, QuantizingSource
+from oscine.extensions.formats.gguf.blocks import (
+    DENSE,
+    MXFP4_OF_OLLAMA,
+    MXFP4_TYPES,
+    floats,
+    mxfp4_blocks,
+    mxfp4_scales,
+)
 from oscine.extensions.formats.gguf.file import Gguf, Stored
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
+from oscine.ops.moe.mxfp4 import dequantize
 from oscine.system.model_files import shown
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -36,10 +45,12 @@ _PROJECTION = re.compile(r"self_attn\.([qkv])_proj\.(weight|bias)")
 _EXPERT = re.compile(r"mlp\.experts\.(gate_up|down)_proj_(blocks|scales|bias)")
 
 
-class GgufCheckpoint:
-    """Raises ValueError if any tensor is missing, misshapen, of a type that is not read, or not of this model."""
+class GgufCheckpoint(QuantizingSource):
+    """Experts of other types than MXFP4 are quantised. Raises ValueError if any tensor is missing, misshapen, of a
+    type that is not read, or not of this model."""
 
     def __init__(self, file: Gguf, config: ModelConfig) -> None:
+        super().__init__()
         self._file, self._config = file, config
         wanted: dict[str, tuple[int, ...]] = {}
         for published, spec in tensor_specs(config).items():
@@ -57,18 +68,32 @@ class GgufCheckpoint:
         """
         layer, end = _split(name)
         if found := _EXPERT.fullmatch(end):
-            return self._experts(layer, *found.groups())
+            return self._experts(name, layer, *found.groups())
         if (found := _PROJECTION.fullmatch(end)) and self._is_fused(layer):
             rows = dict(zip("qkv", self._qkv_rows(), strict=True))[found[1]]
             return floats(self._stored(f"{layer}attn_qkv.{found[2]}"))[rows.start : rows.stop]
         return floats(self._stored(*self._names(layer, end)), torch.bfloat16 if name == _EMBEDDING else torch.float32)
 
-    def _experts(self, layer: str, matrix: str, part: str) -> Tensor:
+    def _experts(self, published: str, layer: str, matrix: str, part: str) -> Tensor:
         stored = [self._stored(name) for name in self._expert_names(layer, matrix, part)]
+        if part != "bias" and any(one.type.name not in MXFP4_TYPES for one in stored):
+            try:
+                return self.quantized(published)
+            except NotFiniteError as error:
+                raise ValueError(f"{self._file.path}: {stored[0].name}: {error}") from None
         if part == "blocks":
             return mxfp4_blocks(*stored)
         tensors = [mxfp4_scales(one) if part == "scales" else floats(one) for one in stored]
         return tensors[0] if len(tensors) == 1 else torch.stack(tensors, dim=2).flatten(1, 2)
+
+    def experts(self, matrix: str) -> Iterator[Quantized | Tensor]:
+        layer, end = _split(f"{matrix}_blocks")
+        found = _EXPERT.fullmatch(end)
+        assert found is not None
+        stored = [self._stored(name) for name in self._expert_names(layer, *found.groups())]
+        for index in range(stored[0].shape[0]):
+            halves = [_values(one.part(index)) for one in stored]
+            yield halves[0] if len(halves) == 1 else torch.stack(halves, dim=1).flatten(0, 1)
 
     # ---- names ----
 
@@ -118,14 +143,24 @@ class GgufCheckpoint:
         if stored.shape != shape:
             raise ValueError(f"{path}: {name} has shape {list(stored.shape)}, not {list(shape)}")
         packed = name.endswith("_exps.weight")
-        kind, allowed = stored.type.name, EXPERTS if packed else DENSE
+        kind, allowed = stored.type.name, (*MXFP4_TYPES, *DENSE) if packed else DENSE
         if kind not in allowed:
-            what = "experts must be MXFP4" if packed else f"it must be one of {', '.join(DENSE)}"
-            raise ValueError(f"{path}: {name} has type {kind}; {what}")
+            known = ", ".join(one for one in allowed if one != MXFP4_OF_OLLAMA)
+            remedy = "`llama-quantize --allow-requantize IN OUT Q8_0` of llama.cpp converts it"
+            raise ValueError(f"{path}: {name} has type {kind}; it must be one of {known}: {remedy}")
         if shape[-1] % stored.type.values:
             raise ValueError(
                 f"{path}: {name} has rows of {shape[-1]}, which is no multiple of the block size of {kind}"
             )
+
+
+def _values(stored: Stored) -> Tensor:
+    """The floats of one expert's matrix, [rows, columns]."""
+    if stored.type.name in MXFP4_TYPES:
+        return dequantize(mxfp4_blocks(stored)[0], mxfp4_scales(stored)[0])
+    values = floats(stored)[0].to(torch.float32, copy=True)
+    stored.release()
+    return values
 
 
 def raw_tensors(file: Gguf) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,11 @@ class Stored:
     def raw(self) -> NDArray[np.uint8]:
         """The bytes of the tensor, mapped and not yet read."""
         return np.frombuffer(self.data, np.uint8, self.num_bytes, self.start)
+
+    def part(self, index: int) -> "Stored":
+        """Of several matrices the one of this index, as a tensor of one."""
+        size = self.num_bytes // self.shape[0]
+        return replace(self, shape=(1, *self.shape[1:]), start=self.start + index * size)
 
     def release(self) -> None:
         """Releases the mapped pages: they no longer count as memory of this process."""

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
 from oscine.extensions.plan.cli.asked import Asked, Simulated
-from oscine.settings.option import options_of
+from oscine.settings.option import Options, options_of
 
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.run import Measured
@@ -34,21 +34,31 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "--steps",
         metavar="TABLE",
-        type=Path,
         nargs="+",
         required=True,
-        help="tables of step times, one per kind of engine",
+        help="tables of step times, one per kind of engine: files of `oscine profile`, or GPU/KERNELS, such as "
+        "h200/oscine or gb200/trtllm, of what comes with Oscine",
     )
+    add_load(parser)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
+    add_some(parser.add_argument_group(Simulated.group), options_of(Simulated))
+    add_sections(parser, {Workload: _OF_WORKLOAD, Sending: _OF_SENDING, Reporting: _OF_REPORTING})
+    parser.set_defaults(run=run)
+
+
+def add_load(parser: Parser) -> None:
+    """Who asks: users, arrivals, or a trace."""
     loads = parser.add_mutually_exclusive_group(required=True)
     loads.add_argument("--users", type=int, metavar="N", help="sessions in flight, in a closed loop")
     loads.add_argument("--rate", type=float, metavar="R", help="sessions that begin per second, on average")
     loads.add_argument("--trace", type=Path, metavar="FILE", help="requests with their times, in Mooncake's format")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
-    add_some(parser.add_argument_group(Simulated.group), options_of(Simulated))
-    for section, names in ((Workload, _OF_WORKLOAD), (Sending, _OF_SENDING), (Reporting, _OF_REPORTING)):
+
+
+def add_sections(parser: Parser, names: Mapping[type[Options], Collection[str]]) -> None:
+    """Some of the options of each section."""
+    for section, own in names.items():
         group = parser.add_argument_group(section.group)
-        add_some(group, (option for option in options_of(section) if option.name in names))
-    parser.set_defaults(run=run)
+        add_some(group, (option for option in options_of(section) if option.name in own))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,15 +68,19 @@ def run(args: argparse.Namespace) -> None:
     with ended_by(ValueError, OSError, status=USAGE):
         asked = Asked.of(vars(args))
         traffic = asked.traffic()
+        with ended_by(LookupError):
+            tables = asked.tables
     began_s = time.perf_counter()
     with ended_by(LookupError):  # a step that the tables do not know
         outcome = asked.simulate(traffic)
     took_s = time.perf_counter() - began_s
-    measured = measured_of(outcome, asked.arrival, asked.reporting.limits_s())
+    measured = measured_of(outcome, asked.arrival, asked.reporting.limits_s(), asked.simulated.warm_up)
     gpus = asked.num_gpus
     print(f"{args.file}, {asked.model.name}: {asked.load_text}")
     print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")
     print("", *_story(outcome, asked.model), sep="\n")
+    for role, table in tables.items():
+        print(f"step times of {role} engines: {table}; {table.header.gpu}, {table.header.source}")
     print(f"simulated {outcome.duration_s:,.1f} s in {took_s:,.1f} s")
     if args.output is not None:
         with ended_by(OSError):

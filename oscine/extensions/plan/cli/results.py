@@ -12,9 +12,13 @@ from oscine.extensions.plan.cli.asked import Asked
 from oscine.extensions.plan.fleet.simulation import Outcome
 
 
-def measured_of(outcome: Outcome, arrival: Arrival, limits_s: Mapping[str, float]) -> Measured:
-    """The first and the last token of an answer have a time, the others have none: there are no gaps to measure."""
-    found = measure(outcome.records, limits_s)
+def measured_of(outcome: Outcome, arrival: Arrival, limits_s: Mapping[str, float], warm_up: int = 0) -> Measured:
+    """The first and the last token of an answer have a time, the others have none: there are no gaps to measure.
+
+    `warm_up`: the number of first requests that do not count.
+    """
+    records = sorted(outcome.records, key=lambda record: record.sent_s)[warm_up:] if warm_up else outcome.records
+    found = measure(records, limits_s)
     found = replace(found, itl=Summary(*[math.nan] * 6), num_events=found.output_tokens)
     return Measured(found, arrival, energy_j=None, busy=0.0)
 
@@ -30,7 +34,7 @@ def row_of(measured: Measured, outcome: Outcome, asked: Asked) -> row.Row:
         "preemptions": total.preemptions,
         "moved": outcome.num_moved,
         "refused": outcome.router.refused,
-        "step_times": [f"{one.header.model} {one.header.gpu} {one.header.figures}" for one in asked.tables],
+        "step_times": [f"{one.header.model} {one.header.gpu} {one}" for one in asked.tables.values()],
         "trace": None if asked.trace is None else str(asked.trace),
     }
     labels = about | asked.reporting.labels()

@@ -71,14 +71,16 @@ def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> E
 
     Raises ValueError.
     """
-    options = role.engine
-    _check(options)
+    options, *others = role.engines
+    _check(role)
+    num_sharing = 1 + len(others) if role.enable_expert_parallel else 1
     if (config := shapes_of(options.model)) is None:
         raise ValueError(f"the sizes of {options.model.model} are not known")
     ranks = options.model.tensor_parallel_size
     if gpu_bytes is not None:
         hopper = any(name in table.header.gpu for name in ("H100", "H200"))
-        plan = plan_on_gpus(config, options, DeviceMemory(gpu_bytes, gpu_bytes), ranks, hopper=hopper)
+        memory_of_gpu = DeviceMemory(gpu_bytes, gpu_bytes)
+        plan = plan_on_gpus(config, options, memory_of_gpu, ranks, hopper=hopper, num_sharing=num_sharing)
         groups, memory, length = plan.groups, plan.slots, plan.max_model_len
         seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens
     else:
@@ -91,9 +93,11 @@ def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> E
     return EngineSpec(replace(options, scheduler=scheduler), groups, memory, length, table)
 
 
-def _check(options: EngineOptions) -> None:
+def _check(role: RoleSpec) -> None:
     """Raises ValueError for what is not simulated."""
+    options = role.engine
     for option, is_given in (
+        ("scaling of replicas with several engines", role.replicas.scales and role.data_parallel_size > 1),
         ("--speculative-config", options.speculation.is_on),
         ("--kv-offload-bytes", bool(options.cache.kv_offload_bytes)),
         ("--experts-on-host", options.model.experts_on_host is not None),

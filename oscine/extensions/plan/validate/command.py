@@ -3,12 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from oscine.cli.error import USAGE, CommandError, ended_by
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
-    parser.set_defaults(run=run)
+from oscine.cli.error import ended_by
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,24 +18,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def validate(*, refit: bool = False, say: Callable[[str], object] = print) -> None:
-    from oscine.extensions.plan.foreign.known import FILE, read_fitted, write_fitted
+    from oscine.extensions.plan.foreign.known import ERRORS, FILE, read_fitted, write_errors, write_fitted
     from oscine.extensions.plan.validate.points import read_points
-    from oscine.extensions.plan.validate.report import fit_all, held_out, lines, without_hardware
+    from oscine.extensions.plan.validate.report import fit_all, held_out, lines, summary, without_hardware
 
     with ended_by(OSError):
         points = read_points()
         if refit:
             write_fitted(FILE, fit_all(points))
             read_fitted.cache_clear()
+        errors = held_out(points, read_fitted(FILE))
+        if refit:
+            write_errors(ERRORS, summary(errors))
     say("Curves that were not fitted (TTFT: of points under 5 s; %: mean absolute error; bias: mean error)")
-    for line in lines(held_out(points, read_fitted(FILE))):
+    for line in lines(errors):
         say(line)
     say("\nHardware that was not fitted at all: figures of the others, with the same framework")
     for line in lines(without_hardware(points)):
         say(line)
-
-
-def run(args: argparse.Namespace) -> None:
-    if not args.validate:
-        raise CommandError("--validate is needed", USAGE)
-    validate(refit=args.fit)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oscine.extensions.plan.foreign.known import Fitted, tables_of
+from oscine.extensions.plan.foreign.known import Fitted, KnownError, tables_of
 from oscine.extensions.plan.validate.fit import fit, predict
 from oscine.extensions.plan.validate.points import Point, of_split
 from oscine.timing.answer import NotMeasuredError
@@ -77,6 +77,13 @@ def without_hardware(points: Sequence[Point]) -> dict[tuple[str, str], Errors]:
             fitted = fit(others, lambda one: tables_of(one.hardware, one.framework))
             found[hardware, framework] = errors_of(own, fitted)
     return found
+
+
+def summary(errors: dict[tuple[str, str], Errors]) -> dict[tuple[str, str], KnownError]:
+    return {
+        name: KnownError(len(one.tpot), round(_mean_absolute(one.tpot), 1), round(_mean_absolute(one.ttft), 1))
+        for name, one in errors.items()
+    }
 
 
 def lines(errors: dict[tuple[str, str], Errors]) -> list[str]:

@@ -1,0 +1,248 @@
+"""Finds the best layout and limits: estimates of all, short simulations of some, whole ones of two."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import inf
+
+from oscine.extensions.plan.search.deployed import memory_plan
+from oscine.extensions.plan.search.estimate import Demand, EngineModel, Estimate
+from oscine.extensions.plan.search.question import Question
+from oscine.extensions.plan.search.space import Candidate, Layout, layouts, replica_counts
+from oscine.extensions.plan.search.trials import Simulate, Trial
+from oscine.extensions.plan.sources.noted import NotedTable
+from oscine.extensions.plan.sources.source import usual_sources
+from oscine.timing.answer import NotMeasuredError
+
+SEEDS = 3
+_SEQS = (32, 64, 128, 256, 512)  # limits beside that of the memory
+_STEPS = (2048, 8192)
+_SLACK = 1.3  # by which an estimate may miss a goal
+_SHORT, _ROUNDS, _PART = 6, 3, 4  # candidates simulated at once, how often, and replicas of each
+_SHORT_TOKENS, _WHOLE_TOKENS = 300_000, 2_500_000  # generated in a simulation, about
+_PER_USER, _LEAST = 8, 200  # requests
+
+
+@dataclass(frozen=True)
+class Judged:
+    candidate: Candidate
+    estimate: Estimate
+    short: Trial | None = None  # of a few replicas
+    whole: tuple[Trial, ...] = ()  # by seed
+    share: float = 1.0  # of the fleet that `whole` simulated
+
+
+@dataclass
+class Found:
+    """All that a search knows."""
+
+    question: Question
+    demand: Demand
+    models: dict[Layout, EngineModel] = field(default_factory=dict)  # with the largest limits
+    left_out: dict[str, list[Layout]] = field(default_factory=dict)  # reason -> layouts
+    estimated: list[Judged] = field(default_factory=list)
+    tried: list[Judged] = field(default_factory=list)  # short simulations
+    finals: list[Judged] = field(default_factory=list)  # best first
+
+
+def worth(question: Question, candidate: Candidate, tok_s: float) -> float:
+    """What is to be as large as possible: tokens per money (per GPU without prices), without goals tokens."""
+    if not question.goals.all:
+        return tok_s
+    return tok_s / (candidate.gpus * (question.price(candidate.layout.gpu) or 1.0))
+
+
+def search(question: Question, simulate: Simulate, say: Callable[[str, int], None]) -> Found:
+    """`say`: what is done now, and in how many simulations. Raises ValueError if nothing fits or is known."""
+    found = Found(question, question.traffic.demand())
+    say("estimates", 0)
+    for layout in _layouts(question):
+        _estimate(found, layout)
+    if not found.estimated:
+        raise ValueError(_nothing(found))
+    ranked = _ranked(found)
+    for _ in range(_ROUNDS):
+        chosen = [*islice(ranked, _SHORT)]
+        say("short simulations", len(chosen))
+        found.tried += _short(question, found.demand, chosen, simulate)
+        if sum(_is_good(question, one.short) for one in found.tried) >= 2 or not chosen:
+            break
+    _finals(found, simulate, say)
+    return found
+
+
+def _layouts(question: Question) -> Iterator[Layout]:
+    for gpu, count in question.hardware:
+        yield from layouts(gpu, count, question.sources or usual_sources(gpu, question.model))
+
+
+def _estimate(found: Found, layout: Layout) -> None:
+    """Of all numbers of replicas and all limits."""
+    question, demand = found.question, found.demand
+    count = next(count for gpu, count in question.hardware if gpu == layout.gpu)
+    reasons: list[str] = []
+    try:
+        table = layout.source.table(question.model, layout.ranks, layout.sharing, scaled=question.scaled)
+        plan = memory_plan(question.model, layout, question.gpu_memory or layout.gpu.memory_bytes)
+        seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens * layout.sharing
+        noted = NotedTable(table)
+        for most in sorted({seqs, *(one for one in _SEQS if one < seqs)}):
+            for step in sorted({tokens, *(one for one in _STEPS if most * layout.sharing <= one < tokens)}):
+                model = _model(noted, demand, layout, most, step)
+                _estimate_counts(found, model, layout, replica_counts(layout, count), step, reasons)
+    except (NotMeasuredError, ValueError) as error:
+        reasons.append(str(error))
+    if layout not in found.models:
+        found.left_out.setdefault(reasons[0], []).append(layout)
+
+
+def _estimate_counts(
+    found: Found, model: EngineModel, layout: Layout, counts: Sequence[int], step: int, reasons: list[str]
+) -> None:
+    """With limits that lead to steps without known times there is no estimate."""
+    try:
+        for replicas in counts:
+            candidate = Candidate(layout, replicas, model.max_num_seqs, step)
+            found.estimated.append(Judged(candidate, model.estimate(candidate.engines)))
+        found.models[layout] = model
+    except NotMeasuredError as error:
+        reasons.append(str(error))
+
+
+def _model(table: NotedTable, demand: Demand, layout: Layout, seqs: int, tokens: int) -> EngineModel:
+    return EngineModel(table, demand, seqs, max(seqs, tokens // layout.sharing))
+
+
+def _nothing(found: Found) -> str:
+    reasons = (f"{', '.join(map(str, own))}: {reason}" for reason, own in found.left_out.items())
+    return "no layout can be planned: " + "; ".join(reasons)
+
+
+def estimated_row(estimate: Estimate) -> dict[str, float]:
+    """An estimate has no distribution."""
+    names = ("mean", "median", "p90", "p95", "p99")
+    return {f"{name}_tpot": estimate.tpot_s for name in names} | {f"{name}_ttft": estimate.ttft_s for name in names}
+
+
+def _ranked(found: Found) -> Iterator[Judged]:
+    """Those that may meet the goals by worth, then the others by how near they are; one per layout and replicas, then
+    further limits of these."""
+    question = found.question
+
+    def order(one: Judged) -> tuple[float, float, float, int, int]:
+        excess = question.goals.excess(estimated_row(one.estimate))
+        is_near = excess <= _SLACK and one.estimate.ttft_s < inf
+        value = worth(question, one.candidate, one.estimate.tok_s)
+        value = float(f"{value:.2g}") if is_near else 0.0
+        # Of equal worth: lower latency, then the limits that memory gives.
+        limits = -one.candidate.max_num_seqs, -one.candidate.max_num_batched_tokens
+        return (-value, excess, one.estimate.tpot_s, *limits)
+
+    rest = sorted(found.estimated, key=order)
+    while rest:
+        seen, later = set(), []
+        for one in rest:
+            place = one.candidate.layout, one.candidate.replicas
+            if place in seen:
+                later.append(one)
+            else:
+                seen.add(place)
+                yield one
+        rest = later
+
+
+def _is_good(question: Question, trial: Trial | None) -> bool:
+    return trial is not None and not trial.error and question.goals.are_met(trial.row)
+
+
+def _requests(question: Question, demand: Demand, tokens: int, users: int | None) -> int | None:
+    """Of a simulation of so many tokens, at least some per user. None: all of a trace."""
+    if question.traffic.trace is not None:
+        return None
+    most = max(_LEAST, tokens // demand.answer)
+    if users is None:
+        return min(most, max(_LEAST, round(60 * demand.rate)))
+    return max(min(most, _PER_USER * users), 2 * users, _LEAST)
+
+
+def _short(question: Question, demand: Demand, chosen: Sequence[Judged], simulate: Simulate) -> list[Judged]:
+    asked = []
+    for one in chosen:
+        share = 1.0 if question.traffic.trace is not None else min(1.0, _PART / one.candidate.replicas)
+        users = question.traffic.part(share).users
+        asked.append(question.asked(one.candidate, _requests(question, demand, _SHORT_TOKENS, users), share=share))
+    return [replace(one, short=trial) for one, trial in zip(chosen, simulate(asked), strict=True)]
+
+
+def _finals(found: Found, simulate: Simulate, say: Callable[[str, int], None]) -> None:
+    """Simulates the best of each two layouts or numbers of replicas in whole, until one meets the goals in all runs."""
+    question = found.question
+
+    def order(one: Judged) -> tuple[bool, float, float]:
+        trial = one.short
+        assert trial is not None
+        if trial.error and not trial.row:
+            return True, inf, 0.0
+        if not _is_good(question, trial):
+            return True, question.goals.excess(trial.row), 0.0
+        tok_s = float(trial.row["output_tput_per_gpu"]) * one.candidate.gpus
+        return False, -worth(question, one.candidate, tok_s), 0.0
+
+    rest = _distinct(sorted(found.tried, key=order))
+    while pair := [*islice(rest, 2)]:
+        say("whole simulations", len(pair) * SEEDS)
+        found.finals += _whole(question, found.demand, pair, simulate)
+        if any(meets(question, one) for one in found.finals) or order(pair[-1])[0]:
+            break
+    found.finals.sort(key=lambda one: (not meets(question, one), *_final_order(question, one)))
+
+
+def _final_order(question: Question, one: Judged) -> tuple[float, float]:
+    rows = [trial for trial in one.whole if trial.row]
+    if not rows:
+        return inf, inf
+    if not meets(question, one):
+        return max(question.goals.excess(trial.row) for trial in rows), 0.0
+    mean = sum(trial.tok_s for trial in rows) / len(rows) / one.share
+    return -worth(question, one.candidate, mean), 0.0
+
+
+def meets(question: Question, one: Judged) -> bool:
+    """Whether all runs met the goals."""
+    return bool(one.whole) and all(_is_good(question, trial) for trial in one.whole)
+
+
+def _distinct(judged: Iterable[Judged]) -> Iterator[Judged]:
+    seen = set()
+    for one in judged:
+        place = one.candidate.layout, one.candidate.replicas
+        if place not in seen:
+            seen.add(place)
+            yield one
+
+
+def _whole(question: Question, demand: Demand, pair: Sequence[Judged], simulate: Simulate) -> list[Judged]:
+    """Three seeds each. Of a large fleet a share with the same share of the load, in whole replicas."""
+    shared = []
+    for one in pair:
+        share = 1.0
+        if question.traffic.users is not None:
+            share = min(1.0, _WHOLE_TOKENS / (2 * demand.answer * question.traffic.users))
+        elif question.traffic.trace is None:
+            share = min(1.0, _WHOLE_TOKENS / (20 * demand.answer * demand.rate))
+        shared.append(max(1, round(one.candidate.replicas * share)) / one.candidate.replicas)
+    asked = [
+        question.asked(
+            one.candidate,
+            _requests(question, demand, _WHOLE_TOKENS, question.traffic.part(share).users),
+            share=share,
+            seed=seed,
+        )
+        for one, share in zip(pair, shared, strict=True)
+        for seed in range(SEEDS)
+    ]
+    trials = simulate(asked)
+    return [
+        replace(one, whole=tuple(trials[i * SEEDS : (i + 1) * SEEDS]), share=share)
+        for i, (one, share) in enumerate(zip(pair, shared, strict=True))
+    ]

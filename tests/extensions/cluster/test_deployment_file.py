@@ -7,7 +7,14 @@ import pytest
 from oscine.cli.error import CommandError
 from oscine.extensions.cluster.cli import deployment_file
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
-from oscine.extensions.replicas.spec.deployment import Deployment, PrefillLimits, QueueLimits, Replicas, RoleSpec, ServiceLevels
+from oscine.extensions.replicas.spec.deployment import (
+    Deployment,
+    PrefillLimits,
+    QueueLimits,
+    Replicas,
+    RoleSpec,
+    ServiceLevels,
+)
 from oscine.settings.config import NANO
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "cluster").glob("*.yaml"))

@@ -68,7 +68,7 @@ class Replica:
         self._enlisted: dict[str, asyncio.Task[None]] = {}  # as the router was told last
 
     async def start(self) -> None:
-        """Returns when the engines are ready. Raises EngineError, with the reason in one line, when one cannot start."""
+        """Returns when the engines are ready. Raises EngineError, with the reason in one line, if one cannot start."""
         engines = self._engines.values()
         await asyncio.gather(*(engine.start() for engine in engines))
         try:

@@ -36,7 +36,11 @@ class Simulated(Options, group="simulation"):
     warm_up: int = option(0, "number of first requests that are not measured", "N", at_least=0)
     served: str | None = option(None, "model of the deployment that is asked", "NAME", shown="the only one")
     gpu_memory: int | None = option(
-        None, "memory of a GPU, from which the size of a cache follows", BYTES, shown="of the GPU that --steps names, or the cache of the table", above=0
+        None,
+        "memory of a GPU, from which the size of a cache follows",
+        BYTES,
+        shown="of the GPU that --steps names, or the cache of the table",
+        above=0,
     )
     scaled: bool = option(False, "extrapolate step times beyond the measured ones")
     start_time: float = option(60.0, "seconds from the order of a replica to a ready one", "SECONDS", at_least=0)

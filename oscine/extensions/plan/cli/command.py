@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oscine.extensions.plan.fleet.simulation import Outcome
     from oscine.extensions.replicas.spec.deployment import ModelSpec
 
-_OF_WORKLOAD = ("isl", "osl", "spread", "shared-prefix", "num-prefixes", "turns", "think")
-_OF_SENDING = ("burst", "constant-rate")
+OF_WORKLOAD = ("isl", "osl", "spread", "shared-prefix", "num-prefixes", "turns", "think")
+OF_SENDING = ("burst", "constant-rate")
 _OF_REPORTING = ("goodput", "label")
 
 
@@ -42,13 +42,13 @@ def arguments(parser: Parser) -> None:
     add_load(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
     add_some(parser.add_argument_group(Simulated.group), options_of(Simulated))
-    add_sections(parser, {Workload: _OF_WORKLOAD, Sending: _OF_SENDING, Reporting: _OF_REPORTING})
+    add_sections(parser, {Workload: OF_WORKLOAD, Sending: OF_SENDING, Reporting: _OF_REPORTING})
     parser.set_defaults(run=run)
 
 
-def add_load(parser: Parser) -> None:
+def add_load(parser: Parser, *, required: bool = True) -> None:
     """Who asks: users, arrivals, or a trace."""
-    loads = parser.add_mutually_exclusive_group(required=True)
+    loads = parser.add_mutually_exclusive_group(required=required)
     loads.add_argument("--users", type=int, metavar="N", help="sessions in flight, in a closed loop")
     loads.add_argument("--rate", type=float, metavar="R", help="sessions that begin per second, on average")
     loads.add_argument("--trace", type=Path, metavar="FILE", help="requests with their times, in Mooncake's format")

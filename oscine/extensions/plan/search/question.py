@@ -1,6 +1,6 @@
 """What a plan is asked for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
@@ -51,7 +51,7 @@ class Question:
     model: str
     hardware: tuple[tuple[Gpu, int], ...]  # alternatives: GPUs of one kind, and how many there are at most
     traffic: Traffic
-    goals: Goals = Goals()
+    goals: Goals = field(default_factory=Goals)
     sources: tuple[Source, ...] = ()  # empty: what comes with the package
     prices: tuple[tuple[str, float], ...] = ()  # of a GPU and hour, by its name
     scaled: bool = False
@@ -67,9 +67,7 @@ class Question:
         some = replace(candidate, replicas=max(1, round(candidate.replicas * share)))
         deployment = deployment_of(self.model, some, traffic.users or 0)
         warm_up = 0 if requests is None else min(requests // 2, traffic.users or requests // 10)
-        simulated = Simulated(
-            self.seed + seed, requests, warm_up, gpu_memory=self.gpu_memory, scaled=self.scaled
-        )
+        simulated = Simulated(self.seed + seed, requests, warm_up, gpu_memory=self.gpu_memory, scaled=self.scaled)
         return Asked(
             deployment,
             deployment.models[0],

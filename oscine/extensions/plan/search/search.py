@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 
+from oscine.extensions.plan.cli.asked import Asked
 from oscine.extensions.plan.search.deployed import memory_plan
 from oscine.extensions.plan.search.estimate import Demand, EngineModel, Estimate
 from oscine.extensions.plan.search.question import Question
@@ -20,6 +21,7 @@ _STEPS = (2048, 8192)
 _SLACK = 1.3  # by which an estimate may miss a goal
 _SHORT, _ROUNDS, _PART = 6, 3, 4  # candidates simulated at once, how often, and replicas of each
 _SHORT_TOKENS, _WHOLE_TOKENS = 300_000, 2_500_000  # generated in a simulation, about
+_MOST_TOKENS = 8_000_000  # of a larger fleet, a part is simulated
 _PER_USER, _LEAST = 8, 200  # requests
 
 
@@ -30,6 +32,11 @@ class Judged:
     short: Trial | None = None  # of a few replicas
     whole: tuple[Trial, ...] = ()  # by seed
     share: float = 1.0  # of the fleet that `whole` simulated
+    requests: int | None = None  # in each of these
+
+    def asked(self, question: Question, seed: int) -> Asked:
+        """Of `whole`."""
+        return question.asked(self.candidate, self.requests, share=self.share, seed=seed)
 
 
 @dataclass
@@ -162,7 +169,7 @@ def _requests(question: Question, demand: Demand, tokens: int, users: int | None
     most = max(_LEAST, tokens // demand.answer)
     if users is None:
         return min(most, max(_LEAST, round(60 * demand.rate)))
-    return max(min(most, _PER_USER * users), 2 * users, _LEAST)
+    return max(min(most, _PER_USER * users), 3 * users, _LEAST)
 
 
 def _short(question: Question, demand: Demand, chosen: Sequence[Judged], simulate: Simulate) -> list[Judged]:
@@ -223,26 +230,19 @@ def _distinct(judged: Iterable[Judged]) -> Iterator[Judged]:
 
 def _whole(question: Question, demand: Demand, pair: Sequence[Judged], simulate: Simulate) -> list[Judged]:
     """Three seeds each. Of a large fleet a share with the same share of the load, in whole replicas."""
-    shared = []
+    sized = []
     for one in pair:
-        share = 1.0
-        if question.traffic.users is not None:
-            share = min(1.0, _WHOLE_TOKENS / (2 * demand.answer * question.traffic.users))
-        elif question.traffic.trace is None:
-            share = min(1.0, _WHOLE_TOKENS / (20 * demand.answer * demand.rate))
-        shared.append(max(1, round(one.candidate.replicas * share)) / one.candidate.replicas)
-    asked = [
-        question.asked(
-            one.candidate,
-            _requests(question, demand, _WHOLE_TOKENS, question.traffic.part(share).users),
-            share=share,
-            seed=seed,
-        )
-        for one, share in zip(pair, shared, strict=True)
-        for seed in range(SEEDS)
-    ]
-    trials = simulate(asked)
-    return [
-        replace(one, whole=tuple(trials[i * SEEDS : (i + 1) * SEEDS]), share=share)
-        for i, (one, share) in enumerate(zip(pair, shared, strict=True))
-    ]
+        replicas = one.candidate.replicas
+        share = max(1, round(replicas * _share(question, demand))) / replicas
+        requests = _requests(question, demand, _WHOLE_TOKENS, question.traffic.part(share).users)
+        sized.append(replace(one, share=share, requests=requests))
+    trials = simulate([one.asked(question, seed) for one in sized for seed in range(SEEDS)])
+    return [replace(one, whole=tuple(trials[i * SEEDS : (i + 1) * SEEDS])) for i, one in enumerate(sized)]
+
+
+def _share(question: Question, demand: Demand) -> float:
+    """Of a fleet, that a simulation of so many tokens covers."""
+    if question.traffic.trace is not None:
+        return 1.0
+    requests = 3 * question.traffic.users if question.traffic.users is not None else 20 * demand.rate
+    return min(1.0, _MOST_TOKENS / (requests * demand.answer))

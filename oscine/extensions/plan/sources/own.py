@@ -71,7 +71,10 @@ class OwnSurface:
             return decode_s
         most = max(everything, self._least_tokens)
         prompts_s = self._times.prompts_s(self._group, most, max(1, round(2 * pairs / everything) - 1))
-        return max(self._times.decode_s(self._group, max(rows, 1), 0), min(prompts_s, decode_s) if most > everything else prompts_s)
+        return max(
+            self._times.decode_s(self._group, max(rows, 1), 0),
+            min(prompts_s, decode_s) if most > everything else prompts_s,
+        )
 
 
 def own_table(model: str, gpu: Gpu, ranks: int, sharing: int, *, kv: str, scaled: bool) -> StepTable:

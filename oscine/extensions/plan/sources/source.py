@@ -1,8 +1,8 @@
 """Where step times come from: a file, or what comes with the package, as GPU/KERNELS.
 
-    h200-120b.jsonl    a table that `oscine profile` measured; it is of one layout
-    h200/oscine        Oscine's own kernels: the few steps that were measured, and what follows from them
-    gb200/trtllm       those of TensorRT-LLM, vLLM or SGLang, composed of times of ops
+h200-120b.jsonl    a table that `oscine profile` measured; it is of one layout
+h200/oscine        Oscine's own kernels: the few steps that were measured, and what follows from them
+gb200/trtllm       those of TensorRT-LLM, vLLM or SGLang, composed of times of ops
 """
 
 from dataclasses import dataclass

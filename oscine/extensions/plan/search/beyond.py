@@ -15,6 +15,7 @@ _ROUNDS = 30
 _BUSY = 0.95  # most that prefill engines may be busy
 _KV_BYTES = 18 * 2 * 8 * 64 * 2  # of a token of 120b in layers with full attention
 _MOST_DRAFTS = 5
+_FEW = 16  # engines of which all splits are estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,19 @@ def splits(models: Mapping[Layout, EngineModel], counts: Mapping[str, int]) -> I
     for layout, model in models.items():
         if layout.sharing > 1:
             continue
-        most = min(counts[layout.gpu.name] // layout.gpus, 16)
-        for prefill, decode in product(range(1, most), repeat=2):
-            if prefill + decode <= most:
-                try:
-                    yield Split(layout, prefill, decode, _of_split(model, layout, prefill, decode))
-                except NotMeasuredError:
-                    continue
+        for prefill, decode in _pairs(counts[layout.gpu.name] // layout.gpus):
+            try:
+                yield Split(layout, prefill, decode, _of_split(model, layout, prefill, decode))
+            except NotMeasuredError:
+                continue
+
+
+def _pairs(most: int) -> Iterator[tuple[int, int]]:
+    """Numbers of prefill and decode engines; of many, only all engines together."""
+    if most <= _FEW:
+        yield from ((p, d) for p, d in product(range(1, most), repeat=2) if p + d <= most)
+    else:
+        yield from ((p, most - p) for p in range(1, most, max(1, most // _FEW)))
 
 
 def _of_split(model: EngineModel, layout: Layout, prefill: int, decode: int) -> Estimate:
@@ -91,12 +98,10 @@ class Drafted(EngineModel):
     drafts: int = 0
     acceptance: float = 0.0
 
-    def _compute_times(self, rows: int) -> tuple[float, float, float]:
-        plain = super()._compute_times(rows)
+    def _decode_s(self, rows: int) -> float:
         count, context = rows * (1 + self.drafts), self.demand.context
         step = StepFeatures(count, count * context, context, sampled=rows, drafts=rows * self.drafts)
-        tokens = sum(self.acceptance**i for i in range(self.drafts + 1))
-        return self.table.step_s(step) / tokens, plain[1], plain[2]
+        return self.table.step_s(step) / sum(self.acceptance**i for i in range(self.drafts + 1))
 
 
 @dataclass(frozen=True, slots=True)

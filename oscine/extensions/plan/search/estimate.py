@@ -1,24 +1,25 @@
 """What a layout does with a load, in closed form.
 
-An engine with n decoding sequences makes steps of D(n) seconds, and the prompt of a request lengthens some of them by
-P(n) in all. Of answers with m tokens, x = n / TPOT / m requests per second end, so
+An engine with n decoding sequences and answers of m tokens ends n / m of them per step, and begins as many. So a share
+f = 1 - exp(-k n / m) of its steps has prompts, where a prompt needs k steps, with n / (m f) prompts each:
 
-    TPOT = D + x P TPOT = D + n P / m                 x = n / (m D + n P)
+    TPOT = (1 - f) decode step + f mixed step          requests per second = n / (m TPOT)
 
-With the share q = x P of prompts, a prompt waits as in a queue with one server for q P / 2 (1 - q), after the step that
-runs. The number of sequences follows from the rate, or from the users by Little's law: users = n + x (TTFT + think).
+With a share q of the prompt tokens that steps could take, a prompt waits q s / 2 (1 - q) as in a queue with one server
+and services of s, after half a step. The number of sequences follows from the rate, or from the users by Little's law:
+users = n + rate (TTFT + think).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import ceil, exp, inf
 from typing import NamedTuple
 
 from oscine.timing.features import StepFeatures, pairs_of
 from oscine.timing.table import StepTable
 
-_MOST_QUEUED = 0.98  # share of prompts, above which they never end
+_MOST_QUEUED = 0.98  # share of prompt tokens, above which a wait has no end
 
 
 class Demand(NamedTuple):
@@ -69,13 +70,43 @@ class EngineModel:
 
     def working(self, rows: int) -> Working:
         """With so many sequences all the time."""
-        decode_s, prompt_s, whole_s = self._times(rows)
-        answer = self.demand.answer
-        tpot_s = decode_s + rows * prompt_s / answer
-        requests_s = rows / (answer * tpot_s)
-        share = min(requests_s * prompt_s, _MOST_QUEUED)
-        wait_s = share * whole_s / (2 * (1 - share)) + (self.demand.burst - 1) / 2 * whole_s
-        return Working(rows, requests_s, tpot_s, decode_s / 2 + wait_s + whole_s)
+        if (known := self._known.get(rows)) is None:
+            known = self._known[rows] = self._work(rows)
+        return known
+
+    def _work(self, rows: int) -> Working:
+        demand = self.demand
+        most, begun = max(1, self.step_tokens - rows), rows / demand.answer
+        steps = ceil(demand.prompt / most)
+        mixed = 1 - exp(-begun * steps)
+        prompts = min(most / demand.prompt, begun / mixed)  # of a mixed step
+        mixed_s = self._mixed_s(rows, prompts)
+        tpot_s = (1 - mixed) * self._decode_s(rows) + mixed * mixed_s
+        share = begun * demand.prompt / most
+        if share > 1:  # not so many sequences begin
+            tpot_s = mixed_s
+        share, service_s = min(share, _MOST_QUEUED), steps * mixed_s
+        wait_s = share * service_s / (2 * (1 - share)) + (demand.burst - 1) / 2 * mixed_s * demand.prompt / most
+        requests_s = min(begun, most / demand.prompt) / tpot_s
+        return Working(rows, requests_s, tpot_s, tpot_s / 2 + wait_s + service_s)
+
+    def _decode_s(self, rows: int) -> float:
+        return self.table.step_s(self._decodes(rows))
+
+    def _decodes(self, rows: int) -> StepFeatures:
+        return StepFeatures(rows, rows * self.demand.context, self.demand.context, sampled=rows)
+
+    def _mixed_s(self, rows: int, prompts: float) -> float:
+        """Of a step with so many prompts, or with a part of one."""
+        demand = self.demand
+        tokens = max(1, round(prompts * demand.prompt))
+        pairs = round(pairs_of(demand.cached, demand.prompt) * tokens / demand.prompt)
+        step = self._decodes(rows)._replace(prompt_tokens=tokens, prompt_pairs=pairs)
+        return self.table.step_s(step._replace(prompt_sequences=max(1, round(prompts)), sampled=rows + 1))
+
+    @cached_property
+    def _known(self) -> dict[int, Working]:
+        return {}
 
     def _of_users(self, engines: int) -> Working:
         assert self.demand.users is not None
@@ -97,7 +128,7 @@ class EngineModel:
         own = self.demand.rate / engines
         rows = self._first(self.max_num_seqs, lambda found: found.requests_s >= own)
         found = self.working(rows)
-        if found.requests_s < own or own * self._times(rows)[1] > _MOST_QUEUED:
+        if found.requests_s < own:
             return found._replace(ttft_s=inf)
         return found._replace(requests_s=own)
 
@@ -108,30 +139,6 @@ class EngineModel:
             middle = (low + high) // 2
             low, high = (low, middle) if is_enough(self.working(middle)) else (middle + 1, high)
         return low
-
-    def _times(self, rows: int) -> tuple[float, float, float]:
-        """Seconds of a decode step, that a prompt adds to steps, and of these steps."""
-        if (known := self._known.get(rows)) is None:
-            known = self._known[rows] = self._compute_times(rows)
-        return known
-
-    @cached_property
-    def _known(self) -> dict[int, tuple[float, float, float]]:
-        return {}
-
-    def _compute_times(self, rows: int) -> tuple[float, float, float]:
-        demand, step_s = self.demand, self.table.step_s
-        decodes = StepFeatures(rows, rows * demand.context, demand.context, sampled=rows)
-        decode_s, whole_s, steps, done = step_s(decodes), 0.0, 0, 0
-        most = max(1, self.step_tokens - rows)
-        while done < demand.prompt:
-            chunk = min(most, demand.prompt - done)
-            pairs = pairs_of(demand.cached + done, chunk)
-            whole_s += step_s(
-                decodes._replace(prompt_tokens=chunk, prompt_pairs=pairs, prompt_sequences=1, sampled=rows + 1)
-            )
-            done, steps = done + chunk, steps + 1
-        return decode_s, max(whole_s - steps * decode_s, 1e-9), whole_s
 
 
 def without_prompts(model: EngineModel) -> EngineModel:

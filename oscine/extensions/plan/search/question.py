@@ -67,7 +67,9 @@ class Question:
         some = replace(candidate, replicas=max(1, round(candidate.replicas * share)))
         deployment = deployment_of(self.model, some, traffic.users or 0)
         warm_up = 0 if requests is None else min(requests // 2, traffic.users or requests // 10)
-        simulated = Simulated(self.seed + seed, requests, warm_up, gpu_memory=self.gpu_memory, scaled=self.scaled)
+        layout = candidate.layout
+        memory = self.gpu_memory or (layout.gpu.memory_bytes if layout.source.file is not None else None)
+        simulated = Simulated(self.seed + seed, requests, warm_up, gpu_memory=memory, scaled=self.scaled)
         return Asked(
             deployment,
             deployment.models[0],

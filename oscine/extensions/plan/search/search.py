@@ -21,7 +21,7 @@ _STEPS = (2048, 8192)
 _SLACK = 1.3  # by which an estimate may miss a goal
 _SHORT, _ROUNDS, _PART = 6, 3, 4  # candidates simulated at once, how often, and replicas of each
 _SHORT_TOKENS, _WHOLE_TOKENS = 300_000, 2_500_000  # generated in a simulation, about
-_MOST_TOKENS = 8_000_000  # of a larger fleet, a part is simulated
+_MOST_TOKENS = 4_000_000  # of a larger fleet, a part is simulated
 _PER_USER, _LEAST = 8, 200  # requests
 
 
@@ -122,7 +122,8 @@ def _model(table: NotedTable, demand: Demand, layout: Layout, seqs: int, tokens:
 
 def _nothing(found: Found) -> str:
     reasons = (f"{', '.join(map(str, own))}: {reason}" for reason, own in found.left_out.items())
-    return "no layout can be planned: " + "; ".join(reasons)
+    hint = "" if found.question.scaled else "; --scaled extrapolates step times"
+    return f"no layout can be planned: {'; '.join(reasons)}{hint}"
 
 
 def estimated_row(estimate: Estimate) -> dict[str, float]:
@@ -143,7 +144,8 @@ def _ranked(found: Found) -> Iterator[Judged]:
         value = float(f"{value:.2g}") if is_near else 0.0
         # Of equal worth: lower latency, then the limits that memory gives.
         limits = -one.candidate.max_num_seqs, -one.candidate.max_num_batched_tokens
-        return (-value, excess, one.estimate.tpot_s, *limits)
+        latency_s = one.estimate.ttft_s + found.demand.answer * one.estimate.tpot_s
+        return (-value, excess, latency_s, *limits)
 
     rest = sorted(found.estimated, key=order)
     while rest:

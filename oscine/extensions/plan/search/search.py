@@ -20,7 +20,7 @@ _SEQS = (32, 64, 128, 256, 512)  # limits beside that of the memory
 _STEPS = (2048, 8192)
 _SLACK = 1.3  # by which an estimate may miss a goal
 _SHORT, _ROUNDS, _PART = 6, 3, 4  # candidates simulated at once, how often, and replicas of each
-_SHORT_TOKENS, _WHOLE_TOKENS = 300_000, 2_500_000  # generated in a simulation, about
+_SHORT_TOKENS, _WHOLE_TOKENS = 300_000, 1_500_000  # generated in a simulation, about
 _MOST_TOKENS = 4_000_000  # of a larger fleet, a part is simulated
 _PER_USER, _LEAST = 8, 200  # requests
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
-from oscine.extensions.plan.cli.asked import Asked
+from oscine.extensions.plan.run.asked import Asked
 from oscine.extensions.plan.search.trials import Simulate, Trial, simulate
 from oscine.timing.features import pairs_of
 from oscine.timing.table import Header, StepPoint, write_table

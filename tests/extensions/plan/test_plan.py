@@ -12,18 +12,17 @@ import pytest
 from oscine.cli import main
 from oscine.extensions.bench.cli.load_options import Sending, Workload
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
-from oscine.extensions.plan.search import search as search_module
-from oscine.extensions.plan.search import trials
+from oscine.extensions.plan.search import rounds, trials
 from oscine.extensions.plan.search.answer import FrontPoint, front
 from oscine.extensions.plan.search.deployed import deployment_of
 from oscine.extensions.plan.search.estimate import Demand, EngineModel
 from oscine.extensions.plan.search.goals import Goal, Goals
 from oscine.extensions.plan.search.question import Question, Traffic
-from oscine.extensions.plan.search.search import Found, search
+from oscine.extensions.plan.search.rounds import Found, search
 from oscine.extensions.plan.search.space import Candidate, Layout
 from oscine.extensions.plan.sources.gpus import gpu_of
 from oscine.extensions.plan.sources.noted import NotedTable
-from oscine.extensions.plan.sources.source import Source
+from oscine.extensions.plan.sources.origin import Source
 from oscine.timing.table import Header, StepTable
 from tests.extensions.plan.fleets import Linear
 from tests.extensions.plan.planned import here, write_steps
@@ -38,8 +37,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """And with few requests."""
     monkeypatch.setattr(trials, "processes", here)
     for name in ("_SHORT_TOKENS", "_WHOLE_TOKENS"):
-        monkeypatch.setattr(search_module, name, 4000)
-    monkeypatch.setattr(search_module, "_LEAST", 60)
+        monkeypatch.setattr(rounds, name, 4000)
+    monkeypatch.setattr(rounds, "_LEAST", 60)
 
 
 def asked(count: int, sources: Sequence[Source], goals: Goals = NO_GOALS, users: int = 12) -> Question:

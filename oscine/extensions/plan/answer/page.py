@@ -8,7 +8,7 @@ from oscine.extensions.bench.serve.report import columns
 from oscine.extensions.bench.serve.row import Row
 from oscine.extensions.plan.answer import text
 from oscine.extensions.plan.search.answer import Answer, FrontPoint
-from oscine.extensions.plan.search.search import Judged
+from oscine.extensions.plan.search.rounds import Judged
 
 
 def write(path: Path, answer: Answer) -> None:

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from oscine.extensions.plan.cli.asked import Asked
+from oscine.extensions.plan.run.asked import Asked
 from oscine.extensions.plan.search.answer import Answer, Loss, tok_s
 from oscine.extensions.plan.search.estimate import Estimate
 from oscine.extensions.plan.search.question import Question
-from oscine.extensions.plan.search.search import meets
+from oscine.extensions.plan.search.rounds import meets
 from oscine.extensions.plan.search.trials import Trial
 from oscine.settings.option import options_of
 

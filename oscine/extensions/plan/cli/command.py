@@ -10,7 +10,7 @@ from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
-from oscine.extensions.plan.cli.asked import Asked, Simulated
+from oscine.extensions.plan.run.asked import Asked, Simulated
 from oscine.settings.option import Options, options_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def add_sections(parser: Parser, names: Mapping[type[Options], Collection[str]])
 
 def run(args: argparse.Namespace) -> None:
     from oscine.extensions.bench.serve import report, row
-    from oscine.extensions.plan.cli.results import measured_of, row_of
+    from oscine.extensions.plan.run.results import measured_of, row_of
 
     with ended_by(ValueError, OSError, status=USAGE):
         asked = Asked.of(vars(args))

@@ -93,7 +93,7 @@ def question_of(args: argparse.Namespace) -> "Question":
     """Raises ValueError."""
     from oscine.extensions.plan.search.goals import Goal, Goals
     from oscine.extensions.plan.search.question import Question, Traffic
-    from oscine.extensions.plan.sources.source import Source
+    from oscine.extensions.plan.sources.origin import Source
 
     given = vars(args)
     require(not args.fit, "fit", "given with --validate", True)
@@ -169,7 +169,7 @@ def answered(question: "Question", simulate: "Simulate", bar: "_Progress", accep
     """Raises CommandError if the goals are not met, and ValueError if nothing fits or is known."""
     from oscine.extensions.plan.answer.text import unmet
     from oscine.extensions.plan.search.answer import answer_of
-    from oscine.extensions.plan.search.search import meets, search
+    from oscine.extensions.plan.search.rounds import meets, search
 
     found = search(question, simulate, bar.say)
     bar.say("without a node", 1)

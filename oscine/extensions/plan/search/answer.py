@@ -6,7 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from oscine.extensions.plan.search.beyond import Split, WithDrafts, splits, with_drafts
-from oscine.extensions.plan.search.search import Found, Judged, estimated_row, meets, worth
+from oscine.extensions.plan.search.rounds import Found, Judged, estimated_row, meets, worth
 from oscine.extensions.plan.search.space import Candidate, Layout
 from oscine.extensions.plan.search.trials import Simulate, Trial
 from oscine.timing.answer import Class, NotMeasuredError, worst

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
-from oscine.extensions.plan.cli.asked import Asked, Simulated
 from oscine.extensions.plan.clock.agenda import NS
+from oscine.extensions.plan.run.asked import Asked, Simulated
 from oscine.extensions.plan.search.deployed import deployment_of
 from oscine.extensions.plan.search.estimate import Demand
 from oscine.extensions.plan.search.goals import Goals
 from oscine.extensions.plan.search.space import Candidate
 from oscine.extensions.plan.sources.gpus import Gpu
-from oscine.extensions.plan.sources.source import Source
+from oscine.extensions.plan.sources.origin import Source
 from oscine.extensions.plan.traffic.trace import read_trace
 from oscine.settings.config import CacheOptions
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from oscine.extensions.plan.sources.gpus import Gpu
-from oscine.extensions.plan.sources.source import Source
+from oscine.extensions.plan.sources.origin import Source
 
 _SIZES = (1, 2, 4, 8)  # ranks that divide the published models, and engines that share experts
 

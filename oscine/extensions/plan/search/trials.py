@@ -9,8 +9,8 @@ from multiprocessing import get_context
 
 from oscine.extensions.bench.serve.report import cells
 from oscine.extensions.bench.serve.row import Row
-from oscine.extensions.plan.cli.asked import Asked
-from oscine.extensions.plan.cli.results import measured_of, row_of
+from oscine.extensions.plan.run.asked import Asked
+from oscine.extensions.plan.run.results import measured_of, row_of
 from oscine.timing.answer import Class, NotMeasuredError, worst
 
 _PROCESSES = 2

@@ -8,8 +8,8 @@ from oscine.extensions.bench.serve import row
 from oscine.extensions.bench.serve.arrival import Arrival
 from oscine.extensions.bench.serve.measure import Summary, measure
 from oscine.extensions.bench.serve.run import Measured
-from oscine.extensions.plan.cli.asked import Asked
 from oscine.extensions.plan.fleet.simulation import Outcome
+from oscine.extensions.plan.run.asked import Asked
 
 
 def measured_of(outcome: Outcome, arrival: Arrival, limits_s: Mapping[str, float], warm_up: int = 0) -> Measured:

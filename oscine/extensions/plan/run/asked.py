@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oscine.extensions.plan.fleet.clients import Traffic
     from oscine.extensions.plan.fleet.simulation import Outcome
     from oscine.extensions.plan.sources.noted import NotedTable
-    from oscine.extensions.plan.sources.source import Source
+    from oscine.extensions.plan.sources.origin import Source
     from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
     from oscine.timing.table import StepTable
     from oscine.types import Role
@@ -78,7 +78,7 @@ class Asked:
     def of(cls, given: Mapping[str, Any]) -> "Asked":
         """Reads the deployment. Raises CommandError, ValueError and OSError."""
         from oscine.extensions.cluster.cli.deployment_file import read_deployment
-        from oscine.extensions.plan.sources.source import Source
+        from oscine.extensions.plan.sources.origin import Source
 
         simulated, workload = Simulated.of(given), Workload.of(given)
         deployment = read_deployment(given["file"], finds_models=False)

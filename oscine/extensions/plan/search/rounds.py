@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 
-from oscine.extensions.plan.cli.asked import Asked
+from oscine.extensions.plan.run.asked import Asked
 from oscine.extensions.plan.search.deployed import memory_plan
 from oscine.extensions.plan.search.estimate import Demand, EngineModel, Estimate
 from oscine.extensions.plan.search.question import Question
 from oscine.extensions.plan.search.space import Candidate, Layout, layouts, replica_counts
 from oscine.extensions.plan.search.trials import Simulate, Trial
 from oscine.extensions.plan.sources.noted import NotedTable
-from oscine.extensions.plan.sources.source import usual_sources
+from oscine.extensions.plan.sources.origin import usual_sources
 from oscine.timing.answer import NotMeasuredError
 
 SEEDS = 3

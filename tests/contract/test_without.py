@@ -8,9 +8,9 @@ from tests.contract.without import cases, extensions, failure, without
 
 
 def test_what_needs_a_missing_extension_is_missing_too() -> None:
-    assert without(["replicas"]) == {"replicas", "cluster"}
+    assert without(["replicas"]) == {"replicas", "cluster", "plan", "profile"}
     assert without(["tools"]) == {"tools"}
-    assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "profile"}
+    assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "plan", "profile"}
     assert len(extensions()) == 22
 
 

@@ -37,7 +37,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """And with few requests."""
     monkeypatch.setattr(trials, "processes", here)
     for name in ("_SHORT_TOKENS", "_WHOLE_TOKENS"):
-        monkeypatch.setattr(rounds, name, 4000)
+        monkeypatch.setattr(rounds, name, (4000, 9_000_000))
     monkeypatch.setattr(rounds, "_LEAST", 60)
 
 
@@ -196,6 +196,7 @@ def test_a_budget_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
         ("--gpus H100:1 --users 8 --gpu-memory 40GiB", 1, ["do not fit", "weights of"]),
         ("--gpus RTX-PRO-6000:1 --users 8 --isl 100000 --osl 100", 1, ["no layout", "--scaled"]),
         ("--gpus H200:1 --users 8 --isl 100 --osl 50 --tpot p50:0.1", 1, ["no plan meets", "nearest", "TPOT p50"]),
+        ("--gpus H200:2 --rate 500 --isl 200 --osl 40", 1, ["no plan keeps up", "2 x H200 TP1", "of 20,000 tokens/s"]),
         ("--fit --gpus H200:1 --users 8", 2, ["--validate"]),
     ],
 )

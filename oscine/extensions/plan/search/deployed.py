@@ -3,13 +3,15 @@
 from functools import cache
 
 from oscine.checkpoint.hub import shapes_of
-from oscine.executor.kv.fit import plan_on_gpus
+from oscine.executor.kv.fit import held_sequences, plan_on_gpus
 from oscine.executor.kv.memory import DeviceMemory, MemoryPlan
 from oscine.extensions.plan.search.space import Candidate, Layout
 from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, QueueLimits, Replicas, RoleSpec
 from oscine.settings.config import EngineOptions, ModelOptions, SchedulerOptions
 
 _SHORT = {size: f"openai/gpt-oss-{size}" for size in ("20b", "120b")}
+
+_MOST_SEQS = 1024
 
 
 def deployment_of(model: str, candidate: Candidate, users: int = 0) -> Deployment:
@@ -28,10 +30,22 @@ def full_name(model: str) -> str:
 
 
 @cache
-def memory_plan(model: str, layout: Layout, memory_bytes: int) -> MemoryPlan:
-    """Of one GPU, with the limits that its memory gives. Raises ValueError with the arithmetic if it does not fit."""
-    role = _role(model, layout, SchedulerOptions.of({}), 1)
-    options = role.engines[0]
+def memory_plan(model: str, layout: Layout, memory_bytes: int, context: int) -> MemoryPlan:
+    """Of one GPU. The number of sequences follows from its memory; it may be above the default if the cache holds so
+    many of this context. Raises ValueError with the arithmetic if it does not fit.
+    """
+    usual = _plan(model, layout, memory_bytes, {})
+    limits = {"max-num-seqs": _MOST_SEQS, "max-num-batched-tokens": usual.max_num_batched_tokens * layout.sharing}
+    try:
+        more = _plan(model, layout, memory_bytes, limits)
+    except ValueError:
+        return usual
+    options = EngineOptions(scheduler=SchedulerOptions.of(limits))
+    return more if held_sequences(more, options, context) == _MOST_SEQS > usual.max_num_seqs else usual
+
+
+def _plan(model: str, layout: Layout, memory_bytes: int, limits: dict[str, int]) -> MemoryPlan:
+    options = _role(model, layout, SchedulerOptions.of(limits), 1).engines[0]
     if (config := shapes_of(options.model)) is None:
         raise ValueError(f"the sizes of {model} are not known")
     memory = DeviceMemory(memory_bytes, memory_bytes)

@@ -13,6 +13,7 @@ from oscine.extensions.plan.search.space import Candidate, Layout, layouts, repl
 from oscine.extensions.plan.search.trials import Simulate, Trial
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import usual_sources
+from oscine.settings.config import MAX_SEQS
 from oscine.timing.answer import NotMeasuredError
 
 SEEDS = 3
@@ -20,9 +21,10 @@ _SEQS = (32, 64, 128, 256, 512)  # limits beside that of the memory
 _STEPS = (2048, 8192)
 _SLACK = 1.3  # by which an estimate may miss a goal
 _SHORT, _ROUNDS, _PART = 6, 3, 4  # candidates simulated at once, how often, and replicas of each
-_SHORT_TOKENS, _WHOLE_TOKENS = 300_000, 1_500_000  # generated in a simulation, about
-_MOST_TOKENS = 4_000_000  # of a larger fleet, a part is simulated
-_PER_USER, _LEAST = 8, 200  # requests
+# Generated tokens of a simulation, about; of a fleet that needs more than the second number, a part is simulated.
+_SHORT_TOKENS, _WHOLE_TOKENS = (300_000, 2_000_000), (1_500_000, 9_000_000)
+_OPEN_S = 60  # of arrivals at a rate
+_PER_USER, _LEAST_PER_USER, _LEAST = 8, 6, 200  # requests: with few of them, beginning and end weigh too much
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Judged:
     whole: tuple[Trial, ...] = ()  # by seed
     share: float = 1.0  # of the fleet that `whole` simulated
     requests: int | None = None  # in each of these
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the engines can do as much as arrives. A simulation may be too short to show that they cannot."""
+        return self.estimate.ttft_s < inf
 
     def asked(self, question: Question, seed: int) -> Asked:
         """Of `whole`."""
@@ -67,12 +74,14 @@ def search(question: Question, simulate: Simulate, say: Callable[[str, int], Non
         _estimate(found, layout)
     if not found.estimated:
         raise ValueError(_nothing(found))
+    if not any(one.keeps_up for one in found.estimated):
+        raise ValueError(_too_much(found))
     ranked = _ranked(found)
     for _ in range(_ROUNDS):
         chosen = [*islice(ranked, _SHORT)]
         say("short simulations", len(chosen))
         found.tried += _short(question, found.demand, chosen, simulate)
-        if sum(_is_good(question, one.short) for one in found.tried) >= 2 or not chosen:
+        if sum(_is_good(question, one, one.short) for one in found.tried) >= 2 or not chosen:
             break
     _finals(found, simulate, say)
     return found
@@ -90,7 +99,7 @@ def _estimate(found: Found, layout: Layout) -> None:
     reasons: list[str] = []
     try:
         table = layout.source.table(question.model, layout.ranks, layout.sharing, scaled=question.scaled)
-        plan = memory_plan(question.model, layout, question.gpu_memory or layout.gpu.memory_bytes)
+        plan = memory_plan(question.model, layout, question.gpu_memory or layout.gpu.memory_bytes, demand.context)
         seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens * layout.sharing
         noted = NotedTable(table)
         for most in sorted({seqs, *(one for one in _SEQS if one < seqs)}):
@@ -126,6 +135,16 @@ def _nothing(found: Found) -> str:
     return f"no layout can be planned: {'; '.join(reasons)}{hint}"
 
 
+def _too_much(found: Found) -> str:
+    most = max(found.estimated, key=lambda one: one.estimate.tok_s)
+    asked = found.demand.rate * found.demand.answer
+    hint = "; --scaled adds layouts that were left out" if found.left_out and not found.question.scaled else ""
+    return (
+        f"no plan keeps up with this load: {most.candidate} would generate some {most.estimate.tok_s:,.0f} of "
+        f"{asked:,.0f} tokens/s{hint}"
+    )
+
+
 def estimated_row(estimate: Estimate) -> dict[str, float]:
     """An estimate has no distribution."""
     names = ("mean", "median", "p90", "p95", "p99")
@@ -137,15 +156,16 @@ def _ranked(found: Found) -> Iterator[Judged]:
     further limits of these."""
     question = found.question
 
-    def order(one: Judged) -> tuple[float, float, float, int, int]:
+    def order(one: Judged) -> tuple[float, ...]:
         excess = question.goals.excess(estimated_row(one.estimate))
-        is_near = excess <= _SLACK and one.estimate.ttft_s < inf
+        is_near = excess <= _SLACK and one.keeps_up
         value = worth(question, one.candidate, one.estimate.tok_s)
         value = float(f"{value:.2g}") if is_near else 0.0
-        # Of equal worth: lower latency, then the limits that memory gives.
-        limits = -one.candidate.max_num_seqs, -one.candidate.max_num_batched_tokens
+        # Of equal worth: lower latency, then the limits that engines have by default, then larger ones.
         latency_s = one.estimate.ttft_s + found.demand.answer * one.estimate.tpot_s
-        return (-value, excess, latency_s, *limits)
+        most = 0.0 if one.keeps_up else -one.estimate.tok_s
+        seqs, tokens = one.candidate.max_num_seqs, one.candidate.max_num_batched_tokens
+        return -value, most, excess, latency_s, seqs > MAX_SEQS, -seqs, -tokens
 
     rest = sorted(found.estimated, key=order)
     while rest:
@@ -160,26 +180,30 @@ def _ranked(found: Found) -> Iterator[Judged]:
         rest = later
 
 
-def _is_good(question: Question, trial: Trial | None) -> bool:
-    return trial is not None and not trial.error and question.goals.are_met(trial.row)
+def _is_good(question: Question, one: Judged, trial: Trial | None) -> bool:
+    return one.keeps_up and trial is not None and not trial.error and question.goals.are_met(trial.row)
 
 
-def _requests(question: Question, demand: Demand, tokens: int, users: int | None) -> int | None:
-    """Of a simulation of so many tokens, at least some per user. None: all of a trace."""
+def _requests(question: Question, demand: Demand, tokens: int, share: float) -> int | None:
+    """Of a simulation of so many tokens, but at least some per user or a minute. None: all of a trace."""
+    users = question.traffic.part(share).users
     if question.traffic.trace is not None:
         return None
     most = max(_LEAST, tokens // demand.answer)
     if users is None:
-        return min(most, max(_LEAST, round(60 * demand.rate)))
-    return max(min(most, _PER_USER * users), 3 * users, _LEAST)
+        return max(_LEAST, round(_OPEN_S * demand.rate * share))
+    return max(min(most, _PER_USER * users), _LEAST_PER_USER * users, _LEAST)
 
 
 def _short(question: Question, demand: Demand, chosen: Sequence[Judged], simulate: Simulate) -> list[Judged]:
+    """On few replicas."""
     asked = []
     for one in chosen:
-        share = 1.0 if question.traffic.trace is not None else min(1.0, _PART / one.candidate.replicas)
-        users = question.traffic.part(share).users
-        asked.append(question.asked(one.candidate, _requests(question, demand, _SHORT_TOKENS, users), share=share))
+        replicas = one.candidate.replicas
+        share = min(_share(question, demand, replicas, _SHORT_TOKENS[1]), _PART / replicas)
+        share = 1.0 if question.traffic.trace is not None else share
+        requests = _requests(question, demand, _SHORT_TOKENS[0], share)
+        asked.append(question.asked(one.candidate, requests, share=share))
     return [replace(one, short=trial) for one, trial in zip(chosen, simulate(asked), strict=True)]
 
 
@@ -192,8 +216,8 @@ def _finals(found: Found, simulate: Simulate, say: Callable[[str, int], None]) -
         assert trial is not None
         if trial.error and not trial.row:
             return True, inf, 0.0
-        if not _is_good(question, trial):
-            return True, question.goals.excess(trial.row), 0.0
+        if not _is_good(question, one, trial):
+            return True, question.goals.excess(trial.row), -one.estimate.tok_s
         tok_s = float(trial.row["output_tput_per_gpu"]) * one.candidate.gpus
         return False, -worth(question, one.candidate, tok_s), 0.0
 
@@ -218,7 +242,7 @@ def _final_order(question: Question, one: Judged) -> tuple[float, float]:
 
 def meets(question: Question, one: Judged) -> bool:
     """Whether all runs met the goals."""
-    return bool(one.whole) and all(_is_good(question, trial) for trial in one.whole)
+    return bool(one.whole) and all(_is_good(question, one, trial) for trial in one.whole)
 
 
 def _distinct(judged: Iterable[Judged]) -> Iterator[Judged]:
@@ -234,17 +258,17 @@ def _whole(question: Question, demand: Demand, pair: Sequence[Judged], simulate:
     """Three seeds each. Of a large fleet a share with the same share of the load, in whole replicas."""
     sized = []
     for one in pair:
-        replicas = one.candidate.replicas
-        share = max(1, round(replicas * _share(question, demand))) / replicas
-        requests = _requests(question, demand, _WHOLE_TOKENS, question.traffic.part(share).users)
+        share = _share(question, demand, one.candidate.replicas, _WHOLE_TOKENS[1])
+        requests = _requests(question, demand, _WHOLE_TOKENS[0], share)
         sized.append(replace(one, share=share, requests=requests))
     trials = simulate([one.asked(question, seed) for one in sized for seed in range(SEEDS)])
     return [replace(one, whole=tuple(trials[i * SEEDS : (i + 1) * SEEDS])) for i, one in enumerate(sized)]
 
 
-def _share(question: Question, demand: Demand) -> float:
-    """Of a fleet, that a simulation of so many tokens covers."""
+def _share(question: Question, demand: Demand, replicas: int, tokens: int) -> float:
+    """Of a fleet, in whole replicas, that a simulation of so many tokens covers."""
     if question.traffic.trace is not None:
         return 1.0
-    requests = 3 * question.traffic.users if question.traffic.users is not None else 20 * demand.rate
-    return min(1.0, _MOST_TOKENS / (requests * demand.answer))
+    users = question.traffic.users
+    requests = _LEAST_PER_USER * users if users is not None else _OPEN_S * demand.rate
+    return max(1, round(replicas * min(1.0, tokens / (requests * demand.answer)))) / replicas

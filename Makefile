@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -196,6 +196,18 @@ cluster-sessions: $(TEST)  ## sessions of several turns over four replicas: pref
 
 cluster-transfer: $(TEST)  ## prompts computed by another engine: the same tokens, only missing pages moved, GB/s beside NIXL alone
 	$(BIN)/python -m benchmarks.cluster.disaggregation
+
+sim: $(TEST)    ## the simulator beside production on 3,000 random loads: a minute
+	$(BIN)/python -m tests.extensions.plan.random_load 0 3000
+
+sim-long: $(TEST)  ## the same on 30,000 others: ten minutes
+	$(BIN)/python -m tests.extensions.plan.random_load 10000 30000
+
+sim-live: $(TEST)  ## two engines with fake executors beside their simulation, on a quiet machine
+	$(BIN)/python -m benchmarks.simulation.live
+
+sim-speed: $(TEST)  ## the time of large simulations; SIM_OPTIONS="--trace FILE" adds a trace
+	$(BIN)/python -m benchmarks.simulation.speed $(SIM_OPTIONS)
 
 docs: $(DOCS)   ## the documentation site, in runs/site/site; a warning is an error
 	$(BIN)/python -m tests.documents.site runs/site

@@ -80,6 +80,8 @@ def test_text_and_yaml_are_read_by_the_type_of_the_field(
         ("off", 1, "--no-more must be true or false, not 1"),
         ("words", [{}], "--words must be text, not {}"),
         ("level_s", "x", "--level must be a number, not 'x'"),
+        ("folder", "", "--folder must be a path, not ''"),
+        ("files", ["a", ""], "--files must be a path, not ''"),
     ],
 )
 def test_what_is_refused_is_named_with_the_rule(field: str, given: object, said: str) -> None:

@@ -106,6 +106,10 @@ def test_imports_have_no_circles_between_modules_nor_between_rooms() -> None:
         ("oscine.engine.core.loop", ("torch", "numpy", "zmq", "msgspec")),
         ("oscine.executor.kv.fit", ("torch", "triton")),
         pytest.param("oscine.extensions.timing.layout", ("torch", "numpy"), marks=pytest.mark.needs("timing")),
+        pytest.param(
+            *("oscine.extensions.plan.fleet.simulation", ("torch", "triton", "ray", "starlette", "uvicorn")),
+            marks=pytest.mark.needs("plan"),
+        ),
         ("oscine.executor.start.fit", ("triton", "zmq", "starlette")),
         ("oscine.executor.runner", ("zmq", "msgspec", "starlette", "uvicorn", "llguidance")),
         pytest.param(

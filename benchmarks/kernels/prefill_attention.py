@@ -43,8 +43,6 @@ SMALL: tuple[Sequences, ...] = (
 )
 MAX_ERROR = 8e-3  # relative, of results rounded to bfloat16 twice
 BATCH = 0.004  # seconds of replays between two events
-
-
 TILINGS = {"128 keys": {"BLOCK": 128, "STAGES": 4}, "64 keys": {"BLOCK": 64, "STAGES": 8}}
 
 
@@ -103,7 +101,7 @@ class Work:
         return reference.attention(q_TQD.float(), kv_pages, batch, group, sinks_Q, window).view(q_TQD.shape)
 
 
-def check(name: str, work: Work, calls: dict[str, Callable[[], Tensor]], expected: Tensor) -> bool:
+def check(name: str, calls: dict[str, Callable[[], Tensor]], expected: Tensor) -> bool:
     good = True
     for variant, call in calls.items():
         print(f"  {name:<26} {variant:<28}", end=" ", flush=True)
@@ -123,7 +121,7 @@ def report(name: str, work: Work, calls: dict[str, Callable[[], Tensor]], rounds
         once = seconds_on_gpu(call)
         number = max(1, min(16, int(BATCH / once)))
         captured[variant] = capture(lambda _, call=call: call(), DEVICE, number), number
-    for _ in range(rounds):
+    for _ in range(max(1, rounds)):
         for variant, (graph, number) in captured.items():
             graph.replay()
             times[variant].append(seconds_on_gpu(graph.replay) / number)
@@ -153,10 +151,10 @@ def main() -> None:
                 for call in work.calls(target).values():
                     call()
         say("compiled")
-        good = [check("small", work, work.calls(target), work.expected()) for work in small]
+        good = [check("small", work.calls(target), work.expected()) for work in small]
         for name, work in cases.items():
             calls = work.calls(target)
-            good.append(check(name, work, calls, calls["Triton"]().float()))
+            good.append(check(name, calls, calls["Triton"]().float()))
         if not all(good):
             sys.exit("wrong tilings are not timed")
         say("checked")

@@ -35,8 +35,7 @@ from oscine.checkpoint.opened import open_model
 from oscine.extensions.bench.machine import describe
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import GptOss
-from oscine.model.random_weights import RandomTensors
-from oscine.model.skewed_weights import SkewedTensors
+from oscine.model.skewed_weights import random_tensors
 from oscine.model.weights import TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
 from oscine.ops.platforms.table import choose, platform_of, resolve
@@ -179,7 +178,7 @@ def of_random_weights(chosen: argparse.Namespace, device: torch.device) -> tuple
         vocab_size=chosen.vocabulary or config.vocab_size,
         eos_token_ids=(),
     )
-    source: TensorSource = (SkewedTensors if chosen.skewed else RandomTensors)(config, 0, device)
+    source: TensorSource = random_tensors(config, 0, device, is_skewed=chosen.skewed)
     if chosen.outliers:
         source = WithOutliers(source, config.head_dim)
     return config, source, Load.of_random_tokens(config, chosen.sequences, chosen.prompt)

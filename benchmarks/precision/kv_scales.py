@@ -4,8 +4,9 @@
 2. The embedded model, a trained gpt-oss: the same of its keys and values, and the relative error of its logits, where
    all but the cache is float32 and the experts are those of the exact run. Scales are calibrated on sums.
 
-A calibrated scale is float32, one per layer, kind (key or value) and KV head: the largest magnitude seen over 448. All
-elements are e4m3, and those too large for their scale saturate. Errors are root mean squares over rows.
+A calibrated scale is float32 as in other servers, one per layer, kind (key or value) and KV head: the largest magnitude
+seen over 448. (`oscine calibrate` reports the errors of its own scales, which are powers of two.) All elements are
+e4m3, and those too large for their scale saturate. Errors are root mean squares over rows.
 
 Shape suffixes as in oscine/ops/interface.py.
 """
@@ -22,6 +23,7 @@ from benchmarks.precision.runs import Choices, batch, with_routing
 from oscine.checkpoint.opened import open_model
 from oscine.executor.kv.allocate import allocate_group
 from oscine.extensions.bench.step_inputs import PAGE
+from oscine.extensions.calibration.measure import Calibrated
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.interface import QkvProjection
 from oscine.ops.platforms.table import choose, resolve
@@ -84,7 +86,7 @@ class Nano:
 
     def __init__(self) -> None:
         ops = resolve(Target(CPU), choose("cpu"))
-        opened = open_model(ModelOptions(str(NANO), device="cpu"))
+        self._opened = opened = open_model(ModelOptions(str(NANO), device="cpu"))
         self.model = GptOss(opened.config, opened.load(ops=ops), ops)
         self._encoder = Encoder(NANO)
 
@@ -93,6 +95,11 @@ class Nano:
         make = next(one.make for one in SKILLS if one.name == skill)
         draws = (Draw(SEED + first + i, held_out=True) for i in range(PROMPTS))
         return [torch.tensor([self._encoder.prompt(make(draw))]) for draw in draws]
+
+    def largest_seen(self, prompts: Sequence[Tensor]) -> Tensor:
+        """Magnitudes of keys and values, [L, 2, G, 1]."""
+        seen = Calibrated(self._opened, progress=False).look([prompt[0].tolist() for prompt in prompts])
+        return seen.largest_L2G[..., None]
 
     @torch.inference_mode()
     def logits(self, prompt: Tensor, change: Change, imposed: Choices | None = None) -> tuple[Tensor, Choices]:
@@ -113,20 +120,6 @@ class Nano:
         groups = config.kv_groups(PAGE, "float32")
         kv = tuple(allocate_group(group, ceil(prompt.shape[1] / PAGE), CPU) for group in groups)
         return model.head(model.hidden(batch(prompt, len(groups), 0, prompt.shape[1]), kv)), choices
-
-
-def largest_seen(nano: Nano, prompts: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Of each layer: [2, G, 1]."""
-    found: dict[int, Tensor] = {}
-
-    def look(layer: int, kv_T2GD: Tensor) -> Tensor:
-        seen = kv_T2GD.abs().amax((0, -1))[..., None]
-        found[layer] = seen.maximum(found.get(layer, seen))
-        return kv_T2GD
-
-    for prompt in prompts:
-        nano.logits(prompt, look)
-    return found
 
 
 def measure(
@@ -151,7 +144,7 @@ def measure(
 
 def report_nano() -> None:
     nano = Nano()
-    largest = largest_seen(nano, nano.prompts(CALIBRATION, PROMPTS))
+    largest = nano.largest_seen(nano.prompts(CALIBRATION, PROMPTS))
     methods: dict[str, Callable[[int], Rounding]] = {
         **{name: lambda _, rounding=rounding: rounding for name, rounding in DYNAMIC.items()},  # type: ignore[misc]
         "calibrated": lambda layer: calibrated(largest[layer]),

@@ -5,9 +5,11 @@ Everything is checked from the headers before the first tensor is read.
 """
 
 import hashlib
+import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +23,7 @@ from oscine.model.config import ModelConfig
 from oscine.system.model_files import is_file_name, open_file, read_json, shown
 
 _MAX_HEADER = 16 << 20  # bytes that describe the tensors of a safetensors file; gpt-oss's have 60 KB
+_HEADER_AT = 8  # bytes of its size are before the header of a safetensors file
 _SAMPLE_BYTES = 1024  # of each tensor, from its middle
 
 
@@ -83,10 +86,11 @@ class Checkpoint:
 def fingerprint(path: Path) -> str:
     """Distinguishes weights of equal names and shapes, by a sample of each tensor. The division into files does not
     matter. `path`: of a folder, or of a file in another format. Raises ValueError for a folder without weights."""
-    samples: dict[str, bytes] = {}
-    for name, data in _bytes_of_all(path) if path.is_dir() else format_of(path).raw_tensors(path):
-        start = max(0, (len(data) - _SAMPLE_BYTES) // 2)
-        samples[name] = data[start : start + _SAMPLE_BYTES].numpy().tobytes()
+    if path.is_dir():
+        samples = {name: sample for file in open_files(path) for name, sample in _samples(file)}
+    else:
+        tensors = format_of(path).raw_tensors(path)
+        samples = {name: data[_middle(len(data))].numpy().tobytes() for name, data in tensors}
     digest = hashlib.blake2b(digest_size=8)
     for tensor in sorted(samples):
         digest.update(tensor.encode() + b"\0" + samples[tensor])
@@ -99,10 +103,23 @@ def versions(path: Path) -> list[tuple[int, int]]:
     return [(found.st_size, found.st_mtime_ns) for found in (file.stat() for file in files)]
 
 
-def _bytes_of_all(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in open_files(folder).values():
-        for name in file.keys():  # noqa: SIM118
-            yield name, file.get_tensor(name).flatten().view(torch.uint8)
+def _samples(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Of a safetensors file that `open_files` has checked. They are read: a fault of a mapped page reads megabytes."""
+    with open_file(path) as file:
+        header = _header_size(file)
+        tensors = json.loads(file.read(header))
+        tensors.pop("__metadata__", None)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for name, (start, end) in ((name, found["data_offsets"]) for name, found in tensors.items()):
+            middle = _middle(end - start)
+            yield name, os.pread(file.fileno(), middle.stop - middle.start, _HEADER_AT + header + start + middle.start)
+
+
+def _middle(num_bytes: int) -> slice:
+    """The sample of a tensor."""
+    size = min(num_bytes, _SAMPLE_BYTES)
+    start = (num_bytes - size) // 2
+    return slice(start, start + size)
 
 
 def _placement(folder: Path) -> dict[str, str]:
@@ -136,13 +153,18 @@ def open_files(folder: Path) -> dict[Path, Any]:
 def open_tensors(path: Path) -> Any:
     """A safetensors file; its header is read and checked. Raises ValueError."""
     with open_file(path) as file:
-        header = int.from_bytes(file.read(8), "little")
+        header = _header_size(file)
     if header > _MAX_HEADER:
         raise ValueError(f"{path}: truncated or malformed: a header of {header} bytes")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ValueError(f"{path}: truncated or malformed: {shown(error)}") from None
+
+
+def _header_size(file: BinaryIO) -> int:
+    """In bytes, of a safetensors file at its start. The header comes next."""
+    return int.from_bytes(file.read(_HEADER_AT), "little")
 
 
 def check_tensor(name: str, shape: tuple[int, ...], dtypes: Sequence[str], path: Path, found: Any) -> None:

@@ -22,8 +22,7 @@ from oscine.checkpoint.quantize import QuantizationError
 from oscine.model.config import ModelConfig
 from oscine.model.o200k import NUM_TOKENS, o200k_folder
 from oscine.model.packed import PackedFiles
-from oscine.model.random_weights import RandomTensors
-from oscine.model.skewed_weights import SkewedTensors
+from oscine.model.skewed_weights import random_tensors
 from oscine.model.tensors import Shard
 from oscine.model.weights import HostPlace, TensorSource, Weights, load_weights
 from oscine.ops.interface import Ops
@@ -99,7 +98,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
     if options.random_shapes is not None:
         config, (_, is_skewed) = random_config(options), options.random_shapes
         tokenizer = _vocabulary_of_shapes(options, config)
-        tensors = (SkewedTensors if is_skewed else RandomTensors)(config, RANDOM_SEED, device)
+        tensors = random_tensors(config, RANDOM_SEED, device, is_skewed=is_skewed)
         return OpenedModel(config, tokenizer, tensors, device, dtype)
     path = find_model(options)
     config, source = _open(path)

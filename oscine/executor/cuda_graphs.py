@@ -10,9 +10,9 @@ filled up with copies of its first sequence. Copies write the same values to the
 choose its experts.
 
 Steps with prompts have a graph for some numbers of tokens; up to some 2,000 their launches take longer than their work.
-Any sequences fit that are not more than there is room for: whole prompts, chunks, decodes, drafts. All go through the
-attention of prompts, which finds its tiles on the device. One sequence of the padding slot takes all tokens that are
-left, and further sequences are empty:
+Any sequences fit that are not more than there is room for: whole prompts, chunks, decodes, drafts. Attention reads on
+the device how many are decodes. One sequence of the padding slot takes all tokens that are left, and further sequences
+are empty:
 
     decode | decode | 300 tokens of a prompt | 18 tokens of padding | empty | ...
 
@@ -20,7 +20,7 @@ Each token of padding stands at position 0. So it writes the padding page, and a
 a step samples after the replay, while the GPU still computes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from oscine.executor.batch.step_arrays import StepArrays, pack
 from oscine.ops.interface import PageGroup
 from oscine.ops.packed import PackedSizes, PackedStep
 from oscine.system.collector import paused
-from oscine.timing.kinds import EAGER, MAX_SEQUENCES, decode_size, prompt_size
+from oscine.timing.kinds import EAGER, decode_size, prompt_size
 
 Forward = Callable[[PackedStep[Tensor]], Computed]  # must be capturable, as the next
 Choose = Callable[[Computed], Tensor]  # token ids [S], as Ops.accept returns them
@@ -58,13 +58,13 @@ class DecodeGraphs:
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def run_eagerly(self, sizes: list[int]) -> None:
+    def run_eagerly(self, sizes: Sequence[int]) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory."""
         for size in sorted(sizes, reverse=True):
             self._choose(self._forward(self._blank(size)))
 
     @torch.inference_mode()
-    def capture(self, sizes: list[int], pool: Any = None) -> None:
+    def capture(self, sizes: Sequence[int], pool: Any = None) -> None:
         """Largest first: the smaller ones then find room in what it has taken. All kernels must be compiled.
 
         `pool`: torch's handle of the memory of other graphs, which run at other times.
@@ -135,20 +135,23 @@ class PromptGraphs:
         """`forward`: of any step; all that it reads on the host are the sizes of the packed step."""
         self._forward, self._padding_slot, self._device = forward, padding_slot, device
         self.sizes: list[int] = []  # tokens, ascending
+        self.room = 0  # sequences
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Computed]] = {}
         self._input = torch.empty(0, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def run_eagerly(self, sizes: list[int]) -> None:
+    def run_eagerly(self, sizes: Sequence[int], room: int) -> None:
         """What would be captured, largest size first: compiles kernels and takes memory. Writes the padding page."""
+        self.room = room
         for size in sorted(sizes, reverse=True):
             self._forward(self._blank(size))
 
     @torch.inference_mode()
-    def capture(self, sizes: list[int], pool: Any = None) -> None:
-        """`sizes`: numbers of tokens. `pool`: as in DecodeGraphs. All kernels must be compiled."""
+    def capture(self, sizes: Sequence[int], room: int, pool: Any = None) -> None:
+        """`sizes`: numbers of tokens. `room`: for sequences. `pool`: as in DecodeGraphs. All kernels must be
+        compiled."""
         assert not self._captured
-        self.sizes = sorted(sizes)
+        self.sizes, self.room = sorted(sizes), room
         with paused():
             for size in reversed(self.sizes):
                 packed, graph = self._blank(size), torch.cuda.CUDAGraph()
@@ -159,8 +162,7 @@ class PromptGraphs:
 
     def size_of(self, step: StepArrays) -> int | None:
         """The tokens of the smallest graph that has room for the step; None: it must run eagerly."""
-        longest = int(step.ends_S[step.lens_S == 1].max(initial=0))
-        return prompt_size(self.sizes, step.num_tokens, len(step.slots_S), longest) or None
+        return prompt_size(self.sizes, self.room, step.num_tokens, len(step.slots_S)) or None
 
     def replay(self, step: StepArrays, slots: Slots, size: int) -> Computed:
         """Queues a step. What it returns has no padding."""
@@ -171,7 +173,7 @@ class PromptGraphs:
         return _first(computed, step)
 
     def _pack(self, step: StepArrays, slots: Slots, size: int) -> tuple[ColumnArray, PackedSizes]:
-        rows_N = np.zeros(min(size, MAX_SEQUENCES), np.int64)
+        rows_N = np.zeros(min(size, self.room), np.int64)
         slots_M = np.full(len(rows_N), self._padding_slot)
         count = np.count_nonzero(step.samples_S)
         rows_N[:count], slots_M[:count] = step.sampled_rows, step.slots_S[step.samples_S]
@@ -191,7 +193,7 @@ def _first(computed: Computed, step: StepArrays) -> Computed:
     """The results for the step alone, which comes before its padding."""
     packed, batch, x_NH, features_TH = computed
     tokens, sequences, rows = step.num_tokens, len(step.slots_S), np.count_nonzero(step.samples_S)
-    ends = tokens, tokens, tokens, sequences, sequences + 1, rows, rows
+    ends = tokens, tokens, tokens, sequences, sequences + 1, rows, rows, 2
     groups = (PageGroup(group.page_table_SB[:sequences], group.slots_T[:tokens]) for group in batch.groups)
     assert batch.logits_rows_N is not None
     return Computed(
@@ -204,6 +206,8 @@ def _first(computed: Computed, step: StepArrays) -> Computed:
             context_lens_S=batch.context_lens_S[:sequences],
             groups=tuple(groups),
             logits_rows_N=batch.logits_rows_N[:rows],
+            num_decodes=0,
+            counts_2=None,
         ),
         x_NH[:rows],
         None if features_TH is None else features_TH[:tokens],

@@ -17,6 +17,8 @@ from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.sampling.masks import Constraints, GrammarCache
 from oscine.model.tokenizer_file import library_errors, read_tokenizer
+from oscine.timing.features import features_of
+from oscine.timing.table import StepTable
 from oscine.types import NewSequence, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 REPLY = (
@@ -92,10 +94,15 @@ class FakeExecutor:
         grammars: GrammarCache,
         token_s: float = 0.0,
         pages: FakePages | None = None,
+        table: StepTable | None = None,
     ) -> None:
-        """A step takes `step_s`, and `token_s` for each of its tokens. `pages`: where keys and values are kept."""
+        """A step takes `step_s`, and `token_s` for each of its tokens, or as long as the table says.
+
+        `pages`: where keys and values are kept.
+        """
         self._script = script
-        self._step_s, self._token_s, self._pages = step_s, token_s, pages
+        self._step_s, self._token_s, self._pages, self._table = step_s, token_s, pages, table
+        self._takes_time = bool(step_s or token_s or table is not None)
         self._constraints = Constraints(grammars)
         self._replies: dict[int, Reply] = {}  # by slot
         self._launched: deque[_Step] = deque()
@@ -106,8 +113,7 @@ class FakeExecutor:
         return sampling.grammar is None or self._constraints.grammars.ready(sampling.grammar)
 
     def launch(self, plan: StepPlan) -> None:
-        step_s = self._step_s + self._token_s * plan.num_tokens if self._token_s else self._step_s
-        self._device_free_s = max(self._device_free_s, time.monotonic()) + step_s
+        self._device_free_s = max(self._device_free_s, time.monotonic()) + self._duration_s(plan)
         for new in plan.new:
             self._replies[new.slot] = Reply(self._script, new)
             self._constraints.assign(new)
@@ -122,6 +128,11 @@ class FakeExecutor:
             errors |= self._pages.run(plan, {slot: token for (slot, _), token in zip(sampling, token_ids, strict=True)})
         replies = [self._replies[s.slot] for s in plan.sequences]
         self._launched.append(_Step(plan, replies, self._device_free_s, token_ids, errors))
+
+    def _duration_s(self, plan: StepPlan) -> float:
+        if self._table is not None:
+            return self._table.step_s(features_of(plan.sequences))
+        return self._step_s + self._token_s * plan.num_tokens if self._token_s else self._step_s
 
     def _constrain(self, token_ids: list[int], slots_N: IntArray, ends_N: IntArray) -> None:
         """Replaces tokens that may not come. The tokens before them are not there before their step is done."""
@@ -140,7 +151,7 @@ class FakeExecutor:
 
     def collect(self) -> StepResult:
         step = self._launched.popleft()
-        if self._step_s or self._token_s:
+        if self._takes_time:
             _sleep_until(step.done_s)
         token_ids: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []

@@ -24,8 +24,9 @@ class Forward:
         return self.decode(packed, follows=True)
 
     def prompts(self, packed: PackedStep[Tensor]) -> Computed:
-        """Any step, as a CUDA graph."""
-        return self.any(packed, 0, follows=True)
+        """Any step, as a CUDA graph. The last sequence is padding."""
+        batch = self._state.batch(packed, len(packed.slots_S) - 1, counted=True)
+        return Computed(packed, batch, *self._hidden(batch, follows=True))
 
     def any(self, packed: PackedStep[Tensor], num_decodes: int, *, follows: bool) -> Computed:
         """Any step. `num_decodes` as in Batch."""

@@ -24,22 +24,22 @@ class StepGraphs:
     @property
     def sizes(self) -> GraphSizes:
         """Of the CUDA graphs."""
-        return GraphSizes(tuple(self._followed_graphs.sizes), tuple(self.prompts.sizes))
+        return GraphSizes(tuple(self._followed_graphs.sizes), tuple(self.prompts.sizes), self.prompts.room)
 
     @torch.inference_mode()
-    def run_eagerly(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
+    def run_eagerly(self, sizes: GraphSizes) -> None:
         """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
-        self.prompts.run_eagerly(prompt_sizes)
-        self._followed_graphs.run_eagerly(decode_sizes)
+        self.prompts.run_eagerly(sizes.prompts, sizes.room)
+        self._followed_graphs.run_eagerly(sizes.decode)
 
-    def capture(self, decode_sizes: list[int], prompt_sizes: list[int]) -> None:
-        """CUDA graphs of decode steps by sequences, and of steps with prompts by tokens, the larger ones first."""
+    def capture(self, sizes: GraphSizes) -> None:
+        """CUDA graphs of decode steps and of steps with prompts, the larger ones first."""
         most = self._state.padding_slot
         pool = torch.cuda.graph_pool_handle()
-        self.prompts.capture(prompt_sizes, pool)
-        self._followed_graphs.capture(decode_sizes, pool)
+        self.prompts.capture(sizes.prompts, sizes.room, pool)
+        self._followed_graphs.capture(sizes.decode, pool)
         if self._has_head:
-            plain = [size for size, below in zip(decode_sizes, (0, *decode_sizes), strict=False) if below < most]
+            plain = [size for size, below in zip(sizes.decode, (0, *sizes.decode), strict=False) if below < most]
             self._plain_graphs.capture(plain, pool)
 
     def record(self, most_bytes: int = MAX_BYTES) -> None:

@@ -202,6 +202,13 @@ class SkewedTensors:
             tensor[self.massive] = MASSIVE * dim
 
 
+def random_tensors(
+    config: ModelConfig, seed: int, device: torch.device, *, is_skewed: bool
+) -> RandomTensors | SkewedTensors:
+    """The source of `--random-weights NAME`, or of NAME:skewed."""
+    return (SkewedTensors if is_skewed else RandomTensors)(config, seed, device)
+
+
 def _stream(layer: int) -> float:
     """RMS of the ordinary channels before a layer, or after the last one."""
     return math.hypot(STREAM, OF_LAYER * math.sqrt(layer))

@@ -11,7 +11,7 @@ import queue
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class Compilers:
         for worker in self._all:
             worker.kill()
         for worker in self._all:
-            with worker:  # closes its pipes, and waits for its end
+            with suppress(BrokenPipeError), worker:  # closes its pipes, and waits for its end
                 pass
 
 

@@ -39,6 +39,9 @@ class Batch:
     groups: tuple[PageGroup, ...]
     logits_rows_N: Tensor | None  # int64; the tokens whose logits are wanted; None: all, in their order
     num_decodes: int = 0  # leading sequences known to have one token each, so that token s is of sequence s
+    # int32; the leading sequences of one token, then those that are not empty: num_decodes is a bound. None: it is
+    # exact, and none is empty
+    counts_2: Tensor | None = None
 
 
 class PreparedStep(NamedTuple):

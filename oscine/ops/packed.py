@@ -48,6 +48,7 @@ class PackedStep(NamedTuple, Generic[Column]):
     query_starts_S1: Column  # as in Batch
     logits_rows_N: Column  # as in Batch
     sampled_slots_M: Column  # row of the state that the m-th sampled id is for; the last row is for padding
+    counts_2: Column  # as in Batch
 
     @classmethod
     def of(cls, flat: Column, sizes: PackedSizes) -> "PackedStep[Column]":
@@ -75,4 +76,4 @@ def _starts(sizes: PackedSizes) -> tuple[int, ...]:
 def _lengths(sizes: PackedSizes) -> tuple[int, ...]:
     """Of each column, in order."""
     tokens, sequences, rows, sampled = sizes
-    return tokens, tokens, tokens, sequences, sequences + 1, rows, sampled
+    return tokens, tokens, tokens, sequences, sequences + 1, rows, sampled, 2

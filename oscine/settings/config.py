@@ -355,9 +355,9 @@ class EngineOptions(Options, group="development"):
     )
     fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
     fake_token_s: float = option(0.0, "seconds that the fake executor adds per token", "SECONDS", at_least=0)
-    # A step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of the default.
+    fake_steps: str | None = option(None, "table of step times for the fake executor", "FILE", shown="none")
     engine_timeout_s: float = option(
-        900.0,
+        900.0,  # a step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of it
         "seconds without a step before a hung engine is started again; 0 disables this",
         "SECONDS",
         name="engine-timeout",
@@ -392,6 +392,7 @@ class ServerOptions(Options, group="server"):
         shown="the name of MODEL",
         nargs="+",
         name="served-model-name",
+        rule=("a name with characters", bool),
     )
     api_keys: tuple[str, ...] = option(
         (),

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_o
 
 T = TypeVar("T")
 BYTES, TOKENS = "BYTES", "TOKENS"  # metavars of numbers that may have a unit, such as 1GiB and 128K
-_PATHS = ("MODEL", "FOLDER", "DIR", "FILE")  # metavars of what may be a path, also below ~
+_FILES = ("FOLDER", "DIR", "FILE")  # metavars of paths
+_PATHS = ("MODEL", *_FILES)  # of what may be a path, also below ~
 _DECLARED = "option"  # key of a field's metadata
 _NOUNS: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _READ_FROM: dict[type, Any] = {
@@ -157,6 +158,8 @@ class Option:
         for one in value if self.several else (value,):
             if self.choices and one not in self.choices:
                 raise self._error(either(self.choices), one, did_you_mean(str(one), map(str, self.choices)))
+            if self.metavar in _FILES and not one:  # it would mean the working folder
+                raise self._error("a path", one)
             if self.rule is not None and not self.rule[1](one):
                 raise self._error(self.rule[0], one)
             low = (self.at_least is None or one >= self.at_least) and (self.above is None or one > self.above)

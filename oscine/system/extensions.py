@@ -16,7 +16,7 @@ NEEDS = {
     "cluster": ("replicas",),
     "doctor": ("apis", "bench", "formats", "timing"),
     "eval": ("apis", "bench"),
-    "plan": ("bench", "cluster", "kv_events", "replicas", "timing"),
+    "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas", "timing"),
     "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),
 }

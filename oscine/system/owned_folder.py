@@ -143,6 +143,13 @@ def complete_file(folder: int, name: str) -> Iterator[BinaryIO]:
         raise
 
 
+def check_new_file(folder: int, name: str) -> None:
+    """Raises OSError where `complete_file` could not make this file."""
+    part, file = _new_part(folder, name)
+    os.unlink(part, dir_fd=folder)
+    file.close()
+
+
 def _new_part(folder: int, name: str) -> tuple[str, BinaryIO]:
     """A locked file; another start may have removed it before it was locked."""
     for _ in range(_ATTEMPTS):

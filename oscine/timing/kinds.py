@@ -10,11 +10,6 @@ from typing import NamedTuple
 
 from oscine.timing.features import StepFeatures
 
-# Sequences of a prompt graph. Each costs a tile of attention per key head, most of them empty.
-MAX_SEQUENCES = 64
-# Tokens that a decode may read in a prompt graph. One program of the attention of prompts reads them all, one block
-# after the other.
-MAX_CONTEXT = 32768
 EAGER = 0
 
 
@@ -23,12 +18,13 @@ class GraphSizes(NamedTuple):
 
     decode: tuple[int, ...] = ()  # rows
     prompts: tuple[int, ...] = ()  # tokens
+    room: int = 0  # sequences of a prompt graph, at most
 
     def size_of(self, step: StepFeatures) -> int:
         """The size of the graph that runs the step, or EAGER."""
         if step.is_decode and (size := decode_size(self.decode, step.decode_rows)):
             return size
-        return prompt_size(self.prompts, step.tokens, step.sequences, step.longest_context)
+        return prompt_size(self.prompts, self.room, step.tokens, step.sequences)
 
 
 NO_GRAPHS = GraphSizes()
@@ -40,7 +36,7 @@ def decode_size(sizes: Sequence[int], rows: int) -> int:
     return EAGER if place == len(sizes) else sizes[place]
 
 
-def prompt_size(sizes: Sequence[int], tokens: int, sequences: int, longest: int) -> int:
-    """The smallest prompt graph that holds the step, or EAGER. `longest`: context of a decode in it."""
+def prompt_size(sizes: Sequence[int], room: int, tokens: int, sequences: int) -> int:
+    """The smallest prompt graph that holds the step, or EAGER."""
     place = bisect_left(sizes, tokens)
-    return EAGER if place == len(sizes) or sequences > MAX_SEQUENCES or longest > MAX_CONTEXT else sizes[place]
+    return EAGER if place == len(sizes) or sequences > room else sizes[place]

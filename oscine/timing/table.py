@@ -6,10 +6,11 @@ Unknown keys are ignored, so that a table of a newer version can be read.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from oscine.timing.answer import Cell, Class
+from oscine.timing.answer import CLASSES, Cell, Class
 from oscine.timing.features import StepFeatures
 from oscine.timing.kinds import GraphSizes
 
@@ -53,9 +54,18 @@ class Header:
     machine: dict[str, Any] = field(default_factory=dict)  # its state: driver, clocks, temperatures
     date: str = ""  # UTC
 
+    def __post_init__(self) -> None:
+        if self.figures not in CLASSES:
+            raise ValueError(f"figures are not of the class {self.figures!r}")
+        for sizes in (self.decode_graphs, self.prompt_graphs):
+            if [*sizes] != sorted(set(sizes)) or not all(size > 0 for size in sizes):
+                raise ValueError("sizes of CUDA graphs must be above 0 and ascend")
+
     @property
     def graphs(self) -> GraphSizes:
-        return GraphSizes(tuple(self.decode_graphs), tuple(self.prompt_graphs))
+        """Sizes of the CUDA graphs that the measured engine had."""
+        decode = tuple(self.decode_graphs)
+        return GraphSizes(decode, tuple(self.prompt_graphs), max(decode, default=self.max_num_seqs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +94,21 @@ class StepPoint:
         if self.kind not in get_args(Kind):
             raise ValueError(f"no step is of the kind {self.kind!r}")
         has_rows, has_tokens = self.kind != "prompts", self.kind in ("prompts", "mixed")
-        if not (self.ms > 0 and (self.rows > 0) == has_rows and (self.tokens > 0) == has_tokens):
+        if not (0 < self.ms < inf and (self.rows > 0) == has_rows and (self.tokens > 0) == has_tokens):
             raise ValueError("milliseconds, and the rows or tokens of this kind, must be above 0; others must be 0")
+        if not (0 < self.drafts < self.rows if self.kind == "verify" else self.drafts == 0):
+            raise ValueError("a step that verifies has drafts, fewer than rows; others have none")
+        if min(self.context, self.pairs) < 0 or 0 != self.size < self.rows + self.tokens:
+            raise ValueError("context and pairs must not be negative; a CUDA graph must hold all rows and tokens")
 
     @property
     def key(self) -> tuple[Any, ...]:
+        """What a table has one point of."""
         return self.kind, self.rows, self.context, self.longest, self.tokens, self.pairs, self.drafts
 
     @property
     def features(self) -> StepFeatures:
+        """The features of the measured step."""
         context = self.rows * self.context
         longest = self.longest or self.context
         return StepFeatures(

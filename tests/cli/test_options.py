@@ -170,6 +170,8 @@ def test_engines_that_compute_on_the_cpu_share_its_cores(
     ("arguments", "said"),
     [
         (("--experts-on-host", "some"), "--experts-on-host: it must be auto, or a number of layers, not 'some'"),
+        (("--responses-db", ""), "--responses-db: it must be a path, not ''"),
+        (("--served-model-name", "a", ""), "--served-model-name: it must be a name with characters, not ''"),
         (
             ("--experts-on-host", "auto", "--tensor-parallel-size", "2"),
             "--experts-on-host needs --tensor-parallel-size 1, not 2",

@@ -8,6 +8,7 @@ import torch
 from oscine.executor.batch.step_arrays import StepArrays
 from oscine.executor.cuda_graphs import PromptGraphs
 from oscine.executor.runner import TorchExecutor
+from oscine.timing.kinds import GraphSizes
 
 from .recorded import record_graphs
 from .tiny import capturable_model, executor, options
@@ -17,12 +18,13 @@ MakeExecutor = Callable[..., TorchExecutor]
 
 
 def with_graphs(
-    device: str, slots: int = 6, sizes: Sequence[int] = SIZES, pages: int = 64, **others: object
+    device: str, slots: int = 6, sizes: Sequence[int] = SIZES, pages: int = 64, room: int = 0, **others: object
 ) -> TorchExecutor:
     asked, graphs = options(max_num_seqs=slots), capturable_model(torch.device(device))
     runner = executor(graphs, asked, pages, pages, **others)  # type: ignore[arg-type]
-    runner.graphs.run_eagerly([], list(sizes))
-    runner.graphs.capture([], list(sizes))
+    graph_sizes = GraphSizes(prompts=tuple(sizes), room=room or slots)
+    runner.graphs.run_eagerly(graph_sizes)
+    runner.graphs.capture(graph_sizes)
     runner.forget_page_zero()
     return runner
 

@@ -16,6 +16,7 @@ from oscine.engine.core.loop import EngineLoop
 from oscine.executor.cuda_graphs import DecodeGraphs
 from oscine.executor.sampling.masks import GrammarCache
 from oscine.executor.start.warm_up import SAMPLINGS, warm_up
+from oscine.timing.kinds import GraphSizes
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.tiny import TINY
 
@@ -50,8 +51,9 @@ def gpu_engine(
     if device == "cuda":
         warm_up(runner, asked.scheduler.max_num_batched_tokens, SAMPLINGS)
     if graphs:
-        runner.graphs.run_eagerly(list(GRAPHS), list(PROMPT_GRAPHS))
-        runner.graphs.capture(list(GRAPHS), list(PROMPT_GRAPHS))
+        sizes = GraphSizes(GRAPHS, PROMPT_GRAPHS, max(GRAPHS))
+        runner.graphs.run_eagerly(sizes)
+        runner.graphs.capture(sizes)
     runner.forget_page_zero()
     return loop(runner, asked, runner.memory)
 

@@ -12,8 +12,6 @@ from oscine.engine.build import build_engine
 from oscine.executor.batch.step_arrays import StepArrays
 from oscine.executor.kv.limits import prompt_sizes_up_to
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
-from oscine.timing import kinds
-from oscine.timing.kinds import MAX_SEQUENCES
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 from .conftest import SIZES, MakeExecutor
@@ -49,10 +47,7 @@ def test_prompts_at_the_borders_of_sizes(
     assert replayed.count((tokens, size)) > 2, "steps of chunks are full"
 
 
-def test_what_does_not_fit_runs_eagerly(
-    make_executor: MakeExecutor, replayed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kinds, "MAX_CONTEXT", 50)
+def test_what_does_not_fit_runs_eagerly(make_executor: MakeExecutor, replayed: list[tuple[int, int]]) -> None:
     runner = make_executor(sizes=(8, 16))
 
     def size_of(*sequences: tuple[int, int]) -> int | None:
@@ -62,8 +57,7 @@ def test_what_does_not_fit_runs_eagerly(
 
     assert size_of((0, 8)) == 8
     assert size_of((0, 9), (49, 1)) == 16
-    assert size_of((200, 15)) == 16, "a chunk may have any context"
-    assert size_of((0, 9), (50, 1)) is None, "a decode with a long context"
+    assert size_of((200, 15), (300, 1)) == 16, "contexts may be of any length"
     assert size_of((0, 17)) is None
     requests = [request("a", prompt(12), prompt_logprobs=1), request("b", prompt(17)), request("c", prompt(11))]
     found = run(loop(runner, options(max_num_seqs=6), runner.memory), *requests)
@@ -73,8 +67,8 @@ def test_what_does_not_fit_runs_eagerly(
 
 
 def test_more_sequences_than_a_graph_has_room_for(make_executor: MakeExecutor) -> None:
-    runner = make_executor(sizes=(256,))
-    lens = np.ones(MAX_SEQUENCES + 1, np.int64)
+    runner = make_executor(slots=5, sizes=(256,))
+    lens = np.ones(6, np.int64)
     step = StepArrays.of_columns(lens * 0, lens, lens, lens > 0)
     assert runner.graphs.prompts.size_of(step) is None
     most = StepArrays.of_columns(*(column[1:] for column in (step.slots_S, step.starts_S, step.lens_S, step.samples_S)))
@@ -84,8 +78,8 @@ def test_more_sequences_than_a_graph_has_room_for(make_executor: MakeExecutor) -
 def test_as_many_sequences_as_a_graph_has_room_for(
     make_executor: MakeExecutor, replayed: list[tuple[int, int]]
 ) -> None:
-    runner = make_executor(slots=MAX_SEQUENCES, sizes=(256,))
-    lengths = [2 + i % 5 for i in range(MAX_SEQUENCES)]
+    runner = make_executor(slots=64, sizes=(256,))
+    lengths = [2 + i % 5 for i in range(64)]
     plan = StepPlan(0, [], [])
     for slot, length in enumerate(lengths):
         plan.new.append(NewSequence(slot, prompt(length, slot), length, 0, [[], []], GREEDY))
@@ -130,23 +124,25 @@ def test_prefix_hits_and_several_prompts_in_a_step(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize(("max_num_seqs", "times"), [(6, 1), (100, 6)])
 def test_kernels_find_the_same_probabilities_in_graphs(
-    kv_cache_dtype: Literal["auto", "fp8"], replayed: list[tuple[int, int]]
+    kv_cache_dtype: Literal["auto", "fp8"], max_num_seqs: int, times: int, replayed: list[tuple[int, int]]
 ) -> None:
-    """The embedded model: prompts of many lengths that begin beside decodes, in chunks or whole."""
+    """The embedded model: prompts of many lengths that begin beside decodes, few or many, in chunks or whole."""
     lengths = (1, 5, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 192, 250, 257, 300, 448, 511, 512, 513, 700, 1200)
     asked = EngineOptions(
         ModelOptions(str(NANO_FOLDER), device="cuda", max_model_len=2048),
         CacheOptions(kv_cache_dtype=kv_cache_dtype, kv_cache_bytes=1 << 28, prefix_caching=False),
-        replace(SchedulerOptions(), max_num_seqs=6, max_num_batched_tokens=640),
+        replace(SchedulerOptions(), max_num_seqs=max_num_seqs, max_num_batched_tokens=640),
         quiet=True,
     )
     requests = [
-        request(str(n), [(7 * i * i + n) % 1900 for i in range(n)], max_tokens=3 + 5 * (n % 3), logprobs=5)
+        request(f"{n} {time}", [(7 * i * i + n) % 1900 for i in range(n)], max_tokens=3 + 5 * (n % 3), logprobs=5)
+        for time in range(times)
         for n in lengths
     ]
     found = run(build_engine(asked).loop, *requests)
-    assert len({size for _, size in replayed}) > 3
+    assert len({size for _, size in replayed}) > (3 if max_num_seqs == 6 else 1)
     count = len(replayed)
     expected = run(build_engine(replace(asked, cuda_graphs=False)).loop, *requests)
     assert len(replayed) == count

@@ -1,5 +1,6 @@
 """The warm-up runs every variant of the kernels that choose tokens, and leaves no trace in the state."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, row_counts, warm_up
+from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, decode_counts, row_counts, warm_up
 from oscine.model.gpt_oss import GptOss
-from oscine.ops.interface import Sampled, SamplingBatch
+from oscine.ops.attention.triton import decode_tiling
+from oscine.ops.interface import Batch, Sampled, SamplingBatch
+from oscine.ops.qkv.triton import MAX_ROTATED
 from oscine.ops.sample.triton import split_rows
 
 from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run
@@ -25,6 +28,44 @@ def test_every_number_of_rows_finds_its_kernel_compiled(most: int) -> None:
 
     assert splits(list(range(1, most + 1)), True) == splits(sizes_up_to(most), True)
     assert splits(list(range(1, min(most, SAMPLED_AT_ONCE) + 1)), False) == splits(row_counts(most), False)
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+def test_every_number_of_decodes_beside_a_prompt_finds_its_kernel_compiled(kv_heads: int, window: int | None) -> None:
+    def tilings(counts: Iterable[int]) -> set[tuple[tuple[str, int], ...]]:
+        return {tuple(decode_tiling(count, kv_heads, 8, window).items()) for count in counts}
+
+    for most in (1, 2, 3, 7, 64, 511):
+        assert tilings(range(1, most + 1)) == tilings(decode_counts(most))
+
+
+def warmed_steps(max_num_batched_tokens: int) -> set[tuple[int, int]]:
+    """(decodes, tokens) of each step of a warm-up."""
+    chosen, base = options(max_num_seqs=6, max_num_batched_tokens=max_num_batched_tokens), model()
+    steps: set[tuple[int, int]] = set()
+
+    def attention(q_TQD: Tensor, kv_pages: Tensor, batch: Batch, *others: object) -> Tensor:
+        steps.add((batch.num_decodes, len(q_TQD)))
+        return base.ops.attention(q_TQD, kv_pages, batch, *others)  # type: ignore[arg-type]
+
+    runner = executor(GptOss(base.config, base.weights, replace(base.ops, attention=attention)), chosen, 64, 64)
+    warm_up(runner, max_num_batched_tokens, (*KERNEL_SAMPLINGS, MASKED))
+    return steps
+
+
+def test_steps_with_decodes_and_prompts_leave_rotation_to_attention_when_they_are_warmed_up() -> None:
+    mixed = {(decodes, tokens) for decodes, tokens in warmed_steps(256) if 0 < decodes < tokens}
+    assert {decodes for decodes, _ in mixed} == {1, 2, 4}
+    assert all(tokens > MAX_ROTATED for _, tokens in mixed)
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [6, 7, 64, 130])
+def test_no_step_of_a_warm_up_has_more_tokens_than_a_step_may_have(max_num_batched_tokens: int) -> None:
+    """Ranks have buffers for as many."""
+    steps = warmed_steps(max_num_batched_tokens)
+    assert max(tokens for _, tokens in steps) == max_num_batched_tokens
+    assert any(0 < decodes < tokens for decodes, tokens in steps)
 
 
 def test_a_warm_executor_answers_like_a_fresh_one() -> None:

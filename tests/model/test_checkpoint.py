@@ -1,5 +1,6 @@
 """Checkpoints written, read, and refused when anything is wrong, before a tensor is read."""
 
+import hashlib
 import json
 import os
 import re
@@ -85,6 +86,23 @@ def test_weights_are_told_apart_wherever_and_in_how_many_files_they_are(tmp_path
     assert fingerprint(tmp_path / "b") == before
     rewrite(tmp_path / "a" / SINGLE, lambda found: found[KEY].mul_(1.5))
     assert fingerprint(tmp_path / "a") != before
+
+
+def test_the_fingerprint_has_the_middle_of_each_tensor(tmp_path: Path) -> None:
+    """Files of scales, of pages and of packed weights are found by it, so it stays the same."""
+    held = {
+        "b.long": torch.arange(5000, dtype=torch.float32),
+        "a": torch.ones(3, 5, dtype=torch.bfloat16),
+        "c": torch.arange(1025).to(torch.uint8),
+        "none": torch.empty(0),
+    }
+    save_file(held, tmp_path / SINGLE, metadata={"format": "pt"})
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(held):
+        data = held[name].flatten().view(torch.uint8).numpy().tobytes()
+        start = max(0, (len(data) - 1024) // 2)
+        digest.update(name.encode() + b"\0" + data[start : start + 1024])
+    assert fingerprint(tmp_path) == digest.hexdigest()
 
 
 def test_packed_weights_of_files_that_were_written_again_have_another_name(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.gpt_oss import GptOss
-from oscine.model.random_weights import RandomTensors
-from oscine.model.skewed_weights import SkewedTensors
+from oscine.model.skewed_weights import random_tensors
 from oscine.model.tensors import Shard
 from oscine.model.weights import HostPlace, load_weights
 from oscine.ops.interface import Ops
@@ -66,7 +65,7 @@ def build(
 ) -> GptOss:
     """A model with the shard's part of a whole model's random weights."""
     device = torch.device("cuda", torch.cuda.current_device())
-    source = (SkewedTensors if is_skewed else RandomTensors)(config, 0, device)
+    source = random_tensors(config, 0, device, is_skewed=is_skewed)
     shard = shard or Shard()
     if host is not None:
         ops = replace(ops, moe=host.beside(ops.moe))

@@ -42,6 +42,7 @@ SIGNATURE = {
     "kv_ptr": "*bf16",
     "table_ptr": "*i32",
     "lens_ptr": "*i32",
+    "counts_ptr": "*i32",
     "sinks_ptr": "*bf16",
     "table_stride": "i32",
     "stride_page": "i64",
@@ -59,7 +60,7 @@ def compile_decode(tiling: dict[str, int], window: int, pages: str = "*bf16", ar
 
 
 def compile_prefill(tiling: dict[str, int], window: int, pages: str = "*bf16", arch: int = 90) -> Compiled:
-    lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tiles"), "i32")
+    lengths = dict.fromkeys(("first_sequence", "num_sequences", "num_tokens", "num_tiles"), "i32")
     signature = SIGNATURE | {"kv_ptr": pages, "starts_ptr": "*i32"} | lengths
     return compile_tiled(prefill_kernel, signature, tiling, window, arch)
 
@@ -72,10 +73,10 @@ def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int]
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("num_decodes", [1, 64])
+@pytest.mark.parametrize(("num_decodes", "exact"), [(1, True), (64, True), (512, False)])
 @pytest.mark.parametrize("window", [None, 128])
-def test_decode_kernels_share_the_registers(num_decodes: int, window: int | None) -> None:
-    tiling = kernels.decode_tiling(num_decodes, 8, 8, window)
+def test_decode_kernels_share_the_registers(num_decodes: int, exact: bool, window: int | None) -> None:
+    tiling = kernels.decode_tiling(num_decodes, 8, 8, window, exact=exact)
     compiled = compile_decode(tiling, window or 0)
     assert 4 * compiled.registers * tiling["num_warps"] * 32 <= 65536  # four programs an SM hide each other's latencies
     assert "HMMA" in compiled.sass
@@ -119,8 +120,8 @@ def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool =
 def test_prefill_on_hopper_shares_the_registers(window: int | None, rotated: bool) -> None:
     signature = {"queries": box_type(8, 8, 64), "pages": box_type(1, 1, 1, 64, 64), "scale": "fp32"}
     signature |= dict.fromkeys(("out_ptr", "sinks_ptr"), "*bf16")
-    signature |= dict.fromkeys(("table_ptr", "starts_ptr", "lens_ptr", "counter_ptr"), "*i32")
-    signature |= dict.fromkeys(("table_stride", "first_sequence", "num_sequences", "num_tiles"), "i32")
+    signature |= dict.fromkeys(("table_ptr", "starts_ptr", "lens_ptr", "counts_ptr", "counter_ptr"), "*i32")
+    signature |= dict.fromkeys(("table_stride", "first_sequence", "num_sequences", "num_tokens"), "i32")
     constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.prefill_tiling(window)
     if rotated:
         constants["angles"] = None
@@ -128,7 +129,7 @@ def test_prefill_on_hopper_shares_the_registers(window: int | None, rotated: boo
         signature["angles"] = word_box_type(8, 32, swizzle=128, dtype="fp32")
     registers = hopper_prefill.LAUNCH_REGISTERS.value
     options = {"num_warps": 4, "maxnreg": registers, "launch_pdl": True}
-    compiled = compile_ahead(hopper_prefill.prefill_kernel, signature, constants, **options)
+    compiled = compile_ahead(hopper_prefill.prefill_kernel, signature, constants, may_spill=True, **options)
     assert compiled.spills_in_loops == 0
     assert compiled.registers == registers
     assert "HGMMA" in compiled.sass
@@ -162,10 +163,21 @@ def rotated_later(inputs: AttentionInputs) -> tuple[AttentionInputs, AttentionIn
 
 
 def with_and_without_decodes(inputs: AttentionInputs) -> list[AttentionInputs]:
-    """As given, and the same work with its decodes declared as chunks of one token."""
-    if not inputs.batch.num_decodes:
-        return [inputs]
-    return [inputs, dataclasses.replace(inputs, batch=dataclasses.replace(inputs.batch, num_decodes=0))]
+    """As given; with the number of decodes on the device alone; with all declared as chunks of one token."""
+    found = [inputs, counted(inputs)]
+    if inputs.batch.num_decodes:
+        found.append(dataclasses.replace(inputs, batch=dataclasses.replace(inputs.batch, num_decodes=0)))
+    return found
+
+
+def counted(inputs: AttentionInputs) -> AttentionInputs:
+    """Only the device knows how many sequences are decodes, and how many are not empty."""
+    batch, lens_S = inputs.batch, inputs.batch.query_starts_S1.diff().tolist()
+    decodes = next((i for i, length in enumerate(lens_S) if length != 1), len(lens_S))
+    filled = sum(length > 0 for length in lens_S)
+    counts_2 = torch.tensor([decodes, filled], dtype=torch.int32, device=batch.context_lens_S.device)
+    batch = dataclasses.replace(batch, num_decodes=len(lens_S), counts_2=counts_2)
+    return dataclasses.replace(inputs, batch=batch)
 
 
 # As CUDA graphs of prompts have it: a sequence with more tokens than its context, then empty ones.
@@ -187,11 +199,13 @@ def interpret_all_cases() -> None:
         left, rotated = rotated_later(inputs)
         torch.testing.assert_close(run(left, case), truth(rotated, case), rtol=1e-4, atol=1e-5)
         assert not arrivals(CPU).any()
+        torch.testing.assert_close(run(counted(inputs), case), truth(inputs, case), rtol=1e-5, atol=2e-6)
     for case in FILLED_CASES:
-        inputs = all_as_chunks(case, CPU, torch.float32)
-        found = run(inputs, case)
-        torch.testing.assert_close(found, in_plain_torch(inputs, case), rtol=1e-5, atol=2e-6)
-        assert not found[10:49].any(), "padding before the last token attends to nothing"
+        chunks = all_as_chunks(case, CPU, torch.float32)
+        for inputs in (chunks, counted(chunks)):
+            found = run(inputs, case)
+            torch.testing.assert_close(found, in_plain_torch(inputs, case), rtol=1e-5, atol=2e-6)
+            assert not found[10:49].any(), "padding before the last token attends to nothing"
 
 
 def test_interpreted_kernels_equal_the_reference() -> None:
@@ -272,11 +286,12 @@ each_kernel_and_case = pytest.mark.parametrize(
 @pytest.mark.usefixtures("nan_outputs")
 @pytest.mark.parametrize("case", FILLED_CASES, ids=lambda case: f"window {case.window}")
 def test_padding_attends_to_nothing(case: AttentionCase) -> None:
-    found = run(all_as_chunks(case, CUDA, torch.bfloat16), case)
-    assert not found[10:49].any()
-    torch.testing.assert_close(
-        found.float(), in_plain_torch(all_as_chunks(case, CUDA, torch.float32), case), rtol=2e-2, atol=2e-2
-    )
+    chunks = all_as_chunks(case, CUDA, torch.bfloat16)
+    expected = in_plain_torch(all_as_chunks(case, CUDA, torch.float32), case)
+    for inputs in (chunks, counted(chunks)):
+        found = run(inputs, case)
+        assert not found[10:49].any()
+        torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.usefixtures("nan_outputs")
@@ -326,10 +341,11 @@ def interpret_prefill_on_hopper() -> None:
             check_rotating(hopper.attention, case, all_as_chunks(case, CPU, torch.bfloat16))
     for filled in FILLED_CASES:
         case = dataclasses.replace(filled, num_query_heads=16)
-        inputs = all_as_chunks(case, CPU, torch.bfloat16)
-        found = run(inputs, case, bound(hopper.attention))
-        assert not found[10:49].any()
-        torch.testing.assert_close(found, in_plain_torch(inputs, case), rtol=2e-2, atol=2e-2)
+        chunks = all_as_chunks(case, CPU, torch.bfloat16)
+        for inputs, first in ((chunks, 0), (counted(chunks), 1)):  # the decode is for another kernel
+            found = run(inputs, case, bound(hopper.attention))
+            assert not found[10:49].any()
+            torch.testing.assert_close(found[first:], in_plain_torch(inputs, case)[first:], rtol=2e-2, atol=2e-2)
 
 
 def test_interpreted_prefill_on_hopper() -> None:

@@ -168,6 +168,15 @@ def test_workers_end_with_the_start_even_while_they_import() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
+def test_a_worker_that_died_before_its_job_does_not_fail_the_start() -> None:
+    compilers = Compilers(1)
+    compilers._all[0].kill()
+    compilers._all[0].wait()
+    compilers.fill_cache(b"a job")
+    compilers.close()
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_without_workers_it_is_done_here() -> None:
     compilers = Compilers(1)
     assert [worker.args for worker in compilers._all] == [bound_command("oscine.ops.compile_worker")]

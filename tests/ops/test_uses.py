@@ -60,7 +60,7 @@ def test_a_configuration_that_disables_a_kernel_says_so(changes: dict[str, objec
 
 def test_the_log_of_a_published_model_says_which_steps_have_which_kernels() -> None:
     said = describe(choose("hopper"), PUBLISHED)
-    assert "attention=hopper (prompts but with FP8 keys, decodes of 2-64 sequences alone; else triton), " in said
+    assert "attention=hopper (prompts with keys in bfloat16, decodes of 2-64 sequences alone; else triton), " in said
     assert describe(choose("cuda"), PUBLISHED).startswith("ops: rms_norm=triton, norm_qkv=triton, attention=triton, ")
 
 

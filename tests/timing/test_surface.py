@@ -14,7 +14,7 @@ from oscine.timing.read import check, read_table, table_of
 from oscine.timing.table import Header, StepPoint, write_table
 from oscine.types import ScheduledSequence
 
-GRAPHS = GraphSizes(decode=(1, 2, 4, 8, 16, 32, 64), prompts=(32, 64, 128, 256))
+GRAPHS = GraphSizes(decode=(1, 2, 4, 8, 16, 32, 64), prompts=(32, 64, 128, 256), room=64)
 HEADER = Header("a model", 2, 64, "a GPU", "a law", decode_graphs=GRAPHS.decode, prompt_graphs=GRAPHS.prompts)
 CONTEXTS = 128, 1024, 4096
 

@@ -105,13 +105,14 @@ class KVCacheManager:
         One page stays for each running sequence that may need one, if the sequence can append one nevertheless.
         """
 
-        def lacks_room(count: int) -> bool:
-            return not self.pools.have_room([count] * len(self.groups))
-
-        if not lacks_room(most):
+        if self.pools.have_room([most] * len(self.groups)):
             return most
         if not self.pools.can_allocate([1] * len(self.groups)):
             return 0
+
+        def lacks_room(count: int) -> bool:
+            return not self.pools.have_room([count] * len(self.groups))
+
         return max(1, bisect_left(range(1, most), True, key=lacks_room))
 
     def extend(self, request: Request, num_tokens: int) -> list[list[int]]:
@@ -121,6 +122,9 @@ class KVCacheManager:
             return []
         added = self.pools.allocate([count] * len(self.pools))
         for place, pages in enumerate(request.pages):
+            if self._steady[place] < 0:  # it always grows
+                pages += added[place]
+                continue
             grew = self._grows(request, place)
             pages += added[place]
             self.pools[place].num_growing += self._grows(request, place) - grew

@@ -36,6 +36,7 @@ class Pools:
         self._arenas = [(slots.groups, Arena(slots.count, slots.per_slot)) for slots in memory]
         found = {group: pool for groups, arena in self._arenas for group, pool in zip(groups, arena.pools, strict=True)}
         self._pools = [found[group] for group in range(len(found))]
+        self._are_plain = all(pool.per_slot == 1 for pool in self._pools)  # each page takes a slot
         for group, pool in enumerate(self._pools):
             pool.forget = partial(forget, group)
 
@@ -76,9 +77,10 @@ class Pools:
 
         Each argument has one entry per group. A page is in `released` once per holder that it loses.
         """
+        is_simple = not retained and not released
         for groups, arena in self._arenas:
             num_open = arena.num_open
-            if not retained and not released and num_open >= sum(wanted[group] for group in groups):
+            if is_simple and num_open >= sum([wanted[group] for group in groups]):
                 continue  # a page takes a slot at most
             for group in groups:
                 known = retained[group] if retained else ()
@@ -89,6 +91,8 @@ class Pools:
 
     def allocate(self, counts: Sequence[int]) -> list[list[int]]:
         """`counts` pages of each group; there must be room. Each pool leaves the open slots that the next ones need."""
+        if self._are_plain:
+            return [pool.allocate(count, count) for pool, count in zip(self._pools, counts, strict=True)]
         found: dict[int, list[int]] = {}
         for groups, arena in self._arenas:
             needed = [self._pools[group].slots_for(counts[group]) for group in groups]
@@ -139,6 +143,16 @@ class Arena:
         slot, pool = (self._cold or self._kept).popitem(last=False)
         pool.evict(slot)
         return slot
+
+    def open_some(self, count: int) -> list[int]:
+        """As open(), several times."""
+        free = self._free
+        slots = [free.pop() for _ in range(min(count, len(free)))]
+        for _ in range(count - len(slots)):
+            slot, pool = (self._cold or self._kept).popitem(last=False)
+            pool.evict(slot)
+            slots.append(slot)
+        return slots
 
     def take(self, slot: int) -> None:
         """A page of this slot is held now."""
@@ -197,10 +211,9 @@ class PagePool:
         """`count` pages for one holder, for which it may take so many open slots. There must be room."""
         pages: list[int] = []
         if self.per_slot == 1:
-            for _ in range(count):
-                page = self._arena.open()
+            pages = self._arena.open_some(count)
+            for page in pages:
                 self._holders[page] = self._held[page] = 1
-                pages.append(page)
             self.num_used += count
             return pages
         for _ in range(count):
@@ -259,7 +272,8 @@ class PagePool:
             for page in self.cached_in(slot):
                 self._lose(page)
         elif self._indexed[slot]:
-            self._lose(slot)
+            self._indexed[slot] = False
+            self.forget(slot)
 
     def _hold(self, page: int) -> None:
         """The first holder of a page."""

@@ -62,7 +62,7 @@ class Scheduler:
         self._priorities: Counter[int] = Counter()  # of these
         self.active_tokens = 0  # known of those that run
         self.queued_tokens = 0  # known of those that wait, and to be computed of those that run and lack several
-        self._num_vacated = 0  # how often a sequence left its slot
+        self.num_vacated = 0  # how often a sequence left its slot
         self._refused: tuple[Request, int] | None = None  # to whom preempting would not give room, and this number then
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._max_num_batched_tokens = options.max_num_batched_tokens
@@ -228,12 +228,12 @@ class Scheduler:
             return hit
         if max(self._priorities, default=-inf) <= request.given.priority:
             return None
-        if self._refused == (request, self._num_vacated):
+        if self._refused == (request, self.num_vacated):
             return None
         lower = [r for r in self.running.values() if r.given.priority > request.given.priority]
         hit = hit or self.cache.find(request)
         if not self._fits(request, hit, lower, preempted=True):
-            self._refused = request, self._num_vacated
+            self._refused = request, self.num_vacated
             return None
         lower.sort(key=_order)
         while not (self._free_slots and self._fits(request, hit, lower)):
@@ -307,7 +307,7 @@ class Scheduler:
 
     def _vacate(self, request: Request) -> None:
         del self.running[request.request_id]
-        self._num_vacated += 1
+        self.num_vacated += 1
         self.active_tokens -= len(request.token_ids)
         self.queued_tokens -= _queued(request)
         self._priorities[request.given.priority] -= 1

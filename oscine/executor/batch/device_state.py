@@ -71,10 +71,16 @@ class DeviceState:
         return self._state.drafts
 
     def batch(
-        self, packed: PackedStep[Tensor], num_decodes: int, *, all_rows: bool = False, lens: Tensor | None = None
+        self,
+        packed: PackedStep[Tensor],
+        num_decodes: int,
+        *,
+        counted: bool = False,
+        all_rows: bool = False,
+        lens: Tensor | None = None,
     ) -> Batch:
-        """`num_decodes` as in Batch. `all_rows`: logits_rows_N is known to name all tokens in their order. `lens`: in
-        the place of those of the sequences."""
+        """`num_decodes` as in Batch; `counted`: it is a bound. `all_rows`: logits_rows_N is known to name all tokens in
+        their order. `lens`: in the place of those of the sequences."""
         state = self._state if lens is None else replace(self._state, lens=lens)
         prepared = self._ops.prepare_step(packed, state)
         if all_rows:
@@ -83,6 +89,7 @@ class DeviceState:
             **prepared._asdict(),
             query_starts_S1=packed.query_starts_S1,
             num_decodes=num_decodes,
+            counts_2=packed.counts_2 if counted else None,
         )
 
     def put_drafts(self, drafts: Sequence[tuple[int, list[int]]]) -> None:

@@ -72,8 +72,8 @@ class StepArrays:
     @property
     def num_decodes(self) -> int:
         """Leading sequences with one token each."""
-        longer = self.lens_S > 1
-        return int(longer.argmax()) if longer.any() else len(longer)
+        others = self.lens_S != 1
+        return int(others.argmax()) if others.any() else len(others)
 
     @property
     def sampled_rows(self) -> IntArray:
@@ -122,6 +122,7 @@ def pack(
     packed.query_starts_S1[:] = query_starts_S1
     packed.logits_rows_N[:] = rows_N
     packed.sampled_slots_M[:] = sampled_slots_M
+    packed.counts_2[:] = step.num_decodes, np.count_nonzero(step.lens_S)
     packed.given_T.fill(-1)
     is_draft_S = step.places_S > 0
     packed.given_T[query_starts_S1[:-1][is_draft_S]] -= step.places_S[is_draft_S].astype(np.int32)

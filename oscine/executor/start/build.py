@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscine.checkpoint.hub import check_ranks, config_at, find_model, find_tokenizer
@@ -28,6 +29,7 @@ from oscine.settings.devices import devices_of
 from oscine.system.environment import Environment
 from oscine.system.extensions import part
 from oscine.timing.kinds import NO_GRAPHS, GraphSizes
+from oscine.timing.read import read_table
 from oscine.types import DecodeTimes, EngineInfo, Executor, RankHandle
 
 if TYPE_CHECKING:  # they need torch
@@ -179,9 +181,10 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
     num_pages = [_fake_pages(options, groups, max_model_len)] * len(groups)
     pages = FakePages(groups, num_pages) if options.cache.kv_offload_bytes else None
     grammars = GrammarCache(tokenizer / TOKENIZER, config.vocab_size)
+    table = None if options.fake_steps is None else read_table(Path(options.fake_steps), scaled=True)
     script = Script.from_folder(tokenizer)
     return BuiltExecutor(
-        executor=FakeExecutor(script, options.fake_step_s, grammars, options.fake_token_s, pages),
+        executor=FakeExecutor(script, options.fake_step_s, grammars, options.fake_token_s, pages, table),
         info=EngineInfo(
             model=options.model.model,
             max_model_len=max_model_len,

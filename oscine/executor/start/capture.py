@@ -49,27 +49,28 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
 
     One rank compiles for all; the compilers of the other ranks have no workers.
     """
-    most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, (start.decode_sizes, start.prompt_sizes)
+    most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
     layers = executor.of_each_kind()
     layers.state.touch()
     with compilers.compile_together():
         warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
-        layers.graphs.run_eagerly(*sizes)
+        layers.graphs.run_eagerly(sizes)
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
-    layers.graphs.run_eagerly(*sizes)
+    layers.graphs.run_eagerly(sizes)
     start.watch.lap("rehearsal")
 
 
 def capture(start: Start, executor: TorchExecutor) -> None:
     """The steps that become CUDA graphs, then the largest step. Leaves page 0 as it was."""
-    if start.options.cuda_graphs and start.decode_sizes:
+    sizes = start.graph_sizes
+    if start.options.cuda_graphs and sizes.decode:
         if start.drafting.has_head:
             executor.drafts.capture(start.decode_sizes)
-            executor.graphs.run_eagerly(start.decode_sizes[:1], start.prompt_sizes)  # kernels of the head
-        executor.graphs.capture(start.decode_sizes, start.prompt_sizes)
-        start.watch.lap(f"{len(start.decode_sizes) + len(start.prompt_sizes)} graphs")
+            executor.graphs.run_eagerly(sizes._replace(decode=sizes.decode[:1]))  # kernels of the head
+        executor.graphs.capture(sizes)
+        start.watch.lap(f"{len(sizes.decode) + len(sizes.prompts)} graphs")
     # A capture gives cached memory back.
     executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens))
     executor.forget_page_zero()

@@ -31,6 +31,7 @@ from oscine.ops.triton_range import check_triton
 from oscine.settings.config import NO_SCALES, EngineOptions
 from oscine.system.environment import Environment
 from oscine.system.extensions import is_there, part
+from oscine.timing.kinds import GraphSizes
 from oscine.types import RankHandle
 
 Report = Callable[[str], None]
@@ -169,6 +170,12 @@ class Start:
             return []
         gpu = device_memory(self.opened.device, self.options)
         return prompt_sizes_up_to(min(gpu.graph_tokens, self.options.scheduler.max_num_batched_tokens))
+
+    @property
+    def graph_sizes(self) -> GraphSizes:
+        """Of CUDA graphs. Those of prompts have room for as many sequences as the largest one of decodes."""
+        decode = tuple(self.decode_sizes)
+        return GraphSizes(decode, tuple(self.prompt_sizes), max(decode, default=0))
 
     def keep_experts(self, num_layers: int) -> None:
         """Offloads the experts of the last layers to host memory. Raises ValueError without the native kernels."""

@@ -15,6 +15,7 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import ANYTHING
 from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
+_CHUNK = 128  # tokens of a prompt beside decodes: more than a step whose queries norm_qkv rotates
 _MAX_LOGPROBS = 20  # of a token, that an API offers
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Sampling modes that have their own kernels. Warmed up once per row count; the results are not read. A bias needs all
@@ -35,15 +36,17 @@ SAMPLINGS = (
 
 
 def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
-    """Prompts of all sizes, the largest first, and rows sampled in all ways."""
+    """Prompts of all sizes, the largest first, decodes beside a prompt, and rows sampled in all ways."""
     for tokens in _sizes(max_num_batched_tokens):
         executor.execute(prompts(executor, tokens))
+    for count in decode_counts(executor.max_num_seqs - 1):
+        chunk = min(_CHUNK, executor.memory.max_model_len - 1, max_num_batched_tokens - count)
+        if chunk > 1:
+            executor.execute(_step(executor, [1] * count + [chunk], GREEDY))
     few = min(executor.max_num_seqs, 3)
     for sampling in samplings:
         for count in row_counts(executor.max_num_seqs) if sampling in KERNEL_SAMPLINGS else {1, few}:
             executor.execute(_step(executor, [1] * count, sampling))
-    if few > 1:
-        executor.execute(_step(executor, [1, 2], GREEDY))  # a decode and a chunk
 
 
 def rehearse(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
@@ -54,6 +57,11 @@ def rehearse(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
     executor.execute(prompts(executor, max_num_batched_tokens, replace(GREEDY, prompt_logprobs=_MAX_LOGPROBS)))
     for sampling in (*KERNEL_SAMPLINGS, replace(SAMPLINGS[-1], logprobs=_MAX_LOGPROBS, temperature=0.7, top_p=0.9)):
         executor.execute(_step(executor, [1] * executor.max_num_seqs, sampling))
+
+
+def decode_counts(most: int) -> list[int]:
+    """Decodes beside a prompt: their number decides into how many programs the attention of a context is cut."""
+    return [1 << power for power in range(most.bit_length())]
 
 
 def row_counts(max_num_seqs: int) -> list[int]:

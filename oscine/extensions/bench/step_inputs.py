@@ -17,8 +17,7 @@ from oscine.extensions.bench import roofline
 from oscine.kv_group import KVGroup
 from oscine.model.config import ModelConfig
 from oscine.model.gpt_oss import rope_table
-from oscine.model.random_weights import RandomTensors
-from oscine.model.skewed_weights import SkewedTensors
+from oscine.model.skewed_weights import random_tensors
 from oscine.model.weights import LayerWeights, Weights, load_weights
 from oscine.ops.interface import (
     Batch,
@@ -84,7 +83,7 @@ def random_weights(
 ) -> Weights:
     """NUM_LAYERS layers at true shapes, experts prepared for the moe in use."""
     short = config.of_layers(range(min(NUM_LAYERS, config.num_hidden_layers)))
-    source = (SkewedTensors if is_skewed else RandomTensors)(short, 0, device)
+    source = random_tensors(short, 0, device, is_skewed=is_skewed)
     return load_weights(short, source, device, dtype, ops=ops)
 
 

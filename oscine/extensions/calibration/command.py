@@ -13,7 +13,6 @@ from oscine.settings.config import NANO, OPTIONS, ModelOptions
 
 if TYPE_CHECKING:
     from oscine.extensions.calibration.report import Report
-    from oscine.extensions.calibration.scales import KVScales
 
 _OPTIONS = ("revision", "tokenizer", "download-dir", "device", "dtype")
 _FORMATS = (
@@ -73,23 +72,23 @@ def _calibrate(options: ModelOptions, args: argparse.Namespace) -> "Report":
     from oscine.extensions.calibration.measure import Calibrated
     from oscine.extensions.calibration.prompts import read_prompts
     from oscine.extensions.calibration.report import Report, rows_of
-    from oscine.extensions.calibration.scales import scales_of
-    from oscine.system.owned_folder import opened as opened_folder
+    from oscine.extensions.calibration.scales import check_place, keep, place_of, scales_of
 
     use_threads(None)
     if args.output is not None:
-        with opened_folder(args.output.parent):  # before anything is computed
-            pass
+        check_place(args.output)
     tokenizer = Tokenizer(check_model(options))
     opened = open_model(options)
     assert opened.path is not None
     config, files = opened.config, [args.prompts, args.check or args.prompts]
     prompts, checked = (read_prompts(file, tokenizer, config.max_position_embeddings) for file in files)
+    weights = fingerprint(opened.path)  # before they are read: they may be replaced meanwhile
+    file = args.output or place_of(weights, options, opened.path)
     model = Calibrated(opened, progress=sys.stderr.isatty())
     seen = model.look(prompts)
     exponents_L2G = seen.choose()
     errors, dynamic, calibrated = model.compare(checked, exponents_L2G)
-    scales = scales_of(exponents_L2G.tolist(), fingerprint(opened.path), config.head_dim)
+    keep(scales_of(exponents_L2G.tolist(), weights, config.head_dim), file, opened.path)
     return Report(
         model=options.model,
         prompts=len(prompts),
@@ -98,15 +97,5 @@ def _calibrate(options: ModelOptions, args: argparse.Namespace) -> "Report":
         rows=rows_of(seen.largest_L2G, exponents_L2G, errors, config.head_dim),
         dynamic=dynamic,
         calibrated=calibrated,
-        file=str(_write(scales, args.output, options, opened.path)),
+        file=str(file),
     )
-
-
-def _write(scales: "KVScales", output: Path | None, options: ModelOptions, path: Path) -> Path:
-    """Raises OSError."""
-    from oscine.extensions.calibration.scales import keep
-
-    if output is None:
-        return keep(scales, options, path)
-    scales.write(output)
-    return output

@@ -12,6 +12,7 @@ from math import ceil
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from oscine.checkpoint.opened import OpenedModel
 from oscine.executor.kv.allocate import allocate_group, dtype_name
@@ -66,6 +67,7 @@ class Calibrated:
 
     def __init__(self, opened: OpenedModel, *, progress: bool) -> None:
         """Loads the weights. Raises ValueError for a GPU that has no FP8."""
+        self._progress = progress
         self.config, self.device, self._dtype = opened.config, opened.device, dtype_name(opened.dtype)
         target = Target.of(opened.device)
         self.platform = _platform(target, opened.dtype)
@@ -75,7 +77,7 @@ class Calibrated:
     def look(self, prompts: Prompts) -> Seen:
         """Keys and values of all prompts. Raises ValueError for values that are not finite."""
         seen = Seen.nothing(self.config.num_hidden_layers, self.config.num_key_value_heads, self.device)
-        for prompt in prompts:
+        for prompt in self._shown("Measuring keys and values", prompts):
             for layer, rows_2GTD in self._keys_and_values(prompt, self._exact(prompt)):
                 if not rows_2GTD.isfinite().all():
                     raise ValueError(f"layer {layer} has keys or values that are not finite")
@@ -88,7 +90,7 @@ class Calibrated:
         errors = Errors(nothing, nothing.clone(), nothing.clone(), nothing.clone())
         dynamic, calibrated = Change(), Change()
         fixed = GptOss(self.config, self._model.weights, self._model.ops, [*exponents_L2G])
-        for prompt in prompts:
+        for prompt in self._shown("Comparing next tokens", prompts):
             exact_kv, *others = self._exact(prompt), *(self._cache(prompt, KVDtype.FP8) for _ in range(2))
             caches = zip((self._model, self._model, fixed), (exact_kv, *others), strict=True)
             passes = [self._hidden(model, prompt, kv) for model, kv in caches]
@@ -108,6 +110,9 @@ class Calibrated:
             errors.dynamic[layer] += squared_error(rows_2GTD, None)
             errors.calibrated[layer] += squared_error(rows_2GTD, fixed_2G)
             errors.clamped[layer] += num_clamped(rows_2GTD, fixed_2G)
+
+    def _shown(self, what: str, prompts: Prompts) -> "tqdm[Sequence[int]]":
+        return tqdm(prompts, desc=what, unit="prompt", disable=not self._progress)
 
     # ---- one prompt ----
 

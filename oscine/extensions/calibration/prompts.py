@@ -1,5 +1,6 @@
 """Prompts of a file, as token ids: chat requests in JSON lines, or lines of plain text."""
 
+import codecs
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,10 +39,10 @@ def read_prompts(file: Path, tokenizer: Tokenizer, context: int) -> list[list[in
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers."""
+    """Lines that are not blank, with their numbers, without UTF-8's byte order mark."""
     with open_file(file) as opened:
         for number, line in enumerate(opened, 1):
-            if text := line.strip():
+            if text := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
                 yield number, text
 
 

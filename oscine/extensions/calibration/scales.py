@@ -6,7 +6,8 @@ file in that folder. All other models have theirs in Oscine's cache, by a finger
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from oscine.ops.kv.fp8 import LEAST_EXPONENT, MAX_EXPONENT
 from oscine.settings.config import FOUND, ModelOptions
 from oscine.system.environment import Environment
 from oscine.system.model_files import read_json, shown
-from oscine.system.owned_folder import complete_file, opened
+from oscine.system.owned_folder import check_new_file, complete_file, opened
 
 NAME = "kv_scales.json"
 BIAS = 127  # a scale 2^n is stored in pages as n + BIAS
+_FIELDS = {"weights", "head_dim", "keys", "values"}
 Exponents = list[list[int]]  # n of each layer and KV head
 
 
@@ -49,7 +51,7 @@ class KVScales:
         return cls(weights, config.head_dim, found["keys"], found["values"])
 
     def write(self, file: Path) -> None:
-        """Raises OSError. The folder must not be open to everyone."""
+        """Raises OSError that names the file. The folder must not be open to everyone."""
         fields = {
             "about": "exponents of the scales of FP8 keys and values, by layer and KV head (oscine calibrate)",
             "weights": self.weights,
@@ -58,7 +60,7 @@ class KVScales:
         rows = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
         for name, layers in (("keys", self.keys), ("values", self.values)):
             rows.append(f'  "{name}": [\n    ' + ",\n    ".join(map(str, layers)) + "\n  ]")
-        with opened(file.parent) as folder, complete_file(folder, file.name) as written:
+        with _named(file), opened(file.parent) as folder, complete_file(folder, file.name) as written:
             os.fchmod(written.fileno(), 0o644)  # as other files of a model: engines of other users may read it
             written.write(("{\n" + ",\n".join(rows) + "\n}\n").encode())
 
@@ -92,9 +94,10 @@ def find_scales(requested: str, path: Path | None, config: ModelConfig) -> tuple
         return _read(Path(requested), "" if path is None else fingerprint(path), config)
     if path is None:
         return None
-    own, beside = Environment().scales_folder, path / NAME
-    weights = fingerprint(path) if own.is_dir() or beside.exists() else ""
-    files = [file for file in (own / f"{weights}.json", beside) if weights and file.exists()]
+    folder, beside = Environment().scales_folder, path / NAME
+    known = os.path.isdir(folder) or os.path.exists(beside)  # False, too, for a cache that this user may not enter
+    weights = fingerprint(path) if known else ""
+    files = [file for file in (_in_cache(weights), beside) if known and os.path.exists(file)]
     return _read(files[0], weights, config) if files else None
 
 
@@ -102,22 +105,51 @@ def _read(file: Path, weights: str, config: ModelConfig) -> tuple[Path, list[lis
     return file, KVScales.read(file, weights, config).stored
 
 
-def keep(scales: KVScales, options: ModelOptions, path: Path) -> Path:
-    """Writes the scales where a start finds them. Returns the file. Raises OSError.
+def place_of(weights: str, options: ModelOptions, path: Path) -> Path:
+    """The file where a start finds the scales. Raises OSError and ValueError as check_place does.
 
     `path`: of the checkpoint. The scales of a folder that cannot be written go to Oscine's cache.
     """
-    own = Environment().scales_folder / f"{scales.weights}.json"
     if path.is_dir() and os.path.isdir(options.model):
-        try:
-            scales.write(path / NAME)
-        except OSError:
-            pass
-        else:
-            own.unlink(missing_ok=True)  # it would be found first
+        with suppress(OSError):
+            check_place(path / NAME)
             return path / NAME
-    scales.write(own)
-    return own
+    check_place(_in_cache(weights))
+    return _in_cache(weights)
+
+
+def check_place(file: Path) -> None:
+    """Raises OSError for a file that cannot be written, and ValueError for one that is there and has no scales."""
+    with _named(file), opened(file.parent) as folder:
+        check_new_file(folder, file.name)
+    if os.path.exists(file) and (not file.is_file() or (file.stat().st_size and not _has_scales(file))):
+        raise ValueError(f"{file}: is there and has no calibrated scales, so it is kept; --output names another file")
+
+
+def _has_scales(file: Path) -> bool:
+    try:
+        return read_json(file).keys() >= _FIELDS
+    except ValueError:
+        return False
+
+
+def keep(scales: KVScales, file: Path, path: Path) -> None:
+    """Writes the scales into the place of `place_of`, or into another file. Raises OSError."""
+    scales.write(file)
+    if file.resolve() == (path / NAME).resolve() and os.path.exists(own := _in_cache(scales.weights)):
+        own.unlink()  # it would be found first
+
+
+def _in_cache(weights: str) -> Path:
+    return Environment().scales_folder / f"{weights}.json"
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{file}: cannot be written: {error.strerror or error}") from None
 
 
 def scales_of(stored: Sequence[Sequence[Sequence[int]]], weights: str, head_dim: int) -> KVScales:

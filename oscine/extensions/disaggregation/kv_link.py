@@ -1,9 +1,21 @@
 """How pages move between engines, as an engine sees it: NIXL of one rank does it, or that of several ranks."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
+from oscine.engine.wire.messages import FromPeer, ToClient
 from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory, TransferState
+
+
+class Links(Protocol):
+    """Connections to engines that compute prompts: PeerLinks, or those of a simulation."""
+
+    def send(self, address: str, message: FromPeer) -> None: ...
+
+    def receive(self) -> Iterable[tuple[str, ToClient | None]]:
+        """All that has arrived, by address; None: the connection is lost, and a next one will be a new one."""
+        ...
 
 
 class Transfer(Protocol):

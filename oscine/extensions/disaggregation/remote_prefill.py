@@ -23,7 +23,7 @@ from oscine.engine.wire.endpoint import KVEndpoint, check_endpoint, check_pages
 from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release
 from oscine.executor.start.build import BuiltExecutor
-from oscine.extensions.disaggregation.kv_link import Transfer, Transfers
+from oscine.extensions.disaggregation.kv_link import Links, Transfer, Transfers
 from oscine.settings.config import EngineOptions
 from oscine.types import EngineStats, PageMoves, PrefillSource, RemotePrefill
 
@@ -98,7 +98,7 @@ class RemotePrefills(EngineExtension):
     fetches_prompts = True
 
     def __init__(
-        self, loop: LoopState, links: PeerLinks, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self, loop: LoopState, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cache, self._counters = loop.cache, loop.counters
         self._links, self._transfers, self._clock = links, transfers, clock

@@ -137,8 +137,8 @@ def _short(folder: Path) -> str:
 
 
 def _free(folder: Path) -> int:
-    """Of the nearest folder above that is there."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    """Of the nearest folder above that this user can see."""
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     return shutil.disk_usage(there).free
 
 

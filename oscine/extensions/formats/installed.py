@@ -3,6 +3,7 @@
 And weights that were packed for this machine's CPU: a folder each, named by the file or snapshot of the model.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -64,7 +65,7 @@ def _of_hugging_face(cache_dir: str | None) -> Iterator[Installed]:
     from huggingface_hub import constants
 
     cache = Path(cache_dir or constants.HF_HUB_CACHE)
-    for folder in sorted(path for path in cache.glob("models--*--*") if is_file_name(path.name)):
+    for folder in filter(lambda path: is_file_name(path.name), _in(cache, "models--*--*")):
         name = folder.name.removeprefix("models--").replace("--", "/", 1)
         snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
         for snapshot in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -97,8 +98,13 @@ def _of_ollama() -> Iterator[Installed]:
 
 
 def _packed() -> Iterator[Installed]:
-    for path in sorted(Environment().packed_folder.glob("*")):
+    for path in _in(Environment().packed_folder, "*"):
         yield Installed(path.name, "packed", "int8 and MXFP4", size_of(path), path)
+
+
+def _in(folder: Path, pattern: str) -> list[Path]:
+    """Nothing for a folder that is missing, or that this user may not enter."""
+    return sorted(folder.glob(pattern)) if os.path.isdir(folder) else []
 
 
 def _is_gpt_oss(path: Path) -> bool:

@@ -34,8 +34,8 @@ def arguments(parser: Parser) -> None:
     parser.description = (
         "Measure the steps of an engine on this machine, with the options and defaults of `oscine serve` but on one "
         "GPU unless an option says otherwise: decodes, prompts, and both together, at many sizes and contexts. "
-        "`oscine plan` and `oscine simulate` calculate with the table (JSON lines). Some random steps are left out of "
-        "it, to say how far off it is between its points. `oscine profile import` makes tables of other hardware."
+        "`oscine simulate` calculates with the table (JSON lines). Some random steps are left out of it, to say how "
+        "far off it is between its points. `oscine profile import` takes times of single ops on other hardware."
     )
     parser.add_argument(
         "--model",
@@ -59,15 +59,19 @@ def arguments(parser: Parser) -> None:
     imported = subcommand(
         kinds,
         "import",
-        "make a table of ops on other hardware, from a wheel of NVIDIA's AISimulate",
+        "make a table of times of ops on other hardware, from a wheel of NVIDIA's AISimulate",
         usage="%(prog)s WHEEL --system NAME --framework NAME --version VERSION --output FILE",
     )
     imported.add_argument(
         "wheel", type=Path, metavar="WHEEL", help="file: pip download --no-deps --pre aisimulate==..."
     )
     imported.add_argument("--system", required=True, metavar="NAME", help="hardware, such as gb200")
-    imported.add_argument("--framework", required=True, choices=("trtllm", "vllm", "sglang"), help="whose kernels")
-    imported.add_argument("--version", required=True, metavar="VERSION", help="of the framework, such as 1.3.0rc20")
+    imported.add_argument(
+        "--framework", required=True, choices=("trtllm", "vllm", "sglang"), help="whose kernels were timed"
+    )
+    imported.add_argument(
+        "--version", required=True, metavar="VERSION", help="version of the framework, such as 1.3.0rc20"
+    )
     imported.add_argument("--output", type=Path, required=True, metavar="FILE", help="file to write")
     imported.set_defaults(run=run_import)
 
@@ -75,6 +79,8 @@ def arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.output is None:
         raise CommandError("--output FILE is needed", USAGE)
+    if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
+        raise CommandError(f"--output {args.output}: no file can be written there", USAGE)
     if args.seconds <= 0:
         raise CommandError("--seconds must be above 0", USAGE)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does, before torch is imported
@@ -128,10 +134,10 @@ def _engine(config: Config) -> "Iterator[tuple[Engine, str, str, tuple[Any, ...]
     if count > 1:
         if not config.server.enable_expert_parallel:
             raise ValueError("engines that share nothing have the step times of one: leave --data-parallel-size out")
-        from oscine.extensions.profile.group import Together
+        from oscine.extensions.profile.group import SharingEngines
         from oscine.settings.devices import engines_of
 
-        group = Together(engines_of(config, Environment().num_gpus))
+        group = SharingEngines(engines_of(config, Environment().num_gpus))
         try:
             yield group, group.model, group.kv_filled, ()
         finally:

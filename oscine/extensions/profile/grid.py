@@ -5,17 +5,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from oscine.timing.features import StepFeatures, pairs_of
-from oscine.timing.kinds import EAGER, MAX_SEQUENCES, GraphSizes
+from oscine.timing.kinds import EAGER, GraphSizes
 
 CONTEXTS = 128, 1024, 4096, 16384, 65536
 _STARTS = 0, 4096, 16384, 65536
 _EAGER_TOKENS = 64, 256, 1024, 2048, 4096, 8192, 16384
-_MIXED_ROWS = 1, 8, 32, MAX_SEQUENCES - 1, MAX_SEQUENCES + 1, 128, 256, 512
+_MIXED_ROWS = 1, 8, 32, 64, 128, 256, 512
 _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
 _MIXED_CONTEXTS, _MIXED_STARTS = (1024, 8192), (16384,)
 _LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
+_MOST_CHUNKS = 64
 LEVELS = 4
 HELD_OUT = 20
+
+
+class Levels(NamedTuple):
+    """How dense the grid of each kind of step is: 0 is the coarsest, LEVELS - 1 the full grid."""
+
+    decode: int = 0
+    prompts: int = 0
+    mixed: int = 0
 
 
 class Limits(NamedTuple):
@@ -84,9 +93,9 @@ def page_span(begin: int, end: int, window: int | None, page_size: int) -> range
     return range(first // page_size, -(-end // page_size))
 
 
-def grid(limits: Limits, level: int, steps: int) -> list[Shape]:
-    """All shapes of a level that fit, small ones first. Level 0 is the coarsest, LEVELS - 1 the full grid."""
-    shapes = {*_decodes(limits, level), *_prompts(limits, level), *_mixed(limits, level)}
+def grid(limits: Limits, levels: Levels, steps: int) -> list[Shape]:
+    """All shapes of these levels that fit, small ones first."""
+    shapes = {*_decodes(limits, levels.decode), *_prompts(limits, levels.prompts), *_mixed(limits, levels.mixed)}
     fitting = (shape for shape in shapes if shape.fits(limits, steps))
     return sorted(fitting, key=lambda one: (one.kind, one.rows + one.tokens, *one))
 
@@ -161,7 +170,7 @@ def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
         for start in _thinned(_STARTS, max(level, 1)):
             yield Shape(tokens=tokens, start=_pages(start, limits), chunks=1)
         if tokens >= 4 * _LEAST_CHUNK:  # short prompts
-            yield Shape(tokens=tokens, chunks=min(MAX_SEQUENCES, tokens // _LEAST_CHUNK, limits.max_num_seqs))
+            yield Shape(tokens=tokens, chunks=min(_MOST_CHUNKS, tokens // _LEAST_CHUNK, limits.max_num_seqs))
 
 
 def _mixed(limits: Limits, level: int) -> Iterator[Shape]:

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Literal, NamedTuple, Protocol
 
-from oscine.extensions.profile.grid import LEVELS, Limits, Shape, grid, held_out
+from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Levels, Limits, Shape, grid, held_out
 from oscine.extensions.profile.steps import DROPPED, Times
 from oscine.timing.table import StepPoint
 from oscine.types import DecodeTimes
 
-_SAMPLES = 8  # of a pass
-_FEW = 2  # where time is short
+_MOST, _FEWEST, _PASS_S = 8, 2, 0.5  # samples of a pass: as many as take so long, but within these bounds
 _WATTS_S, _WATTS_POINTS = 1.0, 25
-_PLAN_S, _TOKEN_S = 2e-5, 1e-8  # of a sequence in a plan, and of a token that a sequence comes with, about
+_PLAN_S, _TOKEN_S = 2e-5, 1e-7  # of a sequence in a plan, and of a token that a sequence comes with, about
+_COUNT = DROPPED + _MOST  # steps of a pass, at most
 _FAR, _FEW_TOKENS = 16384, 64  # context and tokens of steps that tell what a context costs
 _TIMED_CONTEXT = 8  # of DecodeTimes
 
@@ -26,12 +26,15 @@ class Engine(Protocol):
     @property
     def gpus(self) -> Sequence[str]: ...
 
-    def measure(self, shape: Shape, count: int) -> Times: ...
+    def measure(self, shape: Shape, count: int) -> Times:
+        """Runs `count` steps; the times of the first DROPPED are left out."""
+        ...
 
 
 class Measured(NamedTuple):
+    """Points, those that are held out included, and how long it took."""
+
     points: list[StepPoint]
-    level: int
     seconds: float
 
 
@@ -39,23 +42,26 @@ Progress = Callable[[int, int], object]  # of so many shapes, so many are done
 
 
 def profile(engine: Engine, seconds: float, *, seed: int = 0, progress: Progress = lambda done, all_: None) -> Measured:
-    """Points of the densest grid that takes about `seconds`; the coarsest one takes as long as it takes."""
+    """Points of the densest grid that takes about `seconds`; the coarsest one takes as long as it takes.
+
+    Raises ValueError for an engine that is too small for the grid.
+    """
     began_s = time.monotonic()
     cost = _Cost(engine)
-    level, samples = _choose(engine.limits, cost, seconds)
-    count = DROPPED + samples
-    shapes = grid(engine.limits, level, count)
-    extra = held_out(engine.limits, shapes, count, seed)
+    shapes = grid(engine.limits, _choose(engine.limits, cost, seconds - (time.monotonic() - began_s)), _COUNT)
+    if not {"decode", "prompts"} <= {shape.kind for shape in shapes}:
+        raise ValueError(f"{engine.limits.max_model_len} tokens per sequence are too few for a table of step times")
+    extra = held_out(engine.limits, shapes, _COUNT, seed)
     up: dict[Shape, Times] = {}
     down: dict[Shape, Times] = {}
     total = 2 * len(shapes) + len(extra)
     for shape in (*shapes, *extra):
-        up[shape] = engine.measure(shape, count)
+        up[shape] = engine.measure(shape, cost.count(shape))
         progress(len(up), total)
     for shape in reversed(shapes):
         if time.monotonic() - began_s > seconds:
             break
-        down[shape] = engine.measure(shape, count)
+        down[shape] = engine.measure(shape, cost.count(shape))
         progress(len(up) + len(down), total)
     watts = _watts(engine, shapes, up) if engine.gpus else {}
     kept = set(extra) - set(shapes)
@@ -63,7 +69,7 @@ def profile(engine: Engine, seconds: float, *, seed: int = 0, progress: Progress
         _point(shape, up[shape], down.get(shape), watts.get(shape), engine.limits, held=shape in kept)
         for shape in (*shapes, *kept)
     ]
-    return Measured(points, level, time.monotonic() - began_s)
+    return Measured(points, time.monotonic() - began_s)
 
 
 def verified(times: dict[int, DecodeTimes], limits: Limits) -> Iterable[StepPoint]:
@@ -88,9 +94,10 @@ class _Cost:
     """About how long a shape takes: seconds per step, row, token, token of context and pair, from steps of each."""
 
     def __init__(self, engine: Engine) -> None:
-        limits, steps = engine.limits, DROPPED + _FEW
+        limits, steps = engine.limits, DROPPED + _FEWEST
+        self._watts_s = _WATTS_S * _WATTS_POINTS if engine.gpus else 0.0
         page = limits.page_size
-        tokens = min(limits.step_tokens, limits.max_model_len - 1 - steps)
+        tokens = max(1, min(limits.step_tokens, limits.max_model_len - 1 - steps))
         far = min(_FAR, (limits.max_model_len - tokens) // 2, limits.pages[0] * page // 2) // page * page
         few = max(2, min(tokens, _FEW_TOKENS))
 
@@ -104,25 +111,35 @@ class _Cost:
         self._context_s = max(0.0, took_s(Shape(1, far)) - self._step_s) / max(far, 1)
         self._pair_s = max(0.0, took_s(_prompt(few, far)) - self._step_s - few * self._token_s) / max(few * far, 1)
 
-    def seconds(self, shape: Shape, steps: int) -> float:
+    def count(self, shape: Shape) -> int:
+        """Steps of a pass."""
+        return DROPPED + max(_FEWEST, min(_MOST, round(_PASS_S / max(self._of_step(shape), 1e-6))))
+
+    def seconds(self, shapes: Sequence[Shape]) -> float:
+        """Of both passes, the held-out steps, and the watts."""
+        passes = sum(self.count(one) * self._of_step(one) + one.rows * one.context * _TOKEN_S for one in shapes)
+        return passes * (2 + HELD_OUT / max(len(shapes), 1)) + self._watts_s
+
+    def _of_step(self, shape: Shape) -> float:
         context, pairs = shape.rows * shape.context, shape.tokens * shape.start
         step_s = self._step_s + shape.rows * self._row_s + shape.tokens * self._token_s
-        step_s += context * self._context_s + pairs * self._pair_s + (shape.rows + shape.chunks) * _PLAN_S
-        return steps * step_s + context * _TOKEN_S
+        return step_s + context * self._context_s + pairs * self._pair_s + (shape.rows + shape.chunks) * _PLAN_S
 
 
 def _prompt(tokens: int, start: int = 0) -> Shape:
     return Shape(tokens=tokens, start=start, chunks=1)
 
 
-def _choose(limits: Limits, cost: _Cost, seconds: float) -> tuple[int, int]:
-    """The level of the grid, and samples of each pass."""
-    count = DROPPED + _SAMPLES
-    for level in reversed(range(LEVELS)):
-        shapes = grid(limits, level, count)
-        if 2 * sum(cost.seconds(shape, count) for shape in shapes) <= seconds:
-            return level, _SAMPLES
-    return 0, _FEW
+def _choose(limits: Limits, cost: _Cost, seconds: float) -> Levels:
+    """Kind after kind becomes denser, the coarsest first, as long as the time permits."""
+    levels = Levels()
+    denser: Levels | None = levels
+    while denser is not None:
+        levels = denser
+        tried = (levels._replace(**{kind: n + 1}) for n, kind in sorted(zip(levels, levels._fields, strict=True)))
+        fitting = (one for one in tried if max(one) < LEVELS and cost.seconds(grid(limits, one, _COUNT)) <= seconds)
+        denser = next(fitting, None)
+    return levels
 
 
 def _watts(engine: Engine, shapes: Sequence[Shape], up: dict[Shape, Times]) -> dict[Shape, float]:

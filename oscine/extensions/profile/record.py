@@ -73,14 +73,14 @@ def _gpu_state(nvml: ctypes.CDLL, uuid: str) -> dict[str, int]:
     device, value = ctypes.c_void_p(), ctypes.c_uint()
     if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) != SUCCESS:
         return {}
-    asked = {
+    queries = {
         "celsius": (nvml.nvmlDeviceGetTemperature, (ctypes.c_uint(_TEMPERATURE),)),
         "sm_mhz": (nvml.nvmlDeviceGetClockInfo, (ctypes.c_uint(_CLOCK_SM),)),
         "memory_mhz": (nvml.nvmlDeviceGetClockInfo, (ctypes.c_uint(_CLOCK_MEMORY),)),
         "limit_milliwatts": (nvml.nvmlDeviceGetPowerManagementLimit, ()),
     }
     found = {}
-    for name, (function, arguments) in asked.items():
+    for name, (function, arguments) in queries.items():
         if function(device, *arguments, ctypes.byref(value)) == SUCCESS:
             found[name] = value.value
     return found

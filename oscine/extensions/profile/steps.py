@@ -20,11 +20,11 @@ from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPla
 DROPPED = 3  # steps at the beginning
 _GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 _AHEAD = 1  # steps in flight beside the one that is collected
-_FILLED_TOKENS = 1 << 18
+_FILLED_TOKENS, _FILLING_STEPS = 1 << 18, 128  # at most
 
 
 class Times(NamedTuple):
-    """Milliseconds of each step, and of the host alone; joules over all of them if the device counts."""
+    """Milliseconds of each step, and of the host alone; mean watts if the device counts its energy."""
 
     ms: list[float]
     host_ms: list[float]
@@ -42,6 +42,7 @@ class Steps:
 
     @classmethod
     def of(cls, built: BuiltExecutor) -> "Steps":
+        """Limits are those of the executor and of its memory."""
         info, pages = built.info, [0] * len(built.groups)
         for slots in built.slots:
             for group, each in zip(slots.groups, slots.per_slot, strict=True):
@@ -96,7 +97,7 @@ class Steps:
             return "random"
         length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
         each = -(-length // self.limits.page_size)
-        count = min(_FILLED_TOKENS // length, *(pages // each for pages in self.limits.pages))
+        count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(pages // each for pages in self.limits.pages))
         for i in range(count):
             pages = [[*range(i * each, (i + 1) * each)] for _ in self.limits.pages]
             tokens = random.Random(i).choices(range(self.built.info.vocab_size), k=length)

@@ -176,6 +176,7 @@ def decode_kernel(
     kv_ptr,
     table_ptr,
     lens_ptr,
+    counts_ptr,
     sinks_ptr,
     partial_ptr,
     stats_ptr,
@@ -191,6 +192,7 @@ def decode_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    FEWEST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -199,7 +201,10 @@ def decode_kernel(
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (G, S, NUM_SPLITS). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block."""
+    """Grid (G, S, NUM_SPLITS). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block.
+
+    A split has at least FEWEST blocks, if the context is long enough. counts: of Batch, or None.
+    """
     head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     ALIGNED: tl.constexpr = WINDOW == 0 and PAGE % BLOCK_N == 0
     if PDL:
@@ -224,8 +229,12 @@ def decode_kernel(
     if WINDOW:
         start = tl.maximum(end - WINDOW, 0)
     blocks = tl.cdiv(end - start, BLOCK_N)
-    if split >= blocks:
+    if counts_ptr is not None:
+        blocks = tl.where(sequence < tl.load(counts_ptr), blocks, 0)
+    num_splits = tl.minimum(tl.cdiv(blocks, FEWEST), NUM_SPLITS)
+    if split >= num_splits:
         return
+    step = NUM_SPLITS if FEWEST == 1 else num_splits  # blocks, to the next of this split
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv
@@ -242,9 +251,9 @@ def decode_kernel(
         )
     elif kv_ptr.dtype.element_ty == tl.uint8:
         scales = block_scales(pages, page, start + split * BLOCK_N, end, PAGE, BLOCK_N, ALIGNED, WARPS, HEAD_DIM)
-        for block in tl.range(split, blocks, NUM_SPLITS, num_stages=STAGES):
+        for block in tl.range(split, blocks, step, num_stages=STAGES):
             first = start + block * BLOCK_N
-            next_first = first + NUM_SPLITS * BLOCK_N
+            next_first = first + step * BLOCK_N
             next_page = page_of(table_ptr, next_first, end, PAGE, ALIGNED)
             next_scales = block_scales(pages, next_page, next_first, end, PAGE, BLOCK_N, ALIGNED, WARPS, HEAD_DIM)
             max_WM, sum_WM, out_WMD = attend_block(
@@ -253,9 +262,9 @@ def decode_kernel(
             page = next_page
             scales = next_scales
     else:
-        for block in tl.range(split, blocks, NUM_SPLITS, num_stages=STAGES):
+        for block in tl.range(split, blocks, step, num_stages=STAGES):
             first = start + block * BLOCK_N
-            next_page = page_of(table_ptr, first + NUM_SPLITS * BLOCK_N, end, PAGE, ALIGNED)
+            next_page = page_of(table_ptr, first + step * BLOCK_N, end, PAGE, ALIGNED)
             max_WM, sum_WM, out_WMD = attend_block(
                 q_WMD, (max_WM, sum_WM, out_WMD), pages, page, (), first, end, scale, PAGE, BLOCK_N, ALIGNED
             )
@@ -265,7 +274,6 @@ def decode_kernel(
     weight_WM = tl.exp2(max_WM - max_M[None, :])
     sum_M = tl.sum(sum_WM * weight_WM, 0)
     out_MD = sum_warps(out_WMD * weight_WM[:, :, None])
-    num_splits = tl.minimum(blocks, NUM_SPLITS)
     if num_splits == 1:
         out_MD = out_MD / sum_M[:, None]
         tl.store(out_ptr + result + rows_MD, out_MD.to(out_ptr.dtype.element_ty), mask=real_M[:, None])

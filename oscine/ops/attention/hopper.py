@@ -43,7 +43,7 @@ def attention_use(shapes: Shapes) -> Use:
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
-    steps = f"prompts but with FP8 keys, decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone"
+    steps = f"prompts with keys in bfloat16, decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone"
     return Use(steps, "triton", missing)
 
 
@@ -62,7 +62,7 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> di
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
-    few = FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
+    few = batch.counts_2 is None and FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
     if not few or rotation is not None or not fits(q_TQD, kv_pages):  # hopper_decode.py rotates none
         portable.decode(target, out_TQD, inputs)
         return
@@ -88,7 +88,10 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
 
 
 def prefill_tiling(window: int | None) -> dict[str, int]:
-    """Fewer keys are masked in smaller blocks, and the masks of a window are two. Chosen by measurement on an H200."""
+    """BLOCK keys and STAGES of the ring. A window masks both ends of its keys: small blocks mask fewer of them.
+
+    Chosen by measurement on an H200.
+    """
     return {"BLOCK": 128, "STAGES": 4} if window is None else {"BLOCK": 64, "STAGES": 8}
 
 
@@ -101,10 +104,9 @@ def prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
 
 
 def launch_prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs, tiling: dict[str, int]) -> None:
+    """Implements triton.Prefill for inputs that fit hopper_prefill.py. `tiling`: as prefill_tiling returns it."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
-    num_sequences = len(batch.context_lens_S)
-    num_tokens, num_chunks = len(out_TQD) - batch.num_decodes, num_sequences - batch.num_decodes
-    num_tiles = num_tokens // (CONSUMERS.value * TOKENS.value) + num_chunks
+    num_tiles = portable.most_tiles(out_TQD, batch, CONSUMERS.value * TOKENS.value)
     prefill_kernel[(min(target.sm_count, num_tiles * inputs.kv_heads),)](
         descriptor(q_TQD, [TOKENS.value, HEADS.value, HEAD_DIM.value]),
         descriptor(rotation[0], [TOKENS.value, HEAD_DIM.value // 2]) if rotation else None,
@@ -113,12 +115,13 @@ def launch_prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs, til
         group.page_table_SB,
         batch.query_starts_S1,
         batch.context_lens_S,
+        batch.counts_2,
         sinks_Q,
         arrivals(q_TQD.device),
         group.page_table_SB.stride(0),
         batch.num_decodes,
-        num_sequences,
-        num_tiles,
+        len(batch.context_lens_S),
+        len(out_TQD),
         inputs.scale,
         KV_HEADS=inputs.kv_heads,
         WINDOW=window or 0,

@@ -43,7 +43,7 @@ SEQUENCES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 SCALAR = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 WORDS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 SLOTS = gl.constexpr(2)  # tiles whose queries are there, or on their way
-# what the producer tells the consumers of a tile
+# Fields of a tile: key head, first token, tokens left in the sequence, their first position, context.
 HEAD, TOKEN, COUNT, QUERY, END, FIELDS = (gl.constexpr(i) for i in range(6))
 
 
@@ -60,19 +60,21 @@ class Shared:
     queries: gl.shared_memory_descriptor  # [SLOTS * CONSUMERS, ROWS, HEAD_DIM]; results, too
     angles: gl.shared_memory_descriptor  # [SLOTS * CONSUMERS * 2, TOKENS, HEAD_DIM / 2]: cosines, then sines
     ring: gl.shared_memory_descriptor  # [STAGES * 2, BLOCK, HEAD_DIM]: keys, then values of a stage
-    tiles: gl.shared_memory_descriptor  # [SLOTS * FIELDS, 1]
+    fields: gl.shared_memory_descriptor  # [SLOTS * FIELDS, 1]: of each tile
     queries_full: gl.shared_memory_descriptor
     queries_empty: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
     @gluon.jit
-    def tell(self, slot, field: gl.constexpr, value):
-        self.tiles.index(slot * FIELDS + field).store(gl.full([1], value, gl.int32, SEQUENCES))
+    def put(self, slot, field: gl.constexpr, value):
+        """Writes a field of the tile in a slot; the producer does."""
+        self.fields.index(slot * FIELDS + field).store(gl.full([1], value, gl.int32, SEQUENCES))
 
     @gluon.jit
-    def told(self, slot, field: gl.constexpr):
-        return gl.max(self.tiles.index(slot * FIELDS + field).load(SCALAR), 0)
+    def get(self, slot, field: gl.constexpr):
+        """Reads a field of the tile in a slot; the consumers do."""
+        return gl.max(self.fields.index(slot * FIELDS + field).load(SCALAR), 0)
 
 
 @gluon.constexpr_function
@@ -82,12 +84,12 @@ def score_layout(keys):
 
 @gluon.jit
 def _first_key(cfg, query):
-    """Of the blocks for queries from this one on."""
+    """The first key of the blocks that queries from this one on read."""
     return gl.maximum(query - (cfg.WINDOW - 1), 0) // PAGE * PAGE if cfg.WINDOW else 0
 
 
 @gluon.jit
-def _find_sequence(cfg, starts_ptr, lens_ptr, tile, first_sequence, num_sequences):
+def _find_sequence(starts_ptr, lens_ptr, tile, first_sequence, num_sequences):
     """The sequence that tile belongs to, the tile's first token, the token after the sequence's last, its context.
 
     Sequence i of those after the decodes may own tiles starts[i] // tokens + i and on; those past its end are empty.
@@ -113,28 +115,33 @@ def _find_sequence(cfg, starts_ptr, lens_ptr, tile, first_sequence, num_sequence
 
 @gluon.jit
 def _produce(
-    cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counter_ptr, table_stride, first_sequence,
-    num_sequences, num_tiles,
+    cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counts_ptr, counter_ptr, table_stride,
+    first_sequence, num_sequences, num_tokens,
 ):  # fmt: skip
     gdc_wait()
+    if counts_ptr is not None:
+        first_sequence = gl.load(counts_ptr)
+        num_sequences = gl.load(counts_ptr + 1)
+    # A bound that needs nothing but sizes: each sequence may begin a tile.
+    num_tiles = (num_tokens - first_sequence) // (TOKENS * CONSUMERS) + (num_sequences - first_sequence)
     at = 0  # blocks so far
     number = 0  # tiles so far
     index = gl.program_id(0)
     while index < num_tiles * cfg.KV_HEADS:
         following = next_tile(counter_ptr)
         tile, head = num_tiles + ~(index // cfg.KV_HEADS), index % cfg.KV_HEADS
-        sequence, token, stop, end = _find_sequence(cfg, starts_ptr, lens_ptr, tile, first_sequence, num_sequences)
+        sequence, token, stop, end = _find_sequence(starts_ptr, lens_ptr, tile, first_sequence, num_sequences)
         if token < stop:
             query = end - (stop - token)
             slot = number % SLOTS
             mbarrier.wait(shared.queries_empty.index(slot), ((number // SLOTS) & 1) ^ 1)
-            shared.tell(slot, HEAD, head)
-            shared.tell(slot, TOKEN, token)
-            shared.tell(slot, COUNT, stop - token)
-            shared.tell(slot, QUERY, query)
-            shared.tell(slot, END, end)
+            shared.put(slot, HEAD, head)
+            shared.put(slot, TOKEN, token)
+            shared.put(slot, COUNT, stop - token)
+            shared.put(slot, QUERY, query)
+            shared.put(slot, END, end)
             arrived = shared.queries_full.index(slot)
-            _load_queries(cfg, shared, queries, angles, slot, token, head, query, arrived)
+            _load_queries(shared, queries, angles, slot, token, head, query, arrived)
             first = _first_key(cfg, query)
             last = gl.maximum(gl.minimum(query + TOKENS * CONSUMERS, end) - 1, 0)
             blocks = (last - first) // cfg.BLOCK + 1
@@ -148,13 +155,16 @@ def _produce(
         gl.store(counter_ptr, 0)
     slot = number % SLOTS
     mbarrier.wait(shared.queries_empty.index(slot), ((number // SLOTS) & 1) ^ 1)
-    shared.tell(slot, HEAD, -1)
+    shared.put(slot, HEAD, -1)
     mbarrier.arrive(shared.queries_full.index(slot), count=1)
 
 
 @gluon.jit
-def _load_queries(cfg, shared, queries, angles, slot, token, head, query, arrived):
-    """With their angles, if they are to be rotated: a query's position is its place in the context."""
+def _load_queries(shared, queries, angles, slot, token, head, query, arrived):
+    """Queries of all consumers, and their angles if the kernel rotates them.
+
+    A query's position is its place in the context.
+    """
     shape: gl.constexpr = [SLOTS * CONSUMERS, TOKENS, HEADS, HEAD_DIM]
     boxes = reinterpret(shared.queries, queries.dtype, shape, queries.layout)
     nbytes: gl.constexpr = queries.block_type.nbytes
@@ -173,6 +183,7 @@ def _load_queries(cfg, shared, queries, angles, slot, token, head, query, arrive
 
 @gluon.jit
 def _load_block(cfg, shared, pages, row_ptr, head, key, end, at):
+    """Keys and values from `key` on, into the stage of block `at`."""
     per_block: gl.constexpr = cfg.BLOCK // PAGE
     shape: gl.constexpr = [cfg.STAGES * 2 * per_block, 1, 1, 1, PAGE, HEAD_DIM]
     boxes = reinterpret(shared.ring, pages.dtype, shape, pages.layout)
@@ -191,14 +202,15 @@ def _load_block(cfg, shared, pages, row_ptr, head, key, end, at):
 
 @gluon.jit
 def _consume(c: gl.constexpr, cfg, shared, out_ptr, sinks_ptr, scale, ROTATED: gl.constexpr):
+    """One of the warpgroups: `c` says which rows of each tile it computes. ROTATED: the queries come rotated."""
     gdc_wait()
-    at = 0
-    number = 0
+    at = 0  # blocks so far
+    number = 0  # tiles so far
     mbarrier.wait(shared.queries_full.index(0), 0)
-    head = shared.told(0, HEAD)
+    head = shared.get(0, HEAD)
     while head >= 0:
         slot = number % SLOTS
-        query, end = shared.told(slot, QUERY), shared.told(slot, END)
+        query, end = shared.get(slot, QUERY), shared.get(slot, END)
         head_M = head * HEADS + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout(cfg.BLOCK))) % HEADS
         sink_M = gl.load(sinks_ptr + head_M).to(gl.float32) * LOG2E
         tile = shared.queries.index(slot * CONSUMERS + c)
@@ -207,8 +219,8 @@ def _consume(c: gl.constexpr, cfg, shared, out_ptr, sinks_ptr, scale, ROTATED: g
         out_MD, at = _attend(cfg, c, shared, tile, query, end, sink_M, scale, at)
         tile.store(out_MD.to(tile.dtype))
         barrier()
-        token, count = shared.told(slot, TOKEN) + c * TOKENS, shared.told(slot, COUNT) - c * TOKENS
-        head = shared.told(slot, HEAD)  # again, so that no register keeps it meanwhile
+        token, count = shared.get(slot, TOKEN) + c * TOKENS, shared.get(slot, COUNT) - c * TOKENS
+        head = shared.get(slot, HEAD)  # again, so that no register keeps it meanwhile
         row_M = gl.arange(0, ROWS, gl.SliceLayout(1, VALUES))
         column_D = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, VALUES))
         out_M = (token + row_M // HEADS).to(gl.int64) * (cfg.KV_HEADS * HEADS) + head * HEADS + row_M % HEADS
@@ -218,11 +230,12 @@ def _consume(c: gl.constexpr, cfg, shared, out_ptr, sinks_ptr, scale, ROTATED: g
         mbarrier.arrive(shared.queries_empty.index(slot), count=1)
         number += 1
         mbarrier.wait(shared.queries_full.index(number % SLOTS), (number // SLOTS) & 1)
-        head = shared.told(number % SLOTS, HEAD)
+        head = shared.get(number % SLOTS, HEAD)
 
 
 @gluon.jit
 def _rotate(shared, tile, at):
+    """Rotates the queries of a consumer in place, by angles `at`."""
     pairs = gl.permute(gl.reshape(tile.load(HALVES), [TOKENS, HEADS, 2, HEAD_DIM // 2]), [0, 1, 3, 2])
     first, second = gl.split(pairs)
     layout: gl.constexpr = gl.SliceLayout(1, first.type.layout)
@@ -314,7 +327,7 @@ def _block(cfg, shared, tile, state, limit_M, scale, at, more, MASKED: gl.conste
 
 @gluon.jit
 def _scores(cfg, shared, tile, at):
-    """q k of a block, on their way."""
+    """Starts q k of a block."""
     keys = shared.ring.index(at % cfg.STAGES * 2)
     zeros = gl.zeros([ROWS, cfg.BLOCK], gl.float32, score_layout(cfg.BLOCK))
     return warpgroup_mma(tile, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -341,6 +354,7 @@ def _masked(cfg, score_MN, limit_M):
 
 @gluon.jit
 def _await_block(cfg, shared, at, wanted):
+    """Waits until block `at` has arrived; not `wanted`: does nothing."""
     mbarrier.wait(shared.full.index(at % cfg.STAGES), (at // cfg.STAGES) & 1, pred=wanted)
 
 
@@ -357,7 +371,7 @@ def _clear_from(cfg, shared, at, inside):
 
 @gluon.jit
 def _skip(cfg, shared, count, at):
-    """Blocks that are of no use to a consumer."""
+    """Releases the next `count` blocks, which a consumer does not read."""
     for _ in range(count):
         mbarrier.wait(shared.full.index(at % cfg.STAGES), (at // cfg.STAGES) & 1)
         mbarrier.arrive(shared.empty.index(at % cfg.STAGES), count=1)
@@ -367,7 +381,7 @@ def _skip(cfg, shared, count, at):
 
 @gluon.jit
 def _partial_sums(p_MN):
-    """[M, 8]: of every eighth key, so that no thread needs what another one has."""
+    """[M, 8]: sums over every eighth key, so that no thread needs what another one has."""
     return gl.sum(gl.reshape(p_MN, [ROWS, p_MN.shape[1] // 8, 8]), 1)
 
 
@@ -382,6 +396,7 @@ def _packed(p_MN):
 
 @gluon.jit
 def _operand(pairs, dtype: gl.constexpr):
+    """Pairs of bfloat16 as the operand [M, N] of a product."""
     even = pairs.to(gl.int16).to(dtype, bitcast=True)
     odd = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
     p_MN = gl.reshape(gl.join(even, odd), [ROWS, pairs.shape[1] * 2])
@@ -394,7 +409,7 @@ def _by_row(x_M, like):
     return gl.convert_layout(x_M, gl.SliceLayout(1, like.type.layout), assert_trivial=True)
 
 
-@gluon.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tiles"])
+@gluon.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tokens"])
 def prefill_kernel(
     queries,
     angles,
@@ -403,21 +418,27 @@ def prefill_kernel(
     table_ptr,
     starts_ptr,
     lens_ptr,
+    counts_ptr,
     sinks_ptr,
     counter_ptr,
     table_stride,
     first_sequence,
     num_sequences,
-    num_tiles,
+    num_tokens,
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid: programs, no more than tiles. WINDOW 0 is full attention; scale includes log2(e).
+    """Writes out [tokens, KV_HEADS * HEADS, HEAD_DIM] bfloat16, for the sequences from first_sequence on.
 
-    angles: cosines and sines of every position, float32 [positions, HEAD_DIM]; None if queries are rotated already.
+    Any grid of programs that run together. counts: of Batch, or None; then they are first_sequence and num_sequences.
+    counter: int32, 0 before and after.
+
+    Descriptors: queries [tokens, KV_HEADS * HEADS, HEAD_DIM] and pages [pages, 2, KV_HEADS, PAGE, HEAD_DIM], bfloat16;
+    angles float32 [positions, HEAD_DIM], cosines then sines, or None if queries are rotated already. WINDOW 0 is full
+    attention; scale includes log2(e).
     """
     gdc_launch_dependents()
     cfg = Config(BLOCK, STAGES, WINDOW, KV_HEADS)
@@ -438,8 +459,8 @@ def prefill_kernel(
         mbarrier.init(shared.full.index(stage), count=1)
         mbarrier.init(shared.empty.index(stage), count=CONSUMERS)
     produced = (
-        cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counter_ptr, table_stride, first_sequence,
-        num_sequences, num_tiles,
+        cfg, shared, queries, angles, pages, table_ptr, starts_ptr, lens_ptr, counts_ptr, counter_ptr, table_stride,
+        first_sequence, num_sequences, num_tokens,
     )  # fmt: skip
     rotated: gl.constexpr = angles is None
     gl.warp_specialize(

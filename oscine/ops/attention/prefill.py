@@ -43,7 +43,7 @@ def find_sequence(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tiles"],
+    do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tokens", "num_tiles"],
     do_not_specialize_on_alignment=["table_ptr", "starts_ptr", "lens_ptr"],
 )
 def prefill_kernel(
@@ -56,6 +56,7 @@ def prefill_kernel(
     table_ptr,
     starts_ptr,
     lens_ptr,
+    counts_ptr,
     sinks_ptr,
     table_stride,
     stride_page,
@@ -63,6 +64,7 @@ def prefill_kernel(
     stride_head,
     first_sequence,
     num_sequences,
+    num_tokens,
     num_tiles,
     scale,
     KV_HEADS: tl.constexpr,
@@ -77,19 +79,28 @@ def prefill_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (num_tiles * G): one key head after the other, so that programs running together share their keys."""
+    """Grid (num_tiles * G): one key head after the other, so that programs running together share their keys.
+
+    counts: of Batch, or None; then they are first_sequence and num_sequences.
+    """
     ALIGNED: tl.constexpr = PAGE % BLOCK_N == 0
     FP8: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
     if PDL:
         gdc_launch_dependents()
     head = tl.program_id(0) // num_tiles
-    tile = num_tiles - 1 - tl.program_id(0) % num_tiles
     row_M = tl.arange(0, TOKENS * BLOCK_R)
     repeat_M = row_M % BLOCK_R
     head_M = head * REPEATS + repeat_M
     sink_M = tl.load(sinks_ptr + head_M, mask=repeat_M < REPEATS, other=0.0).to(tl.float32) * LOG2E
     if PDL:
         gdc_wait()
+    if counts_ptr is not None:
+        first_sequence = tl.load(counts_ptr)
+        num_sequences = tl.load(counts_ptr + 1)
+    last_tile = (num_tokens - first_sequence) // TOKENS + (num_sequences - first_sequence) - 1
+    tile = last_tile - tl.program_id(0) % num_tiles
+    if tile < 0:
+        return
     sequence, start, stop, end, first_tile = find_sequence(
         starts_ptr, lens_ptr, tile, first_sequence, num_sequences, TOKENS, BLOCK_S
     )

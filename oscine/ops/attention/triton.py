@@ -27,6 +27,7 @@ SPLIT_PROGRAMS = 256  # until there are about this many programs,
 MAX_SPLITS = 32  # but not further
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
+BOUND_SPLITS, FEWEST_BLOCKS = 8, 32  # where only a bound of the decodes is known: splits, and their blocks at least
 
 
 class Inputs(NamedTuple):
@@ -75,15 +76,24 @@ class Inputs(NamedTuple):
 
 # (target, out_TQD, inputs): writes the rows of the leading batch.num_decodes sequences
 Decode = Callable[[Target, Tensor, Inputs], None]
-Prefill = Decode  # the same of the sequences after them
+Prefill = Decode  # the same arguments: writes the rows of the sequences after them
 
 
-def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int | None) -> dict[str, int]:
-    """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200."""
-    block_n, num_splits, stages, warps = 64, 1, 4, 4
+def decode_tiling(
+    num_decodes: int, num_kv_heads: int, repeats: int, window: int | None, *, exact: bool = True
+) -> dict[str, int]:
+    """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
+
+    `exact`: num_decodes is no bound.
+    """
+    block_n, num_splits, fewest, stages, warps = 64, 1, 1, 4, 4
     programs = num_decodes * num_kv_heads
     if window is not None and window <= 128:
         block_n = max(64, triton.next_power_of_2(window))
+    elif not exact:
+        warps = 2 if programs >= MANY_PROGRAMS else 4
+        if programs <= NUM_ARRIVALS:
+            num_splits, fewest = BOUND_SPLITS, FEWEST_BLOCKS
     elif programs < FEW_PROGRAMS:
         num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
         stages = 6
@@ -91,6 +101,7 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, repeats: int, window: int
         warps = 2
     return {
         "NUM_SPLITS": num_splits,
+        "FEWEST": fewest,  # blocks of a split
         "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
         "BLOCK_R": triton.next_power_of_2(repeats),
         "BLOCK_N": block_n,  # keys of a block
@@ -112,13 +123,15 @@ def prefill_tiling(target: Target, repeats: int, *, fp8: bool = False) -> dict[s
 def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     """Implements Decode."""
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
-    tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window)
+    exact = batch.counts_2 is None
+    tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window, exact=exact)
     decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         out_TQD,
         *inputs.queries,
         inputs.kv_pages,
         table_SB,
         batch.context_lens_S,
+        batch.counts_2,
         inputs.sinks_Q,
         *workspace(inputs, tiling["NUM_SPLITS"]),
         table_SB.stride(0),
@@ -144,12 +157,10 @@ def workspace(inputs: Inputs, num_splits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
-    """Writes the rows of the sequences after the leading batch.num_decodes."""
+    """Implements Prefill."""
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
     tiling = prefill_tiling(target, inputs.repeats, fp8=is_fp8(inputs.kv_pages))
-    num_sequences = len(batch.context_lens_S)
-    num_chunks = num_sequences - batch.num_decodes
-    num_tiles = (len(out_TQD) - batch.num_decodes) // tiling["TOKENS"] + num_chunks
+    num_tiles = most_tiles(out_TQD, batch, tiling["TOKENS"])
     prefill_kernel[(num_tiles * inputs.kv_heads,)](
         out_TQD,
         *inputs.queries,
@@ -157,17 +168,25 @@ def prefill(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
         table_SB,
         batch.query_starts_S1,
         batch.context_lens_S,
+        batch.counts_2,
         inputs.sinks_Q,
         table_SB.stride(0),
         *strides(inputs.kv_pages),
         batch.num_decodes,
-        num_sequences,
+        len(batch.context_lens_S),
+        len(out_TQD),
         num_tiles,
         inputs.scale,
         **inputs.constants,
         **tiling,
         **target.launch_options,
     )
+
+
+def most_tiles(out_TQD: Tensor, batch: Batch, tokens: int) -> int:
+    """A bound of the tiles of so many tokens, for the sequences after the decodes: each may begin one."""
+    decodes = batch.num_decodes if batch.counts_2 is None else 0
+    return (len(out_TQD) - decodes) // tokens + len(batch.context_lens_S) - decodes
 
 
 def attention(
@@ -191,7 +210,7 @@ def attention(
     out_TQD = torch.empty_like(q_TQD, memory_format=torch.contiguous_format)
     if batch.num_decodes:
         decode(target, out_TQD, inputs)
-    if len(batch.context_lens_S) > batch.num_decodes:
+    if batch.counts_2 is not None or len(batch.context_lens_S) > batch.num_decodes:
         prefill(target, out_TQD, inputs)
     return out_TQD.flatten(1)
 

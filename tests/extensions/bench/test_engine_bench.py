@@ -115,7 +115,7 @@ def test_engines_end_when_one_is_killed() -> None:
         from oscine.settings.config import EngineOptions, ModelOptions
         options = EngineOptions(ModelOptions(device="cpu"), quiet=True, num_threads=1)
         engines = parallel.EngineProcesses([options] * 2, share_experts=True)
-        pids = [process.pid for process in engines._processes]
+        pids = [process.pid for process in engines._forks._processes]
         threading.Timer(0.5, os.kill, (pids[1], signal.SIGKILL)).start()
         try:
             engines.run(result.Point(64, 16, 30_000))

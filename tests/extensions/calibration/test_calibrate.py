@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from oscine.chat.tokenizer import Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.cli import main
 from oscine.executor.sampling.rules import grammar_rules
@@ -22,7 +23,8 @@ from oscine.executor.start import load
 from oscine.executor.start.shared import Start
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.warm_up import prompts
-from oscine.extensions.calibration.scales import BIAS, NAME, find_scales, keep, scales_of
+from oscine.extensions.calibration.prompts import read_prompts
+from oscine.extensions.calibration.scales import BIAS, NAME, check_place, find_scales, keep, place_of, scales_of
 from oscine.model.config import ModelConfig
 from oscine.ops.kv.fp8 import elements_and_exponents
 from oscine.ops.platforms import native
@@ -183,18 +185,77 @@ def test_scales_of_a_model_that_cannot_be_written_are_in_the_cache(
     found = find_scales("auto", folder, CONFIG)
     assert found is not None
     scales = scales_of(found[1], json.loads((folder / NAME).read_text())["weights"], CONFIG.head_dim)
-    own = keep(scales, ModelOptions(NANO), folder)
+
+    def keep_of(options: ModelOptions) -> Path:
+        file = place_of(scales.weights, options, folder)
+        keep(scales, file, folder)
+        return file
+
+    own = keep_of(ModelOptions(NANO))
     assert own.parent == elsewhere
     assert find_scales("auto", folder, CONFIG) == find_scales("auto", NANO_FOLDER, CONFIG) == (own, found[1])
-    assert keep(scales, ModelOptions(str(folder)), folder) == folder / NAME
+    assert keep_of(ModelOptions(str(folder))) == folder / NAME
     assert find_scales("auto", folder, CONFIG) == found
     assert not own.exists()
     assert (folder / NAME).stat().st_mode & 0o777 == 0o644
     folder.chmod(0o777)  # a folder that everyone can change is not written
     try:
-        assert keep(scales, ModelOptions(str(folder)), folder) == own
+        assert keep_of(ModelOptions(str(folder))) == own
     finally:
         folder.chmod(0o755)
+
+
+def test_a_cache_that_cannot_be_entered_has_no_scales(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user has no home. A name that is too long stands for it: root may enter all folders."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
+    assert find_scales("auto", NANO_FOLDER, CONFIG) is None
+    found = find_scales("auto", folder, CONFIG)
+    assert found is not None
+    weights = json.loads((folder / NAME).read_text())["weights"]
+    keep(scales_of(found[1], weights, CONFIG.head_dim), place_of(weights, ModelOptions(str(folder)), folder), folder)
+    with pytest.raises(OSError, match=f"{weights}.json: cannot be written: File name too long"):
+        place_of(weights, ModelOptions(NANO), NANO_FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("a.txt", "is there and has no calibrated scales, so it is kept"),  # the prompts
+        ("config.json", "is there and has no calibrated scales, so it is kept"),
+        ("", "is there and has no calibrated scales, so it is kept"),
+        ("a.txt/scales.json", "cannot be written: Not a directory"),
+    ],
+)
+def test_a_place_for_no_scales_is_refused_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, says: str
+) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    shutil.copy(NANO_FOLDER / "config.json", tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    file = tmp_path / output
+    assert main(["calibrate", "no-model", "--prompts", str(tmp_path / "a.txt"), "--output", str(file)]) == 1
+    _, err = capsys.readouterr()
+    assert err.startswith(f"oscine: error: {file}: {says}")
+    assert err.count("\n") == 1
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_files_of_scales_and_empty_ones_are_replaced(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.json").touch()
+    shutil.copy(folder / NAME, tmp_path)
+    for name in ("empty.json", NAME, "new.json"):
+        check_place(tmp_path / name)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.json", NAME]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(NANO_FOLDER)
+    for name, text in (("a.txt", b"hello\nhello"), ("a.jsonl", b'[{"role": "user", "content": "hello"}]\n' * 2)):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text)
+        first, second = read_prompts(tmp_path / name, tokenizer, 1000)
+        assert first == second
 
 
 @pytest.mark.parametrize(

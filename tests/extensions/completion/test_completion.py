@@ -50,7 +50,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 def test_a_shell_completes_commands_options_and_values(shell: str, tmp_path: Path) -> None:
     (tmp_path / "serve.yaml").touch()
     cases = {
-        "oscine s": {"serve"},
+        "oscine ser": {"serve"},
         "oscine serve --dty": {"--dtype"},
         "oscine serve --dtype ": {"auto", "float32", "bfloat16"},
         "oscine serve --profile low": {"low_latency"},

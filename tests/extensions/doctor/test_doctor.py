@@ -110,6 +110,11 @@ def test_the_facts_of_this_machine() -> None:
     assert str(Path.home()) not in repr(found)
 
 
+def test_a_folder_that_cannot_be_looked_at_is_no_failure(tmp_path: Path) -> None:
+    """A name that is too long stands for one that this user may not enter, as root may enter all."""
+    assert facts_module._free(tmp_path / ("x" * 300) / "hub") > 0
+
+
 def test_it_works_without_a_torch_that_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1 is missing')\n")
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))

@@ -325,3 +325,11 @@ def test_a_repository_with_several_models_in_gguf(machine: Machine) -> None:
     machine.said("pull", f"{GGUF_NAME}/b-Q8_0.gguf")
     assert machine.hub.ranges("b-Q8_0.gguf") == [""]
     assert machine.hub.ranges("a-Q4_0.gguf") == []
+
+
+def test_folders_that_cannot_be_looked_at_have_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is too long stands for a folder that this user may not enter, as root may enter all."""
+    closed = str(tmp_path / ("x" * 300))
+    for name in ("XDG_CACHE_HOME", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, closed)
+    assert [model.place for model in installed(closed) if model.place != "Ollama"] == ["Oscine"]

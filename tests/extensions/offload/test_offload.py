@@ -376,9 +376,7 @@ def test_any_requests_get_the_tokens_that_they_would_get_without(
         steps += 1
         if run.tasks and steps % late == 0:
             run.tasks.popleft()()
-        run.now += 1.0
-        run._take(run.loop.step())
-        run.check_pages()
+        super(OffloadRun, run).step()
         for name in [name for name, end in ends.items() if end <= steps]:
             del ends[name]
             run.loop.cancel(name)

@@ -84,7 +84,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 @pytest.fixture(scope="module", autouse=True)
 def lively() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opened, "RandomTensors", LivelyTensors)
+        patch.setattr(opened, "random_tensors", lambda *made, is_skewed: LivelyTensors(*made))
         yield
 
 

@@ -90,7 +90,7 @@ def _arrivals(random: Random) -> Any:
     for i in range(random.randrange(2, 26)):
         now_ns += random.choice([0, 0, 1, 3, 20, 60]) * 1_000_000 + random.randrange(1000)
         isl = random.choice([random.randrange(1, 110), 16, 48, 80])
-        osl = random.choice([1, 2, 5, random.randrange(1, 100)])
+        osl = random.choice([0, 1, 2, 5, random.randrange(1, 100), random.randrange(1, 100)])
         priority = random.choice([0, 0, 0, 1, -1])
         yield Arrival(now_ns, f"r{i}", isl, osl, priority, random.randrange(3), random.choice([0, 1, 3, 5]))
 
@@ -162,12 +162,12 @@ class Proof(NamedTuple):
 
 
 def prove(seeds: range) -> Proof:
-    """Every load has the same outcome in all three ways."""
+    """Every load has the same outcome with jumps, and every fourth one also without, as in production."""
     num_preemptions = num_jumped = 0
     for seed in seeds:
         load = Load.random(seed)
         expected = run(load, "production")
-        ways: tuple[Way, ...] = ("cohort", "jumps")
+        ways: tuple[Way, ...] = ("jumps",) if seed % 4 else ("cohort", "jumps")
         for way in ways:
             found = run(load, way)
             for what, theirs, ours in zip(Outcome._fields[:3], expected, found, strict=False):

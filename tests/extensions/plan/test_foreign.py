@@ -115,6 +115,10 @@ def test_beyond_the_tables_attention_is_scaled_or_refused() -> None:
 def test_what_no_table_has_is_refused() -> None:
     with pytest.raises(NotMeasuredError, match="16 GPUs"):
         step_table("gb200", "trtllm", "120b", GpuLayout(16, 8, 1, 16))
+    with pytest.raises(NotMeasuredError, match="64 heads with int8 keys"):
+        step_table("gb200", "trtllm", "120b", GpuLayout(), kv="int8")
+    with pytest.raises(NotMeasuredError, match="not of 7b"):
+        step_table("gb200", "trtllm", "7b", GpuLayout())
     with pytest.raises(NotMeasuredError, match="no times of ops of tpu"):
         tables_of("tpu", "vllm")
     with pytest.raises(NotMeasuredError, match="nothing was fitted"):
@@ -135,7 +139,7 @@ def test_files_are_read_back(tmp_path: Path) -> None:
     found = read_fitted(FILE)
     write_fitted(tmp_path / "fitted.json", found)
     assert read_fitted(tmp_path / "fitted.json") == found
-    header = json.dumps({**json.loads((tmp_path / "ops.jsonl").read_text().splitlines()[0])})
+    header = (tmp_path / "ops.jsonl").read_text().splitlines()[0]
     with pytest.raises(ValueError, match=r"^ops:2: .*equal length"):
         parse_ops([header, '{"op": "sum", "gpus": 2, "x": [1, 2], "us": [1]}'], "ops")
     with pytest.raises(ValueError, match=r"^ops has no times"):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.extensions.plan.fleets import Linear, deployment, random_traffic, sim
 Run = Callable[[Way], Outcome]
 
 
+@cache
 def closed_sessions(way: Way) -> Outcome:
     """Users whose sessions share prefixes, on engines with little memory."""
     model, specs = deployment(replicas=3, num_pages=(160, 60))
@@ -35,17 +37,20 @@ def closed_sessions(way: Way) -> Outcome:
     return simulate(model, specs, random_traffic(Arrival(20), 60, shapes, think_s=0.2), way=way)
 
 
+@cache
 def bursts_of_single_turns(way: Way) -> Outcome:
     model, specs = deployment(replicas=2, max_num_seqs=4)
     return simulate(model, specs, random_traffic(Arrival(rate=12.0, burst=5), 150), way=way)
 
 
+@cache
 def lost_replicas(way: Way) -> Outcome:
     model, specs = deployment(replicas=3)
     traffic = random_traffic(Arrival(rate=15.0), 150)
     return simulate(model, specs, traffic, failures_s=[1.0, 1.5, 4.0], timing=Timing(start_s=2.0), seed=5, way=way)
 
 
+@cache
 def rising_and_falling_load(way: Way) -> Outcome:
     scaling = ScalingOptions(up_cooldown_s=2.0, down_cooldown_s=10.0)
     model, specs = deployment(replicas=Replicas(1, 4), max_num_seqs=8, scaling=scaling)

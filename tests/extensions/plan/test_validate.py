@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from math import log2
 
 import numpy as np
 import pytest
@@ -89,7 +88,6 @@ def test_a_fit_finds_the_servers_that_made_the_points() -> None:
     found = errors_of(made, fit(made, lambda point: tables))
     assert max(map(abs, found.tpot)) < 0.02
     assert max(map(abs, found.ttft)) < 0.06
-    assert log2(made[-1].layout.gpus) == 2
 
 
 def test_what_is_stored_was_fitted_to_the_training_half() -> None:
@@ -105,4 +103,7 @@ def test_curves_that_were_not_fitted_are_met() -> None:
     assert found.unanswered == 0
     assert np.mean(np.abs(found.tpot)) < 0.08
     assert np.mean(np.abs(found.ttft)) < 0.25
-    assert any(line.startswith("h200_sxm") and "8.9" in line for line in lines({("h200_sxm", "vllm"): found}))
+    _, line, total = lines({("h200_sxm", "vllm"): found})
+    assert line.split()[:4] == ["h200_sxm", "vllm", str(len(own)), "0"]
+    assert f"{np.mean(np.abs(found.tpot)) * 100:.1f}" in line
+    assert total.startswith("all")

@@ -7,7 +7,7 @@ import pytest
 
 from oscine.cli import main
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to
-from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Limits, Shape, grid, held_out, page_span
+from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Levels, Limits, Shape, grid, held_out, page_span
 from oscine.extensions.profile.measure import verified
 from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.read import check, read_table
@@ -20,7 +20,7 @@ GPU = Limits(
     page_size=64,
     pages=(16000, 9000),
     windows=(None, 128),
-    graphs=GraphSizes(tuple(sizes_up_to(512)), tuple(prompt_sizes_up_to(2048))),
+    graphs=GraphSizes(tuple(sizes_up_to(512)), tuple(prompt_sizes_up_to(2048)), 512),
 )
 SMALL = Limits(4, 64, 512, 64, (30, 30), (None, 128), NO_GRAPHS)
 
@@ -28,7 +28,7 @@ SMALL = Limits(4, 64, 512, 64, (30, 30), (None, 128), NO_GRAPHS)
 @pytest.mark.parametrize("limits", [GPU, SMALL])
 def test_every_step_of_a_grid_fits_the_engine(limits: Limits) -> None:
     for level in range(LEVELS):
-        shapes = grid(limits, level, 15)
+        shapes = grid(limits, Levels(level, level, level), 15)
         assert {shape.kind for shape in shapes} == {"decode", "prompts", "mixed"}
         for shape in shapes:
             step = shape.features(15)
@@ -42,7 +42,7 @@ def test_every_step_of_a_grid_fits_the_engine(limits: Limits) -> None:
 
 
 def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
-    grids = [grid(GPU, level, 15) for level in range(LEVELS)]
+    grids = [grid(GPU, Levels(level, level, level), 15) for level in range(LEVELS)]
     assert all(len(coarse) < len(fine) for coarse, fine in pairwise(grids))
     for shapes in grids:
         assert max(shape.rows for shape in shapes if shape.kind == "decode") == 512
@@ -53,7 +53,7 @@ def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
 
 
 def test_steps_that_are_held_out_are_random_and_the_same_for_a_seed() -> None:
-    shapes = grid(GPU, 2, 15)
+    shapes = grid(GPU, Levels(2, 2, 2), 15)
     found = held_out(GPU, shapes, 15)
     assert len(found) == HELD_OUT
     assert all(shape.fits(GPU, 15) for shape in found)
@@ -97,10 +97,24 @@ def test_the_embedded_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFi
     assert check(table, fitted).not_measured == 0
 
 
+@pytest.mark.parametrize("max_model_len", [6, 64])
+def test_an_engine_that_is_too_small_gets_one_line(
+    max_model_len: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--device", "cpu", "--threads", "1", "--seconds", "0.1", "--max-model-len", str(max_model_len)]
+    limits = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16"]
+    assert main(["profile", *options, *limits, "--output", str(tmp_path / "steps.jsonl")])
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"oscine: error: {max_model_len} tokens per sequence are too few for a table of step times"
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ([], "--output FILE is needed"),
+        (["--output", "/nowhere/x"], "--output /nowhere/x: no file"),
+        (["--output", "/"], "--output /: no file"),
         (["--output", "x", "--seconds", "0"], "--seconds must be above 0"),
         (["--output", "x", "--data-parallel-size", "2"], "share nothing"),
         (["import", "/nowhere", "--system", "gb200", "--framework", "vllm", "--version", "1", "--output", "x"], ""),

@@ -14,6 +14,7 @@ from oscine.engine.core.request import Request
 from oscine.executor.sampling.masks import GrammarCache
 from oscine.ops.interface import Batch
 from oscine.ops.packed import PackedStep
+from oscine.timing.kinds import GraphSizes
 from oscine.types import NewSequence, StepPlan
 from tests.engine.harness import SomeDrafts
 from tests.executor.conftest import MakeExecutor
@@ -76,8 +77,8 @@ def test_steps_without_drafts_have_graphs_that_no_head_follows(device: str, monk
     runner = executor(
         capturable_model(torch.device(device)), asked, 64, 64, make_drafts=on_device(drafter, 2), max_drafts=2
     )
-    runner.graphs.run_eagerly([*GRAPHS, 12, 18], [])
-    runner.graphs.capture([*GRAPHS, 12, 18], [])
+    runner.graphs.run_eagerly(GraphSizes((*GRAPHS, 12, 18)))
+    runner.graphs.capture(GraphSizes((*GRAPHS, 12, 18)))
     runner.forget_page_zero()
     drafter.num_followed.zero_()
     plans: list[StepPlan] = []
@@ -118,7 +119,13 @@ class Told:
         known_S: NDArray[np.int32],
     ) -> None:
         assert batch.logits_rows_N is not None
-        told = [*packed, batch.token_ids_T, batch.positions_T, batch.query_starts_S1, batch.context_lens_S]
+        told = [
+            *packed._replace(counts_2=packed.slots_S),
+            batch.token_ids_T,
+            batch.positions_T,
+            batch.query_starts_S1,
+            batch.context_lens_S,
+        ]
         told += [batch.logits_rows_N, features_TH, torch.from_numpy(known_S)]
         told += [tensor for group in batch.groups for tensor in (group.page_table_SB, group.slots_T)]
         self.calls.append([tensor.cpu().clone() for tensor in (*told, *([] if ids_M is None else [ids_M]))])
@@ -159,7 +166,9 @@ def test_drafts_beside_prompts(
     plain = executor(model(), asked, 64, 64, grammars)
     expected = run(loop(plain, asked, plain.memory), *requests)
     drafter = Remembered({tuple(one.prompt_token_ids): expected[one.request_id].token_ids for one in requests})
-    runner = make_executor(slots=4, pages=pages, grammars=grammars, make_drafts=on_host(drafter), max_drafts=MOST)
+    runner = make_executor(
+        slots=4, room=4 * (1 + MOST), pages=pages, grammars=grammars, make_drafts=on_host(drafter), max_drafts=MOST
+    )
     running = loop(runner, asked, runner.memory, SomeDrafts(MOST))
     found = run(running, *requests)
     for name, output in expected.items():

@@ -4,6 +4,7 @@ llama.cpp has a tensor each for queries, keys and values, and for the rows of ga
 have one for each of these, with gate and up interleaved as published, and a few other names.
 """
 
+import mmap
 import re
 from collections.abc import Iterator
 
@@ -128,8 +129,10 @@ class GgufCheckpoint:
 
 
 def raw_tensors(file: Gguf) -> Iterator[tuple[str, Tensor]]:
-    """The bytes of each tensor."""
-    return ((name, torch.from_numpy(stored.raw)) for name, stored in file.tensors.items())
+    """The bytes of each tensor. Nothing is read ahead."""
+    for name, stored in file.tensors.items():
+        stored.data.madvise(mmap.MADV_RANDOM)
+        yield name, torch.from_numpy(stored.raw)
 
 
 def _split(name: str) -> tuple[str, str]:

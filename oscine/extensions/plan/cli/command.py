@@ -67,14 +67,15 @@ def run(args: argparse.Namespace) -> None:
 
     with ended_by(ValueError, OSError, status=USAGE):
         asked = Asked.of(vars(args))
-        traffic = asked.traffic()
+        traffic, limits_s = asked.traffic(), asked.reporting.limits_s()
         with ended_by(LookupError):
             tables = asked.tables
+        engines = asked.engines()
     began_s = time.perf_counter()
     with ended_by(LookupError):  # a step that the tables do not know
-        outcome = asked.simulate(traffic)
+        outcome = asked.simulate(engines, traffic)
     took_s = time.perf_counter() - began_s
-    measured = measured_of(outcome, asked.arrival, asked.reporting.limits_s(), asked.simulated.warm_up)
+    measured = measured_of(outcome, asked.arrival, limits_s, asked.simulated.warm_up)
     gpus = asked.num_gpus
     print(f"{args.file}, {asked.model.name}: {asked.load_text}")
     print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")

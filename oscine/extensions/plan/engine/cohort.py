@@ -255,6 +255,11 @@ class CohortScheduler(Scheduler):
 
     # ---- ticks in which nothing happens ----
 
+    @property
+    def only_counts(self) -> bool:
+        """Whether the newest step has nothing but members that were not touched."""
+        return not (self._new.requests or self._touched or self._preempted)
+
     def num_quiet(self, ahead: int) -> int:
         """The number of next ticks without a touch, nor a commit that means something. `ahead`: steps in flight."""
         touch, commit = self.touches.next(), self.commits.next()

@@ -21,6 +21,7 @@ class CohortLoop(EngineLoop):
         super().__init__(executor, *arguments, **options)
         assert isinstance(self._scheduler, CohortScheduler)
         assert not self.extensions
+        self._still: tuple[int, int] | None = None  # see _state, if the last step did nothing but count
 
     def jump(self, until_ns: int) -> int:
         """Makes all steps that only count and that begin before `until_ns` at once. Returns their number."""
@@ -48,8 +49,10 @@ class CohortLoop(EngineLoop):
     def _num_quiet(self) -> int:
         """How many of the next steps do nothing but count, at least."""
         scheduler = self._scheduler
-        if scheduler.others or scheduler.waiting or not scheduler.steady or self._news or self._pending.waiting():
+        if scheduler.others or not scheduler.steady or self._news or self._pending.waiting():
             return 0
+        if scheduler.waiting and self._still != self._state:
+            return 0  # a request may start. If none did in a step that only counted, none will in the next one
         ahead, flight = len(self._launched), scheduler.flight
         if ahead != self._max_launched - 1 or (flight is not None and (flight.requests or flight.left)):
             return 0
@@ -63,4 +66,11 @@ class CohortLoop(EngineLoop):
         self._scheduler.unfold(step, result)
         news = super()._commit(done)
         self._scheduler.fold(step)
+        only_counts = not (step.requests or news) and self._scheduler.only_counts
+        self._still = self._state if only_counts else None
         return news
+
+    @property
+    def _state(self) -> tuple[int, int]:
+        """Changes when a request comes or leaves its slot."""
+        return self.counters.requests, self._scheduler.num_vacated

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from oscine.extensions.bench.serve.answer import Record
-from oscine.extensions.plan.clock.agenda import Agenda, ns_of
+from oscine.extensions.plan.clock.agenda import NS, Agenda, ns_of
 from oscine.extensions.plan.fleet.ingress import Ingress
 from oscine.extensions.plan.traffic.session import Session
 
@@ -71,7 +71,7 @@ class Clients:
         self.records.append(record)
         if not record.error and turn + 1 < len(session):
             next_ns = self._agenda.clock.ns + ns_of(self._traffic.think_s)
-            self._agenda.at(next_ns, partial(self._ask, session, turn + 1, next_ns * 1e-9))
+            self._agenda.at(next_ns, partial(self._ask, session, turn + 1, next_ns * NS))
             return
         self._num_ended += 1
         if self._traffic.offsets_ns is None:

@@ -99,7 +99,7 @@ def _check(role: RoleSpec) -> None:
     for option, is_given in (
         ("scaling of replicas with several engines", role.replicas.scales and role.data_parallel_size > 1),
         ("--speculative-config", options.speculation.is_on),
-        ("--kv-offload-bytes", bool(options.cache.kv_offload_bytes)),
+        ("--kv-offload-dir", options.cache.kv_offload_dir is not None),
         ("--experts-on-host", options.model.experts_on_host is not None),
     ):
         if is_given:

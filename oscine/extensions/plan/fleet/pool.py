@@ -1,13 +1,15 @@
 """The replicas of one role: how many there are, when they start, fail and end, and what scaling decides."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 from oscine.extensions.cluster.scaling.load_record import Line, PoolSeries
 from oscine.extensions.cluster.scaling.policy import EVERY_S, Bounds, Goals, State, decide
 from oscine.extensions.cluster.scaling.pool_load import report
 from oscine.extensions.plan.clock.agenda import Agenda, ns_of
+from oscine.extensions.plan.engine.peers import Network
 from oscine.extensions.plan.fleet.engines import EngineSpec, Way
 from oscine.extensions.plan.fleet.replica import Replica
 from oscine.extensions.replicas.routing.fleet import Fleet
@@ -23,6 +25,20 @@ class Timing:
 
     start_s: float = 60.0  # from asking for a replica to a ready one
     drain_s: float = 30.0  # that a replica may go on with its requests before it ends
+    message_s: float = 100e-6  # of a message from an engine to another
+    bytes_per_s: float = 25e9  # of pages that an engine sends to others
+    host_bytes_per_s: float = 42e9  # of pages between an engine and host memory, in one direction (docs/hardware.md)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What all pools of a simulation share."""
+
+    agenda: Agenda
+    network: Network
+    timing: Timing
+    way: Way
+    numbers: Iterator[int] = field(default_factory=count)  # of replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +54,16 @@ class Change:
 class Pool:
     """Ray Serve's part is imitated: it starts as many replicas as the policy wants, and ends the newest ones first."""
 
-    def __init__(
-        self, model: ModelSpec, role: RoleSpec, spec: EngineSpec, fleet: Fleet, agenda: Agenda, timing: Timing, way: Way
-    ) -> None:
-        self.role, self.spec, self.fleet = role, spec, fleet
+    def __init__(self, model: ModelSpec, role: RoleSpec, spec: EngineSpec, world: World) -> None:
+        self.role, self.spec, self.fleet = role, spec, Fleet(clock=world.agenda.clock)
         self.changes: list[Change] = []
         self.ended: list[EngineStats] = []  # of replicas that are gone
-        self.num_turns = self.num_jumped = 0  # of these
+        self.num_jumped = 0  # steps of these
         self.on_join: Callable[[Replica], None] = lambda replica: None
         self.on_lose: Callable[[Replica, bool], None]  # and whether it broke; it takes its requests away
         self.num_requests: Callable[[Replica], int]  # that a replica has
         self.num_queued: Callable[[], int]  # requests that wait for a place
-        self._model, self._agenda, self._timing, self._way = model, agenda, timing, way
+        self._model, self._world, self._agenda, self._timing = model, world, world.agenda, world.timing
         self._ready: list[Replica] = []  # oldest first
         self._draining: list[Replica] = []
         self._starting: list[object] = []  # a mark for each that will be there
@@ -58,9 +72,8 @@ class Pool:
         self._series, self._state = PoolSeries(role), State()
         self._goals = Goals(role.role, model.levels, model.scaling)
 
-    def begin(self, numbers: Iterator[int]) -> None:
-        """The first replicas are ready. `numbers`: of all replicas of the simulation."""
-        self._numbers = numbers
+    def begin(self) -> None:
+        """The first replicas are ready."""
         for _ in range(self._target):
             self._join()
         if self.role.replicas.scales:
@@ -99,7 +112,10 @@ class Pool:
             self._join()
 
     def _join(self) -> None:
-        replica = Replica(next(self._numbers), self.role.role, self.spec, self.fleet, self._agenda, self._way)
+        world = self._world
+        replica = Replica(
+            next(world.numbers), self.role.role, self.spec, self.fleet, world.agenda, world.network, world.way
+        )
         self._ready.append(replica)
         self.on_join(replica)
         self.fleet.join(replica.name, replica.report())
@@ -126,7 +142,6 @@ class Pool:
         self._scaled.pop(replica, None)
         self.on_lose(replica, broke)
         self.ended.append(replica.stats)
-        self.num_turns += replica.num_turns
         self.num_jumped += replica.num_jumped
 
     # ---- scaling ----

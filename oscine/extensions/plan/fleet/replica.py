@@ -2,31 +2,44 @@
 
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from oscine.engine.core.due_statistics import INTERVAL_S, DueStatistics
+from oscine.engine.core.extension import EngineExtension, LoopState, MakeExtension
 from oscine.engine.core.loop import EngineLoop
+from oscine.engine.process.prefills import Prefills
+from oscine.engine.wire.messages import FromPeer
+from oscine.extensions.disaggregation.prefill_service import PrefillService
+from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
+from oscine.extensions.offload.manager import Offload
+from oscine.extensions.offload.page_store import PageStore
 from oscine.extensions.plan.clock.agenda import Agenda, Clock, ns_of
 from oscine.extensions.plan.engine.cohort_loop import CohortLoop
+from oscine.extensions.plan.engine.host_store import HostStore
+from oscine.extensions.plan.engine.peers import Copies, Links, Network
 from oscine.extensions.plan.fleet.engines import EngineSpec, Way
 from oscine.extensions.plan.fleet.page_news import PageNews
 from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport, ReplicaState
 from oscine.types import Endpoints, EngineStats, GenerationOutput, GenerationRequest, Role
 
-_INTERVAL_NS = ns_of(INTERVAL_S)
+_INTERVAL_NS, _NS_OF_MS = ns_of(INTERVAL_S), 1_000_000
 
 
 class Replica:
     """Its steps end at times of its own clock. The agenda has its next turn, at which what it did is told."""
 
     def __init__(
-        self, number: int, role: Role, spec: EngineSpec, fleet: Fleet, agenda: Agenda, way: Way = "jumps"
+        self, number: int, role: Role, spec: EngineSpec, fleet: Fleet, agenda: Agenda, network: Network, way: Way
     ) -> None:
         """`number`: among all replicas of the simulation."""
         self.name, self.number, self.role, self.spec = f"{role}-{number}", number, role, spec
+        self.address = f"virtual://{self.name}"
         self.clock = Clock(agenda.clock.ns)
-        self.loop: EngineLoop = spec.loop(self.clock, way)
-        self.num_turns = self.num_jumped = 0
+        self._network, self._prefills = network, Prefills()
+        self._questions: deque[tuple[str, FromPeer]] = deque()  # of engines that want prompts computed
+        self.loop: EngineLoop = self._loop(way)
+        self.num_jumped = 0  # steps that were made together with others
         self.is_gone = False
         # Called with each output of a request, and with requests that the engine is too full for.
         self.deliver: Callable[[Replica, GenerationOutput], None]
@@ -43,14 +56,8 @@ class Replica:
     def stats(self) -> EngineStats:
         return self.loop.stats()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether it has requests, or outputs that nobody has yet."""
-        return self._is_awake and (self.loop.has_work or bool(self._inbox or self._outputs))
-
     def report(self, state: ReplicaState = "ready") -> ReplicaReport:
-        where = Endpoints(f"virtual://{self.name}")
-        return ReplicaReport(self.spec.info.model, self.role, "", state, where, self.spec.info)
+        return ReplicaReport(self.spec.info.model, self.role, "", state, Endpoints(self.address), self.spec.info)
 
     def submit(self, request: GenerationRequest) -> None:
         self._inbox.append(request)
@@ -62,6 +69,7 @@ class Replica:
         The step that runs now tells nothing any more.
         """
         self.is_gone = True
+        self._network.leave(self.name, self.address)
         told = {request.request_id: 0 for request in self._inbox}
         told |= {output.request_id: len(output.token_ids) - 1 for output in self._outputs}
         in_step = bool(self._outputs) or self.clock.ns > self._agenda.clock.ns
@@ -69,8 +77,47 @@ class Replica:
             told.setdefault(output.request_id, max(0, len(output.token_ids) - in_step))
         return told
 
+    def _loop(self, way: Way) -> EngineLoop:
+        """One that fetches pages of prompts, one that gives them, or one that does neither."""
+        spec = self.spec
+        extensions: list[MakeExtension] = [self._offload] if spec.options.cache.kv_offload_bytes else []
+        if self.role == "aggregated":
+            return spec.loop(self.clock, way, extensions)
+        model = spec.info.model
+        copies = Copies(self.address, self._network, self.clock, model, spec.groups, spec.memory)
+        if self.role == "decode":
+            links = Links(self.name, self._network, self.clock, self._wake)
+            extensions.append(lambda loop: RemotePrefills(loop, links, copies, self.clock))
+            return spec.loop(self.clock, way, extensions)
+        loop = spec.loop(self.clock, way, extensions)
+        self._prefills = PrefillService(loop, copies.endpoint, copies.attend, self.clock)
+        self._network.serve(self.address, self._hear)
+        return loop
+
+    def _offload(self, loop: LoopState) -> EngineExtension:
+        options = self.spec.options
+        num_bytes, rate = options.cache.kv_offload_bytes or 0, self._network.host_bytes_per_s
+        store = HostStore(self.spec.groups, num_bytes, self.clock, rate)
+        step_tokens = options.scheduler.max_num_batched_tokens
+        return Offload(loop, cast(PageStore, store), step_tokens=step_tokens, clock=self.clock)
+
+    def _hear(self, peer: str, question: FromPeer) -> None:
+        self._questions.append((peer, question))
+        self._wake()
+
+    def _tend_peers(self) -> None:
+        """As EngineServer: leases end, peers hear what became of their prompts, and may ask for others."""
+        prefills = self._prefills
+        prefills.expire()
+        while self._questions:
+            peer, question = self._questions.popleft()
+            prefills.handle(peer.encode(), question)
+        news, prefills.news = prefills.news, []
+        for reader, message in news:
+            self._network.answer(reader.decode(), self.address, message, self.clock.ns)
+
     def _wake(self) -> None:
-        if not self._is_awake:
+        if not self._is_awake and not self.is_gone:
             self._is_awake = True
             self.clock.ns = self._agenda.clock.ns
             self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)
@@ -81,12 +128,13 @@ class Replica:
             return
         loop, outputs = self.loop, self._outputs
         if outputs:
-            self._outputs = []
+            outputs, self._outputs = self._prefills.take(outputs), []
         self._news.flush()
         if self._due.are_due(has_work=loop.has_work):
             self._fleet.hear(self.name, loop.stats())
         for output in outputs:
             self.deliver(self, output)
+        self._tend_peers()
         while self._inbox:
             request = self._inbox.popleft()
             if loop.is_full:
@@ -95,8 +143,9 @@ class Replica:
                 loop.add(request)
         if not loop.has_work:
             self._is_awake = False
+            if (patience_ms := self._prefills.patience_ms) is not None:  # leases are looked at
+                self._agenda.at(self.clock.ns + patience_ms * _NS_OF_MS, self._wake)
             return
-        self.num_turns += 1
         if self._jumping is None or not self._jump(self._jumping):
             self._outputs = loop.step()
         self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)

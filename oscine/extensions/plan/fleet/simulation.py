@@ -3,24 +3,24 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import count
 from random import Random
 
 from oscine.api.serving.admission import Admission
 from oscine.extensions.bench.serve.answer import Record
 from oscine.extensions.plan.clock.agenda import Agenda, ns_of
 from oscine.extensions.plan.clock.virtual_loop import VirtualLoop
+from oscine.extensions.plan.engine.peers import Network
 from oscine.extensions.plan.fleet.clients import Clients, Traffic
 from oscine.extensions.plan.fleet.engines import EngineSpec, Way
 from oscine.extensions.plan.fleet.ingress import Ingress
-from oscine.extensions.plan.fleet.pool import Change, Pool, Timing
+from oscine.extensions.plan.fleet.pool import Change, Pool, Timing, World
 from oscine.extensions.plan.fleet.replica import Replica
 from oscine.extensions.replicas.client.dispatcher import MigrationLimits
 from oscine.extensions.replicas.client.followed_models import cluster_options
-from oscine.extensions.replicas.routing.fleet import Fleet
 from oscine.extensions.replicas.routing.model_router import ModelRouter
 from oscine.extensions.replicas.spec.deployment import ModelSpec
 from oscine.extensions.replicas.spec.snapshot import RouterCounters
+from oscine.system.collector import paused
 from oscine.types import EngineStats, Role
 
 
@@ -61,9 +61,14 @@ def simulate(
     `failures_s`: when a replica that answers requests is lost, chosen by the seed.
     """
     agenda = Agenda()
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(agenda)) as runner:
+    # What lives is many objects and next to no cycles: collections would find little, and take long.
+    with paused(), asyncio.Runner(loop_factory=lambda: VirtualLoop(agenda)) as runner:
         simulation = Simulation(agenda, model, specs, timing or Timing(), way)
         return runner.run(simulation.run(traffic, failures_s, until_s, Random(seed)))
+
+
+def _network(agenda: Agenda, timing: Timing) -> Network:
+    return Network(agenda, timing.message_s, timing.bytes_per_s, timing.host_bytes_per_s)
 
 
 class Simulation:
@@ -72,10 +77,8 @@ class Simulation:
     ) -> None:
         clock, serving = agenda.clock, model.serving.role
         self.agenda = agenda
-        self.pools = {
-            role.role: Pool(model, role, specs[role.role], Fleet(clock=clock), agenda, timing, way)
-            for role in model.roles
-        }
+        world = World(agenda, _network(agenda, timing), timing, way)
+        self.pools = {role.role: Pool(model, role, specs[role.role], world) for role in model.roles}
         fleets = {role: pool.fleet for role, pool in self.pools.items()}
         self.router = ModelRouter(model, fleets[serving], fleets.get("prefill"), clock)
         whole = cluster_options(model).scheduler
@@ -99,9 +102,8 @@ class Simulation:
         self, traffic: Traffic, failures_s: Sequence[float], until_s: float | None, random: Random
     ) -> Outcome:
         agenda, ended = self.agenda, asyncio.Event()
-        numbers = count()
         for pool in self.pools.values():
-            pool.begin(numbers)
+            pool.begin()
         clients = Clients(traffic, self.ingress, agenda, ended.set)
         if traffic.are_independent and len(self.pools) == 1:
             agenda.are_apart = lambda: not self.ingress.num_waiting

@@ -61,7 +61,7 @@ class Rest(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A step's ops and numbers, in the order of Rest. The last two: seconds per token of context, and its end."""
+    """A step's ops and numbers, in the order of Rest; then what grows with the context, which the ops lack."""
 
     decodes_s: float
     prompts_s: float
@@ -70,18 +70,20 @@ class Parts(NamedTuple):
     tokens: float
     doublings: float
     eager: float
-    per_context_s: float = 0.0
-    last_context: int = NO_END
-    factor: float = 1.0
+    per_context_s: float = 0.0  # seconds per token of context
+    last_context: int = NO_END  # tokens, up to which they are valid
+    factor: float = 1.0  # by which attention reads more than was measured
 
 
 class ComposedSurface:
+    """Implements Surface, for one layout of a model on one kind of GPU."""
+
     def __init__(
         self, tables: Sequence[OpTable], shapes: Shapes, layout: GpuLayout, rest: Rest, kv: str = "bfloat16"
     ) -> None:
         """`tables`: the first one is used; experts that it lacks have the ratios of the others.
 
-        Raises NotMeasuredError for a layout that no table has.
+        Raises NotMeasuredError for a layout or a type of keys and values (`kv`) that no table has.
         """
         self._ops, self._shapes, self._layout, self._rest = tables[0], shapes, layout, rest
         self._heads = _HEADS // layout.tp
@@ -97,9 +99,12 @@ class ComposedSurface:
         self._sums = sums
         self._decodes = {window: _decodes(self._ops, self._heads, window, kv) for window in (0, _WINDOW)}
         self._prefills = {window: _prefills(self._ops, self._heads, window) for window in (0, _WINDOW)}
+        if any(not sizes for sizes, _ in (*self._decodes.values(), *self._prefills.values())):
+            raise NotMeasuredError(f"{self._ops.header.gpu} has no attention of {self._heads} heads with {kv} keys")
         self._body_us = lru_cache(1 << 12)(self._compute_body_us)
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
+        """Implements Surface.cell."""
         parts, rest = self.parts(step), self._rest
         if parts.factor > 1.0 and not scaled:
             raise NotMeasuredError(f"attention over {parts.factor:.1f} times as many tokens as were measured: {step}")
@@ -110,8 +115,10 @@ class ComposedSurface:
         return Cell(base, slope, parts.last_context, figures, parts.factor)
 
     def parts(self, step: StepFeatures, group_tokens: int | None = None) -> Parts:
-        """Without what grows with the context. `group_tokens`: of all engines that share experts (default: as many of
-        each)."""
+        """Without what grows with the context. `group_tokens`: of all engines that share experts together.
+
+        By default each engine has as many as this one.
+        """
         everyone = step.tokens * self._layout.engines if group_tokens is None else group_tokens
         us = (
             self._body_us(step.tokens, everyone)
@@ -165,7 +172,9 @@ def composed_table(
     kv: str = "bfloat16",
     scaled: bool = False,
 ) -> StepTable:
-    """Raises NotMeasuredError."""
+    """Raises NotMeasuredError for a model, layout or type of keys and values that the tables do not have."""
+    if model not in MODELS:
+        raise NotMeasuredError(f"there are step times of {' and '.join(MODELS)}, not of {model}")
     own, shapes = tables[0].header, MODELS[model]
     header = Header(
         model=model,

@@ -13,6 +13,7 @@ from oscine.settings.option import BYTES, Options, option, require
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.arrival import Arrival
     from oscine.extensions.plan.fleet.clients import Traffic
+    from oscine.extensions.plan.fleet.engines import EngineSpec
     from oscine.extensions.plan.fleet.simulation import Outcome
     from oscine.extensions.plan.sources.noted import NotedTable
     from oscine.extensions.plan.sources.origin import Source
@@ -34,7 +35,7 @@ class Simulated(Options, group="simulation"):
         at_least=1,
     )
     warm_up: int = option(0, "number of first requests that are not measured", "N", at_least=0)
-    served: str | None = option(None, "model of the deployment that is asked", "NAME", shown="the only one")
+    served: str | None = option(None, "model of the deployment that gets the requests", "NAME", shown="the only one")
     gpu_memory: int | None = option(
         None,
         "memory of a GPU, from which the size of a cache follows",
@@ -49,16 +50,16 @@ class Simulated(Options, group="simulation"):
     )
     until: float | None = option(None, "virtual time at which the simulation ends", "SECONDS", above=0, shown="no end")
 
-    def failures_s(self) -> list[float]:
+    def failures_s(self) -> tuple[float, ...]:
         """Raises OptionError."""
-        found = []
+        found: list[float] = []
         for text in self.failures:
             try:
                 found.append(float(text))
             except ValueError:
                 require(False, "failures", "seconds", text)
         require(all(0 <= time_s < 1e9 for time_s in found), "failures", "0 or more", self.failures)
-        return found
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Asked:
     users: int | None = None
     rate: float | None = None
     trace: Path | None = None
+    failures_s: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Asked":
@@ -88,7 +90,7 @@ class Asked:
         require(users is None or users > 0, "users", "positive", users)
         require(rate is None or rate > 0, "rate", "positive", rate)
         load = workload, Sending.of(given), Reporting.of(given)
-        return cls(deployment, model, sources, simulated, *load, users, rate, trace)
+        return cls(deployment, model, sources, simulated, *load, users, rate, trace, simulated.failures_s())
 
     @property
     def arrival(self) -> "Arrival":
@@ -174,19 +176,24 @@ class Asked:
         known = next((one.gpu.memory_bytes for one in self.sources if one.gpu is not None), None)
         return self.simulated.gpu_memory or known
 
-    def simulate(self, traffic: "Traffic") -> "Outcome":
-        """Raises NotMeasuredError for a step that the tables do not know, and ValueError."""
+    def engines(self) -> "dict[Role, EngineSpec]":
+        """Raises ValueError, OSError, and NotMeasuredError if a role has no table."""
         from oscine.extensions.plan.fleet.engines import spec_of
+
+        return {role.role: spec_of(role, self.tables[role.role], self.gpu_memory) for role in self.model.roles}
+
+    def simulate(self, engines: "dict[Role, EngineSpec]", traffic: "Traffic") -> "Outcome":
+        """Raises NotMeasuredError for a step that the tables do not know."""
         from oscine.extensions.plan.fleet.pool import Timing
         from oscine.extensions.plan.fleet.simulation import simulate
 
         simulated = self.simulated
         return simulate(
             self.model,
-            {role.role: spec_of(role, self.tables[role.role], self.gpu_memory) for role in self.model.roles},
+            engines,
             traffic,
             timing=Timing(simulated.start_time, self.deployment.server.drain_s),
-            failures_s=simulated.failures_s(),
+            failures_s=self.failures_s,
             until_s=simulated.until,
             seed=simulated.seed,
         )

@@ -33,7 +33,7 @@ class Trial:
 
 def simulate(asked: Asked) -> Trial:
     try:
-        outcome = asked.simulate(asked.traffic())
+        outcome = asked.simulate(asked.engines(), asked.traffic())
     except (ValueError, NotMeasuredError) as error:
         return Trial({}, (), "measured", 1.0, str(error))
     measured = measured_of(outcome, asked.arrival, {}, asked.simulated.warm_up)

@@ -19,17 +19,20 @@ Vector = NDArray[np.float64]
 
 
 class Load(NamedTuple):
+    """What the clients send."""
+
     clients: int
     prompt: int  # tokens at most; lengths are uniform between `least` and 1 times these
-    answer: int
+    answer: int  # tokens at most
     least: float = 0.8
     requests_per_client: int = 10
 
 
 class Server(NamedTuple):
-    step_tokens: int = 8192  # of a step, at most
+    """The limits of the engine."""
+
+    step_tokens: int = 8192  # per step, at most
     kv_tokens: int = 1 << 60  # that the cache holds
-    max_num_seqs: int = 1 << 30
 
 
 class StepCost(NamedTuple):
@@ -47,22 +50,22 @@ class _Request:
     prompt: int
     answer: int
     sent_s: float
-    started: Vector  # parts when it was sent
     computed: int = 0
     first_s: float = 0.0
     first: Vector | None = None
 
 
 class Outcome(NamedTuple):
-    """Medians over all requests, and the mean parts of them."""
+    """Medians over all requests, and the parts that the median time per token is made of."""
 
     tpot_s: float
     ttft_s: float
     tpot_parts: Vector
-    ttft_parts: Vector
 
 
 class ClosedLoop:
+    """A simulation of one load. `cost`: of a step; `seed`: of the lengths."""
+
     def __init__(self, cost: Callable[[StepFeatures], StepCost], load: Load, server: Server, seed: int = 0) -> None:
         self._cost, self._load, self._server = cost, load, server
         rng, count = np.random.default_rng(seed), load.clients * load.requests_per_client
@@ -80,26 +83,25 @@ class ClosedLoop:
         self._running: list[tuple[int, _Request]] = []  # the tick of the last token
         self._tick = self._context = self._held = 0
         self._tpots: list[tuple[float, Vector]] = []
-        self._ttfts: list[tuple[float, Vector]] = []
+        self._ttfts: list[float] = []
 
     def run(self) -> Outcome:
+        """All requests, from the first to the last; call it once."""
         self._send(self._load.clients)
         while self._waiting or self._prompts or self._running:
             self._admit()
             self._step()
-        tpot, ttft = (median(one for one, _ in found) for found in (self._tpots, self._ttfts))
-        return Outcome(tpot, ttft, _middle(self._tpots), _middle(self._ttfts))
+        return Outcome(median(one for one, _ in self._tpots), median(self._ttfts), _middle(self._tpots))
 
     def _send(self, count: int) -> None:
         for _ in range(min(count, len(self._lengths))):
-            self._waiting.append(_Request(*self._lengths.popleft(), self._now_s, self._parts))
+            self._waiting.append(_Request(*self._lengths.popleft(), self._now_s))
 
     def _admit(self) -> None:
         """As many as the cache holds in full."""
         while self._waiting:
             needed = self._waiting[0].prompt + self._waiting[0].answer
-            busy = len(self._running) + len(self._prompts)
-            if busy and (busy >= self._server.max_num_seqs or self._held + needed > self._server.kv_tokens):
+            if self._held and self._held + needed > self._server.kv_tokens:
                 return
             self._held += needed
             self._prompts.append(self._waiting.popleft())
@@ -144,7 +146,7 @@ class ClosedLoop:
 
     def _first_token(self, request: _Request) -> None:
         request.first_s, request.first = self._now_s, self._parts
-        self._ttfts.append((self._now_s - request.sent_s, self._parts - request.started))
+        self._ttfts.append(self._now_s - request.sent_s)
         self._context += request.prompt
         self._running.append((self._tick + max(request.answer - 1, 1), request))
 

@@ -34,7 +34,6 @@ def simulate(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> Outcome
     """Raises NotMeasuredError for a layout that the tables do not have."""
     surface = ComposedSurface(tables, MODELS["120b"], point.layout, fitted.rest)
     rest = np.array(fitted.rest)
-
     engines = point.layout.engines
 
     def cost(step: StepFeatures) -> StepCost:
@@ -70,13 +69,9 @@ def predict(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> tuple[fl
     return outcome.tpot_s * 1e3, ttft_s * 1e3
 
 
-def fit(
-    points: Sequence[Point],
-    tables_of: Callable[[Point], Sequence[OpTable]],
-    prior: Fitted | None = None,
-) -> Fitted:
-    """Only of these points. `prior`: where the points say little."""
-    found = prior or Fitted(_PRIOR, _DELAYS)
+def fit(points: Sequence[Point], tables_of: Callable[[Point], Sequence[OpTable]]) -> Fitted:
+    """What fits these points best. Raises NotMeasuredError for a layout that the tables do not have."""
+    found = Fitted(_PRIOR, _DELAYS)
     start, delays = np.array(found.rest), np.array(found.delays)
     for _ in range(_ROUNDS):
         outcomes = [simulate(tables_of(point), point, found) for point in points]

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 
 from oscine.extensions.kv_events.publisher import page_hash
-from oscine.extensions.replicas.routing.cost import rank, sticky_key
+from oscine.extensions.replicas.routing.cost import ReplicaLoad, rank, sticky_key
 from oscine.extensions.replicas.routing.kv_index import KVIndex
 from oscine.extensions.replicas.routing.kv_subscriber import KVSubscriptions
 from oscine.extensions.replicas.routing.recent_placements import RecentPlacements
@@ -106,13 +106,16 @@ class Fleet:
         """Replicas that may take a request, best first; those that have enough to do come last."""
         now_s = self._clock()
         views = self.candidates(exclude)
-        loads = {v.name: v.load(now_s) for v in views}
         pages = self.overlap_pages(digests)
         self._ranked = (digests, pages)
-        tokens = {v.name: min(pages.get(v.name, 0) * v.page_size, num_tokens) for v in views}
-        key = sticky_key(digests, [pages[v.name] for v in views if v.name in pages])
-        free = [loads[v.name] for v in views if loads[v.name].num_requests < v.bound]
-        busy = [loads[v.name] for v in views if loads[v.name].num_requests >= v.bound]
+        having = [v for v in views if v.name in pages] if pages else []
+        tokens = {v.name: min(pages[v.name] * v.page_size, num_tokens) for v in having}
+        key = sticky_key(digests, [pages[v.name] for v in having])
+        free: list[ReplicaLoad] = []
+        busy: list[ReplicaLoad] = []
+        for view in views:
+            load = view.load(now_s)
+            (free if load.num_requests < view.bound else busy).append(load)
         return chain.from_iterable(rank(some, tokens, num_tokens, key) for some in (free, busy))
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:

@@ -37,6 +37,9 @@ class ReplicaView:
     since_s: float  # when the router learned of it
     report: ReplicaReport = field(default_factory=ReplicaReport)
     stats: EngineStats | None = None  # none was heard yet of the engine's present life
+    # Requests that keep its engine busy between two of its reports: all its sequences, and some that wait.
+    bound: int = field(init=False)
+    _publishes: bool = field(init=False)  # events and statistics
     _heard_s: float | None = None
     _history: deque[tuple[float, EngineStats]] = field(default_factory=deque)  # of the last seconds
     _expected: OrderedDict[str, Expected] = field(default_factory=OrderedDict)  # in the order of placement
@@ -51,16 +54,15 @@ class ReplicaView:
     def page_size(self) -> int:
         return self.report.info.page_size if self.report.info is not None else CacheOptions.page_size
 
-    @property
-    def bound(self) -> int:
-        """Requests that keep its engine busy between two of its reports: all its sequences, and some that wait."""
-        info = self.report.info
-        max_num_seqs = info.max_num_seqs if info is not None else SEQS
-        return max_num_seqs + max(4, max_num_seqs // 4)
+    def __post_init__(self) -> None:
+        self.describe(self.report)
 
     def describe(self, report: ReplicaReport) -> None:
         """It says this of itself."""
         self.report, self._load = report, None
+        max_num_seqs = report.info.max_num_seqs if report.info is not None else SEQS
+        self.bound = max_num_seqs + max(4, max_num_seqs // 4)
+        self._publishes = report.endpoints is not None and report.endpoints.kv_events is not None
 
     def begin_life(self, now_s: float) -> None:
         """Its engine is another one than before."""
@@ -106,9 +108,10 @@ class ReplicaView:
     def state(self, now_s: float) -> ReplicaState:
         if self.report.state != "ready":
             return self.report.state
+        if not self._publishes:
+            return "ready"
         silent_s = now_s - (self._heard_s if self._heard_s is not None else self.since_s)
-        publishes = self.report.endpoints is not None and self.report.endpoints.kv_events is not None
-        return "lost" if publishes and silent_s > _SILENT_S else "ready"
+        return "lost" if silent_s > _SILENT_S else "ready"
 
     def num_requests(self, now_s: float) -> int:
         """That wait or run, those expected included."""

@@ -1,0 +1,136 @@
+"""`oscine simulate`: what it prints and writes, and its errors of one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oscine.cli import main
+from oscine.timing.table import Header, StepPoint, write_table
+
+FILE = """
+models:
+  - name: m
+    model: openai/gpt-oss-20b
+    engine: {max-num-seqs: 16}
+    aggregated: {gpus: 1, replicas: 2}
+"""
+HEADER = Header("gpt-oss-20b", 24, 2880, "NVIDIA H100", "made up", kv_tokens=200_000, max_num_batched_tokens=2048)
+
+
+def points() -> list[StepPoint]:
+    found = [StepPoint("decode", 2 + rows / 32, rows=rows, context=1024, sampled=rows) for rows in (1, 16)]
+    found += [StepPoint("prompts", 2 + n / 50, tokens=n, pairs=n * n, sequences=1, sampled=1) for n in (16, 2048)]
+    for rows in (1, 16):
+        for n in (16, 2048):
+            pairs, chosen = n * n, rows + 1
+            found.append(
+                StepPoint(
+                    "mixed", 3 + n / 50, rows=rows, context=1024, tokens=n, pairs=pairs, sequences=1, sampled=chosen
+                )
+            )
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    deployment, table = tmp_path / "deployment.yaml", tmp_path / "table.jsonl"
+    deployment.write_text(FILE)
+    write_table(table, HEADER, points())
+    return deployment, table
+
+
+def simulated(files: tuple[Path, Path], *options: str) -> int:
+    deployment, table = files
+    return main(["simulate", str(deployment), "--steps", str(table), "--scaled", *options])
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_row_is_that_of_a_measurement_and_says_that_it_is_none(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    load = ("--users", "8", "--isl", "300", "--osl", "50", "--requests", "24", "--label", "hw=h100")
+    for seed in ("1", "1", "2"):
+        assert simulated(files, *load, "--spread", "0.5", "--seed", seed, "--output", str(output)) == 0
+    first, again, other = rows(output)
+    assert first == again != other
+    assert (first["simulated"], first["completed"], first["failed"], first["conc"]) == (True, 24, 0, 8)
+    assert (first["tp"], first["hw"], first["isl"], first["osl"]) == (2, "h100", 300, 50)
+    assert 0 < first["median_tpot"] < first["median_ttft"] < first["median_e2el"]
+    assert first["median_itl"] is None
+    printed = capsys.readouterr().out
+    assert "24 completed, 0 failed" in printed
+    assert "ITL" not in printed
+
+
+def test_a_trace_and_a_rate_are_loads_too(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"timestamp": 0, "input_length": 1000, "output_length": 20, "hash_ids": [1, 2]}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(f"{json.dumps(line)}\n{json.dumps(line | {'timestamp': 4000})}\n")
+    assert simulated(files, "--trace", str(trace), "--until", "100") == 0
+    assert "hit rates are lower bounds" in (printed := capsys.readouterr().out)
+    assert "2 completed" in printed
+    assert simulated(files, "--rate", "5", "--requests", "20", "--failures", "1", "--start-time", "1") == 0
+    assert "aggregated: 1 replicas" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--users", "0"), "--users must be positive"),
+        (("--users", "1", "--failures", "soon"), "--failures must be seconds"),
+        (("--users", "1", "--served", "x"), "--served must be one of m"),
+        (("--users", "1", "--burst", "2"), "--burst needs --rate"),
+        (("--trace", "none.jsonl"), "none.jsonl"),
+        (("--users", "1", "--rate", "1"), "not allowed with argument"),
+        (("--users", "1", "--until", "0.000001"), "no request succeeded"),
+    ],
+)
+def test_a_bad_option_is_an_error_of_one_line(
+    files: tuple[Path, Path], options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulated(files, *options) != 0
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_step_that_was_not_measured_ends_the_simulation(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment, table = files
+    assert main(["simulate", str(deployment), "--steps", str(table), "--users", "2", "--isl", "60000"]) == 1
+    assert "what was measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("kv-offload-bytes: 1GiB, kv-offload-dir: pages", "--kv-offload-dir is not simulated"),
+        ("speculative-config: {method: ngram}", "--speculative-config is not simulated"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(
+    files: tuple[Path, Path], more: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files[0].write_text(FILE.replace("max-num-seqs: 16", f"max-num-seqs: 16, {more}"))
+    assert simulated(files, "--users", "1") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_memory_of_a_gpu_gives_the_size_of_the_cache(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Long prompts: with less memory fewer run at once, so the last one waits longer."""
+    output = tmp_path / "rows.jsonl"
+    for memory in ("80GB", "24GB"):
+        load = ("--users", "16", "--isl", "20000", "--osl", "400", "--requests", "16")
+        assert simulated(files, *load, "--gpu-memory", memory, "--output", str(output)) == 0
+    large, small = rows(output)
+    assert small["completed"] == large["completed"] == 16
+    assert small["duration"] > large["duration"] or small["preemptions"] > large["preemptions"]

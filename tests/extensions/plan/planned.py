@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
-from oscine.extensions.plan.run.asked import Asked
+from oscine.extensions.plan.run.scenario import Scenario
 from oscine.extensions.plan.search.trials import Simulate, Trial, simulate
 from oscine.timing.features import pairs_of
 from oscine.timing.table import Header, StepPoint, write_table
@@ -39,7 +39,7 @@ def write_steps(path: Path, ranks: int, step_ms: float, row_ms: float = 0.01, to
 def here(note: Callable[[int], None]) -> Iterator[Simulate]:
     """Simulates in this process."""
 
-    def all_of(asked: Sequence[Asked]) -> list[Trial]:
-        return [simulate(one) for one in asked]
+    def all_of(scenarios: Sequence[Scenario]) -> list[Trial]:
+        return [simulate(one) for one in scenarios]
 
     yield all_of

@@ -20,7 +20,7 @@ from oscine.extensions.plan.search.goals import Goal, Goals
 from oscine.extensions.plan.search.question import Question, Traffic
 from oscine.extensions.plan.search.rounds import Found, search
 from oscine.extensions.plan.search.space import Candidate, Layout
-from oscine.extensions.plan.sources.gpus import gpu_of
+from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import Source
 from oscine.timing.table import Header, StepTable
@@ -41,7 +41,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_LEAST", 60)
 
 
-def asked(count: int, sources: Sequence[Source], goals: Goals = NO_GOALS, users: int = 12) -> Question:
+def question_of(count: int, sources: Sequence[Source], goals: Goals = NO_GOALS, users: int = 12) -> Question:
     workload = Workload(isl=200, osl=40)
     return Question("120b", ((H200, count),), Traffic(workload, Sending(), users), goals, tuple(sources), scaled=True)
 
@@ -95,7 +95,7 @@ def test_estimates_are_near_simulations() -> None:
     traffic = Traffic(Workload(isl=400, osl=60, spread=0.5), Sending(), users=48)
     question = Question("120b", ((H200, 1),), traffic)
     estimate = EngineModel(NotedTable(layout.source.table("120b", 1, 1)), traffic.demand(), 64, 8192).estimate(1)
-    trial = trials.simulate(question.asked(Candidate(layout, 1, 64, 8192), 600))
+    trial = trials.simulate(question.scenario(Candidate(layout, 1, 64, 8192), 600))
     assert trial.row["mean_tpot"] == pytest.approx(estimate.tpot_s, rel=0.15)
     assert trial.tok_s == pytest.approx(estimate.tok_s, rel=0.15)
 
@@ -104,7 +104,7 @@ def test_estimates_are_near_simulations() -> None:
 
 
 def test_gpus_are_conserved() -> None:
-    question = asked(6, [Source.of("h200/trtllm")])
+    question = question_of(6, [Source.of("h200/trtllm")])
     found = searched(question)
     assert {str(one.candidate.layout) for one in found.estimated} >= {"H200 TP1", "H200 TP2", "H200 DP4 EP4"}
     for one in {replace(one.candidate, max_num_seqs=8): one.candidate for one in found.estimated}.values():
@@ -119,7 +119,7 @@ def test_a_planted_layout_is_found(fast: int, best: str, tmp_path: Path) -> None
     """Ranks gain nothing, but for one layout, whose steps are ten times as short as one GPU's."""
     files = [write_steps(tmp_path / f"{n}.jsonl", n, 1.0 if n == fast else 10.0) for n in (1, 2, 4)]
     goals = Goals((Goal.of("tpot", "p90:15"),))
-    found = searched(asked(8, [Source.of(str(file)) for file in files], goals))
+    found = searched(question_of(8, [Source.of(str(file)) for file in files], goals))
     assert str(found.finals[0].candidate.layout) == best
     assert found.finals[0].candidate.replicas == 1  # more cost more per token
 
@@ -129,7 +129,7 @@ def test_goals_decide_how_many_replicas(tmp_path: Path) -> None:
     file = write_steps(tmp_path / "1.jsonl", 1, 1.0, row_ms=0.5, token_ms=1e-4)
     for limit_ms, replicas in ((7.5, 1), (4.5, 2), (2.7, 4)):
         goals = Goals((Goal.of("tpot", f"p50:{limit_ms}"),))
-        found = searched(asked(8, [Source.of(str(file))], goals))
+        found = searched(question_of(8, [Source.of(str(file))], goals))
         assert found.finals[0].candidate.replicas == replicas, limit_ms
 
 
@@ -206,3 +206,10 @@ def test_errors_are_one_line(options: str, status: int, words: list[str], capsys
     assert len(error.splitlines()) == 1
     for word in words:
         assert word in error
+
+
+def test_the_architecture_of_a_gpu_follows_from_whole_words_of_its_name() -> None:
+    assert [gpu_of(name).is_hopper for name in ("H100", "H200", "B200", "GB200", "GB300")] == [True, True, *[False] * 3]
+    assert is_hopper("NVIDIA GH200 480GB")
+    assert not is_hopper("NVIDIA GB200")
+    assert not is_hopper("NVIDIA RTX H2000")

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from oscine.extensions.plan.run.asked import Asked
+from oscine.extensions.plan.run.scenario import Scenario
 from oscine.extensions.plan.search.answer import Answer, Loss, tok_s
 from oscine.extensions.plan.search.estimate import Estimate
 from oscine.extensions.plan.search.question import Question
@@ -133,12 +133,12 @@ def unmet(answer: Answer) -> str:
     )
 
 
-def simulate_command(file: Path, asked: Asked) -> str:
+def simulate_command(file: Path, scenario: Scenario) -> str:
     """That has the figures of the first seed."""
-    words = ["oscine", "simulate", str(file), "--steps", *(one.text for one in asked.sources)]
-    for name, value in (("users", asked.users), ("rate", asked.rate), ("trace", asked.trace)):
+    words = ["oscine", "simulate", str(file), "--steps", *(one.text for one in scenario.sources)]
+    for name, value in (("users", scenario.users), ("rate", scenario.rate), ("trace", scenario.trace)):
         words += [] if value is None else [f"--{name}", f"{value}"]
-    for section in (asked.workload, asked.sending, asked.simulated):
+    for section in (scenario.workload, scenario.sending, scenario.simulated):
         for option in options_of(type(section)):
             value = getattr(section, option.field)
             if value != option.default:

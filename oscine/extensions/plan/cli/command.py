@@ -10,7 +10,7 @@ from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
-from oscine.extensions.plan.run.asked import Asked, Simulated
+from oscine.extensions.plan.run.scenario import Scenario, Simulated
 from oscine.settings.option import Options, options_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def arguments(parser: Parser) -> None:
 
 
 def add_load(parser: Parser, *, required: bool = True) -> None:
-    """Who asks: users, arrivals, or a trace."""
+    """The options of the load: users, arrivals, or a trace."""
     loads = parser.add_mutually_exclusive_group(required=required)
     loads.add_argument("--users", type=int, metavar="N", help="sessions in flight, in a closed loop")
     loads.add_argument("--rate", type=float, metavar="R", help="sessions that begin per second, on average")
@@ -66,26 +66,26 @@ def run(args: argparse.Namespace) -> None:
     from oscine.extensions.plan.run.results import measured_of, row_of
 
     with ended_by(ValueError, OSError, status=USAGE):
-        asked = Asked.of(vars(args))
-        traffic, limits_s = asked.traffic(), asked.reporting.limits_s()
+        scenario = Scenario.of(vars(args))
+        traffic, limits_s = scenario.traffic(), scenario.reporting.limits_s()
         with ended_by(LookupError):
-            tables = asked.tables
-        engines = asked.engines()
+            tables = scenario.tables
+        engines = scenario.engines()
     began_s = time.perf_counter()
     with ended_by(LookupError):  # a step that the tables do not know
-        outcome = asked.simulate(engines, traffic)
+        outcome = scenario.simulate(engines, traffic)
     took_s = time.perf_counter() - began_s
-    measured = measured_of(outcome, asked.arrival, limits_s, asked.simulated.warm_up)
-    gpus = asked.num_gpus
-    print(f"{args.file}, {asked.model.name}: {asked.load_text}")
+    measured = measured_of(outcome, scenario.arrival, limits_s, scenario.simulated.warm_up)
+    gpus = scenario.num_gpus
+    print(f"{args.file}, {scenario.model.name}: {scenario.load_text}")
     print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")
-    print("", *_story(outcome, asked.model), sep="\n")
+    print("", *_story(outcome, scenario.model), sep="\n")
     for role, table in tables.items():
         print(f"step times of {role} engines: {table}; {table.header.gpu}, {table.header.source}")
     print(f"simulated {outcome.duration_s:,.1f} s in {took_s:,.1f} s")
     if args.output is not None:
         with ended_by(OSError):
-            row.append(args.output, row_of(measured, outcome, asked))
+            row.append(args.output, row_of(measured, outcome, scenario))
     _check(measured)
 
 
@@ -95,6 +95,8 @@ def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
     share = total.prefix_hits / total.prefix_queries if total.prefix_queries else 0.0
     yield f"{total.steps:,} steps of {len(outcome.engines)} engines; {total.preemptions:,} preemptions"
     yield f"{share:.1%} of prompt tokens were found in caches; {router.queue_s:,.1f} s of waiting at the router"
+    if outcome.num_unfinished:
+        yield f"{outcome.num_unfinished:,} requests were unfinished at the end, and are in no figure of time"
     for change in outcome.changes:
         yield f"  +{change.time_s:7.1f} s  {change.role}: {change.replicas} replicas: {change.reason}"
     if outcome.num_moved:

@@ -206,8 +206,8 @@ def _write(answer: "Answer", output: Path) -> None:
     page.write(output / "index.html", answer)
     print(f"\nwritten: {file}, {output / 'index.html'}")
     if best.share == 1.0:
-        asked = best.asked(question, 0)
-        print(f"the figures of the first seed: {text.simulate_command(file, asked)}")
+        scenario = best.scenario(question, 0)
+        print(f"the figures of the first seed: {text.simulate_command(file, scenario)}")
 
 
 class _Progress:

@@ -46,6 +46,7 @@ def tokens(count: int, addresses: Addresses = no_addresses) -> list[int]:
 
 
 def set_length(request: Request, count: int) -> None:
+    """The request, whose tokens are a run, has so many now."""
     cast(TokenRun, request.token_ids).count = count
 
 

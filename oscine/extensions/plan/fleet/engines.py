@@ -15,6 +15,7 @@ from oscine.extensions.plan.engine.cohort import CohortScheduler
 from oscine.extensions.plan.engine.cohort_loop import CohortLoop
 from oscine.extensions.plan.engine.timed import TimedExecutor
 from oscine.extensions.plan.engine.tokens import AddressedIndex
+from oscine.extensions.plan.sources.gpus import is_hopper
 from oscine.extensions.replicas.spec.deployment import RoleSpec
 from oscine.kv_group import KVGroup, Slots, shared
 from oscine.model.config import ModelConfig
@@ -53,7 +54,7 @@ class EngineSpec:
         is_cohort = way != "steps" and not extensions
         made = CohortLoop if is_cohort else EngineLoop
         peers = replace(self.options.peers, prefix_seed=_SEED)
-        # Tokens are told with the first and the last one of a request: those between them change nothing.
+        # Tokens are delivered with the first and the last one of a request: those between them change nothing.
         scheduler = replace(self.options.scheduler, stream_interval=NEVER)
         return made(
             TimedExecutor(clock, self.table),
@@ -78,9 +79,8 @@ def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> E
         raise ValueError(f"the sizes of {options.model.model} are not known")
     ranks = options.model.tensor_parallel_size
     if gpu_bytes is not None:
-        hopper = any(name in table.header.gpu for name in ("H100", "H200"))
-        memory_of_gpu = DeviceMemory(gpu_bytes, gpu_bytes)
-        plan = plan_on_gpus(config, options, memory_of_gpu, ranks, hopper=hopper, num_sharing=num_sharing)
+        given, hopper = DeviceMemory(gpu_bytes, gpu_bytes), is_hopper(table.header.gpu)
+        plan = plan_on_gpus(config, options, given, ranks, hopper=hopper, num_sharing=num_sharing)
         groups, memory, length = plan.groups, plan.slots, plan.max_model_len
         seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens
     else:

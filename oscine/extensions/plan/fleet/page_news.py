@@ -26,10 +26,11 @@ class PageNews:
         self._add(True, _BITS[medium], digests)
 
     def flush(self) -> None:
+        """The router's index gets the events, in their order."""
         events, self._events = self._events, []
         for is_stored, medium, pages in events:
-            tell = self._index.store if is_stored else self._index.remove
-            tell(self._replica, map(page_hash, pages), medium)
+            change = self._index.store if is_stored else self._index.remove
+            change(self._replica, map(page_hash, pages), medium)
 
     def _add(self, is_stored: bool, medium: int, pages: Iterable[bytes]) -> None:
         last = self._events[-1] if self._events else None

@@ -9,7 +9,7 @@ from oscine.extensions.bench.serve.arrival import Arrival
 from oscine.extensions.bench.serve.measure import Summary, measure
 from oscine.extensions.bench.serve.run import Measured
 from oscine.extensions.plan.fleet.simulation import Outcome
-from oscine.extensions.plan.run.asked import Asked
+from oscine.extensions.plan.run.scenario import Scenario
 
 
 def measured_of(outcome: Outcome, arrival: Arrival, limits_s: Mapping[str, float], warm_up: int = 0) -> Measured:
@@ -23,19 +23,21 @@ def measured_of(outcome: Outcome, arrival: Arrival, limits_s: Mapping[str, float
     return Measured(found, arrival, energy_j=None, busy=0.0)
 
 
-def row_of(measured: Measured, outcome: Outcome, asked: Asked) -> row.Row:
-    total, workload = outcome.total, asked.workload
-    load = {"isl": None, "osl": None} if asked.trace is not None else workload.keys()
+def row_of(measured: Measured, outcome: Outcome, scenario: Scenario) -> row.Row:
+    """As of `oscine bench serve`, and what only a simulation knows."""
+    total, workload = outcome.total, scenario.workload
+    load = {"isl": None, "osl": None} if scenario.trace is not None else workload.keys()
     about = {
         "simulated": True,
-        "seed": asked.simulated.seed,
+        "seed": scenario.simulated.seed,
         "replicas": len(outcome.engines),
         "steps": total.steps,
         "preemptions": total.preemptions,
         "moved": outcome.num_moved,
         "refused": outcome.router.refused,
-        "step_times": [f"{one.header.model} {one.header.gpu} {one}" for one in asked.tables.values()],
-        "trace": None if asked.trace is None else str(asked.trace),
+        "unfinished": outcome.num_unfinished,
+        "step_times": [f"{one.header.model} {one.header.gpu} {one}" for one in scenario.tables.values()],
+        "trace": None if scenario.trace is None else str(scenario.trace),
     }
-    labels = about | asked.reporting.labels()
-    return row.row_of(measured, asked.model.name, load, asked.num_gpus or 1, labels)
+    labels = about | scenario.reporting.labels()
+    return row.row_of(measured, scenario.model.name, load, scenario.num_gpus or 1, labels)

@@ -37,6 +37,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class Answer:
+    """What `oscine plan` prints and writes."""
+
     found: Found
     best: Judged
     runner_up: Judged | None
@@ -71,7 +73,7 @@ class Answer:
         candidate, model = self.best.candidate, self.found.models[self.best.candidate.layout]
         rows, context = max(1, round(self.best.estimate.rows)), model.demand.context
         try:
-            watts = watts_of(model.table.points)(StepFeatures(rows, rows * context, context, sampled=rows))
+            watts = watts_of(model.table.points)(StepFeatures(rows, rows * context, sampled=rows))
         except NotMeasuredError:
             limit = candidate.layout.gpu.watts
             return limit * candidate.gpus / self.tok_s, f"at most, with all GPUs at their limit of {limit:,.0f} W"
@@ -136,7 +138,7 @@ def _loss(found: Found, best: Judged, simulate: Simulate) -> Loss:
     some = replace(candidate, replicas=left)
     share = max(1, round(left * best.share)) / left
     requests = best.whole[0].row["completed"]
-    (trial,) = simulate([question.asked(some, None if question.traffic.trace else requests, share=share)])
+    (trial,) = simulate([question.scenario(some, None if question.traffic.trace else requests, share=share)])
     return Loss(name, left, trial)
 
 

@@ -100,12 +100,14 @@ class Drafted(EngineModel):
 
     def _decode_s(self, rows: int) -> float:
         count, context = rows * (1 + self.drafts), self.demand.context
-        step = StepFeatures(count, count * context, context, sampled=rows, drafts=rows * self.drafts)
+        step = StepFeatures(count, count * context, sampled=rows, drafts=rows * self.drafts)
         return self.table.step_s(step) / sum(self.acceptance**i for i in range(self.drafts + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class WithDrafts:
+    """The estimate of a layout whose engines verify drafts."""
+
     layout: Layout
     drafts: int
     replicas: int

@@ -15,7 +15,7 @@ _MOST_SEQS = 1024
 
 
 def deployment_of(model: str, candidate: Candidate, users: int = 0) -> Deployment:
-    """`users`: that may all ask at the same time."""
+    """`users`: who may all send a request at the same time."""
     limits = {
         "max-num-seqs": candidate.max_num_seqs,
         "max-num-batched-tokens": candidate.max_num_batched_tokens,

@@ -50,6 +50,8 @@ class Working(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
+    """What engines do together, in means."""
+
     tok_s: float  # of all engines
     tpot_s: float
     ttft_s: float  # infinite where the load is above what the engines can do
@@ -58,6 +60,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EngineModel:
+    """Engines with these limits under this demand."""
+
     table: StepTable
     demand: Demand
     max_num_seqs: int
@@ -94,7 +98,7 @@ class EngineModel:
         return self.table.step_s(self._decodes(rows))
 
     def _decodes(self, rows: int) -> StepFeatures:
-        return StepFeatures(rows, rows * self.demand.context, self.demand.context, sampled=rows)
+        return StepFeatures(rows, rows * self.demand.context, sampled=rows)
 
     def _mixed_s(self, rows: int, prompts: float) -> float:
         """Of a step with so many prompts, or with a part of one."""

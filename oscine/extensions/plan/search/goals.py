@@ -11,6 +11,8 @@ _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99
 
 @dataclass(frozen=True, slots=True)
 class Goal:
+    """A limit of one statistic of TTFT or TPOT."""
+
     measure: str  # ttft or tpot
     statistic: str
     limit_s: float
@@ -47,6 +49,8 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
+    """Limits that all hold together."""
+
     all: tuple[Goal, ...] = ()
 
     def excess(self, row: Row) -> float:

@@ -1,11 +1,11 @@
-"""What a plan is asked for."""
+"""The question that a plan answers: model, GPUs, load, goals, prices, and where step times come from."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
 from oscine.extensions.plan.clock.agenda import NS
-from oscine.extensions.plan.run.asked import Asked, Simulated
+from oscine.extensions.plan.run.scenario import Scenario, Simulated
 from oscine.extensions.plan.search.deployed import deployment_of
 from oscine.extensions.plan.search.estimate import Demand
 from oscine.extensions.plan.search.goals import Goals
@@ -18,6 +18,8 @@ from oscine.settings.config import CacheOptions
 
 @dataclass(frozen=True)
 class Traffic:
+    """The load that a plan must serve."""
+
     workload: Workload
     sending: Sending
     users: int | None = None
@@ -48,6 +50,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Question:
+    """All that an answer depends on."""
+
     model: str
     hardware: tuple[tuple[Gpu, int], ...]  # alternatives: GPUs of one kind, and how many there are at most
     traffic: Traffic
@@ -61,7 +65,7 @@ class Question:
     def price(self, gpu: Gpu) -> float | None:
         return dict(self.prices).get(gpu.name)
 
-    def asked(self, candidate: Candidate, requests: int | None, *, share: float = 1.0, seed: int = 0) -> Asked:
+    def scenario(self, candidate: Candidate, requests: int | None, *, share: float = 1.0, seed: int = 0) -> Scenario:
         """The simulation of a candidate, or of a share of its replicas with the same share of the traffic."""
         traffic = self.traffic.part(share)
         some = replace(candidate, replicas=max(1, round(candidate.replicas * share)))
@@ -70,7 +74,7 @@ class Question:
         layout = candidate.layout
         memory = self.gpu_memory or (layout.gpu.memory_bytes if layout.source.file is not None else None)
         simulated = Simulated(self.seed + seed, requests, warm_up, gpu_memory=memory, scaled=self.scaled)
-        return Asked(
+        return Scenario(
             deployment,
             deployment.models[0],
             (candidate.layout.source,),

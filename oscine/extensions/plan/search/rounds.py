@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 
-from oscine.extensions.plan.run.asked import Asked
+from oscine.extensions.plan.run.scenario import Scenario
 from oscine.extensions.plan.search.deployed import memory_plan
 from oscine.extensions.plan.search.estimate import Demand, EngineModel, Estimate
 from oscine.extensions.plan.search.question import Question
@@ -29,6 +29,8 @@ _PER_USER, _LEAST_PER_USER, _LEAST = 8, 6, 200  # requests: with few of them, be
 
 @dataclass(frozen=True)
 class Judged:
+    """A candidate, and what is known of it by now."""
+
     candidate: Candidate
     estimate: Estimate
     short: Trial | None = None  # of a few replicas
@@ -41,9 +43,9 @@ class Judged:
         """Whether the engines can do as much as arrives. A simulation may be too short to show that they cannot."""
         return self.estimate.ttft_s < inf
 
-    def asked(self, question: Question, seed: int) -> Asked:
+    def scenario(self, question: Question, seed: int) -> Scenario:
         """Of `whole`."""
-        return question.asked(self.candidate, self.requests, share=self.share, seed=seed)
+        return question.scenario(self.candidate, self.requests, share=self.share, seed=seed)
 
 
 @dataclass
@@ -137,11 +139,11 @@ def _nothing(found: Found) -> str:
 
 def _too_much(found: Found) -> str:
     most = max(found.estimated, key=lambda one: one.estimate.tok_s)
-    asked = found.demand.rate * found.demand.answer
+    wanted = found.demand.rate * found.demand.answer
     hint = "; --scaled adds layouts that were left out" if found.left_out and not found.question.scaled else ""
     return (
         f"no plan keeps up with this load: {most.candidate} would generate some {most.estimate.tok_s:,.0f} of "
-        f"{asked:,.0f} tokens/s{hint}"
+        f"{wanted:,.0f} tokens/s{hint}"
     )
 
 
@@ -197,14 +199,14 @@ def _requests(question: Question, demand: Demand, tokens: int, share: float) -> 
 
 def _short(question: Question, demand: Demand, chosen: Sequence[Judged], simulate: Simulate) -> list[Judged]:
     """On few replicas."""
-    asked = []
+    scenarios = []
     for one in chosen:
         replicas = one.candidate.replicas
         share = min(_share(question, demand, replicas, _SHORT_TOKENS[1]), _PART / replicas)
         share = 1.0 if question.traffic.trace is not None else share
         requests = _requests(question, demand, _SHORT_TOKENS[0], share)
-        asked.append(question.asked(one.candidate, requests, share=share))
-    return [replace(one, short=trial) for one, trial in zip(chosen, simulate(asked), strict=True)]
+        scenarios.append(question.scenario(one.candidate, requests, share=share))
+    return [replace(one, short=trial) for one, trial in zip(chosen, simulate(scenarios), strict=True)]
 
 
 def _finals(found: Found, simulate: Simulate, say: Callable[[str, int], None]) -> None:
@@ -261,7 +263,7 @@ def _whole(question: Question, demand: Demand, pair: Sequence[Judged], simulate:
         share = _share(question, demand, one.candidate.replicas, _WHOLE_TOKENS[1])
         requests = _requests(question, demand, _WHOLE_TOKENS[0], share)
         sized.append(replace(one, share=share, requests=requests))
-    trials = simulate([one.asked(question, seed) for one in sized for seed in range(SEEDS)])
+    trials = simulate([one.scenario(question, seed) for one in sized for seed in range(SEEDS)])
     return [replace(one, whole=tuple(trials[i * SEEDS : (i + 1) * SEEDS])) for i, one in enumerate(sized)]
 
 

@@ -34,6 +34,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """A layout, its number of replicas, and the limits of its engines."""
+
     layout: Layout
     replicas: int
     max_num_seqs: int  # of an engine

@@ -12,9 +12,12 @@ _SYSTEMS = {
     "GB300": "gb300",
     "RTX-PRO-6000": "rtx_pro_6000_server",
 }
+_HOPPER = {"H20", "H100", "H200", "H800", "GH200"}
 
 
 class Gpu(NamedTuple):
+    """A kind of GPU, and the machine around it."""
+
     name: str
     system: str  # as AISimulate calls it
     driver: str  # name in the driver
@@ -24,7 +27,12 @@ class Gpu(NamedTuple):
 
     @property
     def is_hopper(self) -> bool:
-        return self.name in ("H100", "H200")
+        return is_hopper(self.driver)
+
+
+def is_hopper(driver: str) -> bool:
+    """Whether a GPU has compute capability 9.0, by its name in the driver, such as NVIDIA H100 80GB HBM3."""
+    return not _HOPPER.isdisjoint(driver.upper().split())
 
 
 def gpu_of(name: str) -> Gpu:

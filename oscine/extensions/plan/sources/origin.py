@@ -22,6 +22,8 @@ _KERNELS = (OWN, "trtllm", "vllm", "sglang")
 
 @dataclass(frozen=True, slots=True)
 class Source:
+    """One value of `--steps`."""
+
     text: str  # as it was given
     file: Path | None = None
     gpu: Gpu | None = None  # of what comes with the package

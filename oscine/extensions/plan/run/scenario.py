@@ -26,6 +26,8 @@ _PER_USER, _OPEN_S = 10, 60
 
 @dataclass(frozen=True)
 class Simulated(Options, group="simulation"):
+    """The options of the simulation itself."""
+
     seed: int = option(0, "seed of lengths, arrivals and failures", "SEED", at_least=0)
     requests: int | None = option(
         None,
@@ -63,7 +65,9 @@ class Simulated(Options, group="simulation"):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Scenario:
+    """A deployment, step times, and a load."""
+
     deployment: "Deployment"
     model: "ModelSpec"
     sources: "tuple[Source, ...]"
@@ -77,7 +81,7 @@ class Asked:
     failures_s: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Asked":
+    def of(cls, given: Mapping[str, Any]) -> "Scenario":
         """Reads the deployment. Raises CommandError, ValueError and OSError."""
         from oscine.extensions.cluster.cli.deployment_file import read_deployment
         from oscine.extensions.plan.sources.origin import Source
@@ -108,6 +112,7 @@ class Asked:
 
     @property
     def load_text(self) -> str:
+        """The load in words."""
         if self.trace is not None:
             return f"the trace {self.trace}, whose hit rates are lower bounds"
         load = f"{self.users:,} users" if self.users is not None else f"{self.rate:g} sessions per second"

@@ -48,12 +48,13 @@ class TimedExecutor:
         while len(ends_ns) < count and now_ns < until_ns:
             if context > last:
                 _, last, base_ns, per_token_ns = self._cell(step._replace(decode_context=context))
-            free_ns = max(free_ns, now_ns) + round(base_ns + per_token_ns * context)
+            free_ns = (free_ns if free_ns > now_ns else now_ns) + round(base_ns + per_token_ns * context)
             context += rows
             end_ns = free_ns
             if plan is not None:
                 end_ns, flying_ns = flying_ns, free_ns
-            now_ns = max(now_ns, end_ns)
+            if end_ns > now_ns:
+                now_ns = end_ns
             ends_ns.append(now_ns)
         if plan is not None:
             self._launched.append((plan, flying_ns))

@@ -112,7 +112,7 @@ def test_a_second_page_of_the_same_content_is_refused() -> None:
     index, digests = index_of(list(range(8)))
     assert not index.register(0, digests, [], [99], [0])
     index.forget(0, 10)
-    assert index.insert(0, digests[0], 99)
+    assert index.register(0, digests, [], [99], [0]) == [99]
     assert index.find(digests).pages[0] == [99, 11]
 
 

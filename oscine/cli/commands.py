@@ -41,9 +41,7 @@ COMMANDS = (
         "oscine.extensions.calibration.command:arguments",
     ),
     Command("bench", "measure a server, the engine or the ops", "oscine.extensions.bench.cli.command:arguments"),
-    Command(
-        "plan", "say how far off step times of other hardware are", "oscine.extensions.plan.validate.command:arguments"
-    ),
+    Command("plan", "find the GPUs, layout and limits that serve a load", "oscine.extensions.plan.cli.plan:arguments"),
     Command("profile", "measure step times, for planning", "oscine.extensions.profile.command:arguments"),
     Command("eval", "measure the quality of a server's answers", "oscine.extensions.eval.cli.command:arguments"),
     Command(

@@ -374,6 +374,9 @@ class EngineOptions(Options, group="development"):
         if self.cache.kv_offload_bytes and self.model.tensor_parallel_size > 1:
             rule = f"needs --tensor-parallel-size 1, not {self.model.tensor_parallel_size}"
             raise OptionError("kv-offload-bytes", rule, "tensor-parallel-size")
+        require(
+            self.fake_steps is None or self.executor == "fake", "fake-steps", "used with --executor fake", self.executor
+        )
 
 
 @dataclass(frozen=True)

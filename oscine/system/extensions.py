@@ -17,7 +17,7 @@ NEEDS = {
     "doctor": ("apis", "bench", "formats", "timing"),
     "eval": ("apis", "bench"),
     "file_search": ("apis",),
-    "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas"),
+    "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas", "timing"),
     "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),
 }

@@ -11,7 +11,6 @@ class StepFeatures(NamedTuple):
 
     decode_rows: int = 0  # sequences with one token, and their drafts
     decode_context: int = 0  # tokens that these rows read, over all rows, their own included
-    longest_context: int = 0  # of one of these rows
     prompt_tokens: int = 0  # of sequences with several tokens
     prompt_pairs: int = 0  # of a query and a key in full attention, over all chunks: see pairs_of
     prompt_sequences: int = 0  # chunks
@@ -40,7 +39,7 @@ def pairs_of(start: int, tokens: int) -> int:
 
 def features_of(sequences: Iterable[ScheduledSequence], num_drafts: Sequence[int] | None = None) -> StepFeatures:
     """Of a plan. `num_drafts`: those that each sequence verifies (default: as many as the plan permits)."""
-    rows = context = longest = tokens = pairs = chunks = sampled = drafts = 0
+    rows = context = tokens = pairs = chunks = sampled = drafts = 0
     for i, sequence in enumerate(sequences):
         start, length = sequence.start, sequence.num_tokens
         verified = sequence.num_drafts if num_drafts is None else num_drafts[i]
@@ -49,9 +48,8 @@ def features_of(sequences: Iterable[ScheduledSequence], num_drafts: Sequence[int
             drafts += verified
             rows += 1 + verified
             context += pairs_of(start, 1 + verified)
-            longest = max(longest, start + 1 + verified)
         else:
             chunks += 1
             tokens += length
             pairs += pairs_of(start, length)
-    return StepFeatures(rows, context, longest, tokens, pairs, chunks, sampled, drafts)
+    return StepFeatures(rows, context, tokens, pairs, chunks, sampled, drafts)

@@ -110,10 +110,7 @@ class StepPoint:
     def features(self) -> StepFeatures:
         """The features of the measured step."""
         context = self.rows * self.context
-        longest = self.longest or self.context
-        return StepFeatures(
-            self.rows, context, longest, self.tokens, self.pairs, self.sequences, self.sampled, self.drafts
-        )
+        return StepFeatures(self.rows, context, self.tokens, self.pairs, self.sequences, self.sampled, self.drafts)
 
 
 class Surface(Protocol):

@@ -7,6 +7,7 @@ import pytest
 from oscine.executor import fake
 from oscine.executor.start.build import build_executor
 from oscine.settings.config import EngineOptions, SchedulerOptions
+from oscine.settings.option import OptionError
 from oscine.timing.features import features_of
 from oscine.timing.read import read_table
 from oscine.timing.table import Header, StepPoint, write_table
@@ -49,6 +50,11 @@ def test_steps_take_as_long_as_the_table_says(tmp_path: Path, monkeypatch: pytes
     executor.collect()
     assert time.now_s == pytest.approx(expected_s)
     assert expected_s == pytest.approx(100.0 + 0.32 + 2 * 0.004)
+
+
+def test_a_table_without_the_fake_executor_is_refused() -> None:
+    with pytest.raises(OptionError, match="--fake-steps must be used with --executor fake"):
+        EngineOptions(fake_steps="table.jsonl")
 
 
 def test_a_table_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:

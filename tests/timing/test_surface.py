@@ -30,7 +30,7 @@ def law_ms(step: StepFeatures) -> float:
 
 def point(rows: int, context: int, tokens: int = 0, start: int = 0, drafts: int = 0) -> StepPoint:
     pairs, chunks = (pairs_of(start, tokens), 1) if tokens else (0, 0)
-    step = StepFeatures(rows, rows * context, context, tokens, pairs, chunks, rows - drafts + chunks, drafts)
+    step = StepFeatures(rows, rows * context, tokens, pairs, chunks, rows - drafts + chunks, drafts)
     kind = "mixed" if rows and tokens else "prompts" if tokens else "verify" if drafts else "decode"
     return StepPoint(
         kind,
@@ -74,7 +74,7 @@ def test_times_at_points_are_exact(points: list[StepPoint]) -> None:
 @settings(derandomize=True, deadline=None)
 @given(st.integers(1, 64), contexts)
 def test_decodes_take_as_long_as_their_graph(rows: int, context: int) -> None:
-    step = StepFeatures(rows, rows * context, context, sampled=rows)
+    step = StepFeatures(rows, rows * context, sampled=rows)
     assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.02)
 
 
@@ -89,7 +89,7 @@ def test_prompts_between_points(tokens: int, start: int) -> None:
 @settings(derandomize=True, deadline=None)
 @given(st.integers(1, 128), st.integers(2, 800), contexts, st.integers(0, 4096))
 def test_mixed_steps_between_points(rows: int, tokens: int, context: int, start: int) -> None:
-    step = StepFeatures(rows, rows * context, context, tokens, pairs_of(start, tokens), 1, rows + 1)
+    step = StepFeatures(rows, rows * context, tokens, pairs_of(start, tokens), 1, rows + 1)
     if step.tokens >= 32 or GRAPHS.size_of(step):
         try:
             found_s = TABLE.step_s(step)
@@ -102,7 +102,7 @@ def test_mixed_steps_between_points(rows: int, tokens: int, context: int, start:
 @given(st.integers(1, 64), st.integers(0, 3), contexts)
 def test_drafts_between_points(sequences: int, drafts: int, context: int) -> None:
     rows = sequences * (1 + drafts)
-    step = StepFeatures(rows, rows * context, context, sampled=sequences, drafts=sequences * drafts)
+    step = StepFeatures(rows, rows * context, sampled=sequences, drafts=sequences * drafts)
     if rows <= (64 if drafts == 3 else 32 if drafts else 64):
         assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.25)
 
@@ -111,7 +111,7 @@ def test_drafts_between_points(sequences: int, drafts: int, context: int) -> Non
 @given(st.integers(1, 64), st.integers(1, CONTEXTS[-1]), st.integers(0, 100))
 def test_more_context_never_takes_less(rows: int, context: int, more: int) -> None:
     def took_s(one: int) -> float:
-        return TABLE.step_s(StepFeatures(rows, one, one, sampled=rows))
+        return TABLE.step_s(StepFeatures(rows, one, sampled=rows))
 
     least = rows * context
     assert took_s(least) <= took_s(min(least + more, rows * CONTEXTS[-1])) + 1e-15
@@ -120,7 +120,7 @@ def test_more_context_never_takes_less(rows: int, context: int, more: int) -> No
 @settings(derandomize=True, deadline=None)
 @given(st.integers(1, 63), st.integers(1, CONTEXTS[-1]))
 def test_more_rows_never_take_less(rows: int, context: int) -> None:
-    first, second = (TABLE.step_s(StepFeatures(n, n * context, context, sampled=n)) for n in (rows, rows + 1))
+    first, second = (TABLE.step_s(StepFeatures(n, n * context, sampled=n)) for n in (rows, rows + 1))
     assert first <= second + 1e-12
 
 
@@ -128,7 +128,7 @@ def test_more_rows_never_take_less(rows: int, context: int) -> None:
 @given(st.integers(1, 64), contexts, st.sampled_from([0, 40, 400]))
 def test_a_cell_is_linear_up_to_its_last_context(rows: int, context: int, tokens: int) -> None:
     chunk = (tokens, pairs_of(0, tokens), 1, rows + 1) if tokens else (0, 0, 0, rows)
-    step = StepFeatures(rows, rows * context, context, *chunk)
+    step = StepFeatures(rows, rows * context, *chunk)
     cell = TABLE.cell(step)
     assert cell.last_context >= step.decode_context
     for there in (step.decode_context, (step.decode_context + cell.last_context) // 2, cell.last_context):
@@ -137,7 +137,7 @@ def test_a_cell_is_linear_up_to_its_last_context(rows: int, context: int, tokens
 
 
 def test_beyond_the_points_it_refuses_or_says_how_far() -> None:
-    far = StepFeatures(64, 64 * 16384, 16384, sampled=64)
+    far = StepFeatures(64, 64 * 16384, sampled=64)
     with pytest.raises(NotMeasuredError, match=r"4\.00 times"):
         TABLE.step_s(far)
     cell = table_of(HEADER, TABLE.points, scaled=True).cell(far)
@@ -146,17 +146,17 @@ def test_beyond_the_points_it_refuses_or_says_how_far() -> None:
     longer = StepFeatures(prompt_tokens=4096, prompt_pairs=pairs_of(0, 4096), prompt_sequences=1)
     assert table_of(HEADER, TABLE.points, scaled=True).cell(longer).factor == 4.0
     with pytest.raises(NotMeasuredError, match="no mixed steps"):
-        table_of(HEADER, tuple(DECODES)).step_s(StepFeatures(1, 100, 100, 50, 1275, 1, 2))
+        table_of(HEADER, tuple(DECODES)).step_s(StepFeatures(1, 100, 50, 1275, 1, 2))
 
 
 def test_answers_say_whether_they_were_measured() -> None:
-    assert TABLE.cell(StepFeatures(8, 8 * 1024, 1024, sampled=8)).figures == "measured"
-    assert TABLE.cell(StepFeatures(8, 8 * 1025, 1025, sampled=8)).figures == "interpolated"
+    assert TABLE.cell(StepFeatures(8, 8 * 1024, sampled=8)).figures == "measured"
+    assert TABLE.cell(StepFeatures(8, 8 * 1025, sampled=8)).figures == "interpolated"
 
 
 def test_drafts_that_were_measured_at_one_context_grow_as_decodes_do() -> None:
     table = table_of(HEADER, (*DECODES, point(8, 10, drafts=4)))
-    step = StepFeatures(8, 8 * 4096, 4096, sampled=4, drafts=4)
+    step = StepFeatures(8, 8 * 4096, sampled=4, drafts=4)
     assert table.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.02)
 
 
@@ -172,6 +172,6 @@ def test_held_out_points_are_not_used(tmp_path: Path) -> None:
 
 def test_features_of_a_plan() -> None:
     decode, chunk = ScheduledSequence(0, 99, 1, True, [], 2), ScheduledSequence(1, 10, 3, False, [])
-    assert features_of([decode, chunk]) == StepFeatures(3, 303, 102, 3, 36, 1, 1, 2)
-    assert features_of([decode], [0]) == StepFeatures(1, 100, 100, sampled=1)
+    assert features_of([decode, chunk]) == StepFeatures(3, 303, 3, 36, 1, 1, 2)
+    assert features_of([decode], [0]) == StepFeatures(1, 100, sampled=1)
     assert not features_of([decode._replace(sample=False)]).is_decode

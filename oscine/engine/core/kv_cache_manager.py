@@ -39,6 +39,11 @@ class KVCacheManager:
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
         self.holds = PageHolds(groups, self.pools, self.index)
+        self._windows = [
+            (place, group, pool)
+            for place, (group, pool) in enumerate(zip(groups, self.pools, strict=True))
+            if group.window is not None
+        ]
         self.groups, self._memory, self._drafts = groups, memory, drafts
         self.most_pages = most_pages(groups, memory)  # of full attention that one sequence can have
         # Pages per group that a sequence in decode holds at most; -1: full attention, which always grows.
@@ -144,14 +149,18 @@ class KVCacheManager:
             self._register(request, num_pages)
         is_early = not ends and (num_computed + 1) % self.page_size == 0
         end = num_computed if is_early else num_pages * self.page_size
-        for place, group in enumerate(self.groups):
+        for place, group, pool in self._windows:
             held, first = request.first_held[place], group.first_read(end)
             if first <= held:
                 continue
-            pool, grew = self.pools[place], self._grows(request, place)
+            grew, pages, kept, num_hit = (
+                self._grows(request, place),
+                request.pages[place],
+                request.kept_pages[place],
+                request.num_hit_pages,
+            )
             for i in range(held, first):
-                cold = i >= request.num_hit_pages and i not in request.kept_pages[place]
-                pool.release(request.pages[place][i], cold=cold)
+                pool.release(pages[i], cold=i >= num_hit and i not in kept)
             request.first_held[place] = first
             pool.num_growing += self._grows(request, place) - grew
         # An early page is still to be registered.

@@ -36,7 +36,7 @@ class Pools:
         self._arenas = [(slots.groups, Arena(slots.count, slots.per_slot)) for slots in memory]
         found = {group: pool for groups, arena in self._arenas for group, pool in zip(groups, arena.pools, strict=True)}
         self._pools = [found[group] for group in range(len(found))]
-        self._are_plain = all(pool.per_slot == 1 for pool in self._pools)  # each page takes a slot
+        self._are_plain = all(isinstance(pool, PlainPool) for pool in self._pools)
         for group, pool in enumerate(self._pools):
             pool.forget = partial(forget, group)
 
@@ -62,6 +62,12 @@ class Pools:
         released: Sequence[Sequence[int]] | None = None,
     ) -> bool:
         """As can_allocate(), with one more page for each running sequence that may need it."""
+        if not retained and not released and len(self._arenas) == 1:
+            arena, num_more = self._arenas[0][1], sum(wanted)
+            for pool in self._pools:
+                num_more += pool.num_growing
+            if arena.num_open >= num_more:
+                return True  # a page takes a slot at most
         return self.can_allocate(
             [want + pool.num_growing for want, pool in zip(wanted, self, strict=True)], retained, released
         )
@@ -117,7 +123,7 @@ class Arena:
     def __init__(self, num_slots: int, per_slot: Sequence[int]) -> None:
         """`per_slot`: pages that a slot has, for each group."""
         self.num_slots = num_slots
-        self.pools = tuple(PagePool(self, count) for count in per_slot)
+        self.pools = tuple(PlainPool(self) if count == 1 else PagePool(self, count) for count in per_slot)
         self._free = list(range(num_slots - 1, -1, -1))
         self._cold: OrderedDict[int, PagePool] = OrderedDict()  # open slots with cached pages, and whose pages they are
         self._kept: OrderedDict[int, PagePool] = OrderedDict()
@@ -188,8 +194,6 @@ class PagePool:
     def slots_for(self, count: int, retained: Sequence[int] = (), released: Sequence[int] = ()) -> int:
         """The fewest open slots that `count` more pages take, after `retained` pages got a holder and `released` ones
         lost one each time that they are named. If it is negative, more slots are open than before."""
-        if self.per_slot == 1 and not retained and not released:
-            return max(0, count)
         unheld = [page for page in retained if not self._holders[page]]
         num_taken = len({slot for page in unheld if not self._held[slot := page // self.per_slot]})
         num_beside = len(self._loose) + len(self._stranded) - len(unheld)
@@ -210,12 +214,6 @@ class PagePool:
     def allocate(self, count: int, most_opened: int) -> list[int]:
         """`count` pages for one holder, for which it may take so many open slots. There must be room."""
         pages: list[int] = []
-        if self.per_slot == 1:
-            pages = self._arena.open_some(count)
-            for page in pages:
-                self._holders[page] = self._held[page] = 1
-            self.num_used += count
-            return pages
         for _ in range(count):
             if self._loose:
                 page = next(iter(self._loose))
@@ -245,10 +243,6 @@ class PagePool:
             return
         self.num_used -= 1
         self._is_cold[page] = cold
-        if self.per_slot == 1:  # as below, without a look at the other pages of the slot
-            self._held[page] = 0
-            self._arena.give_back(page, self, cached=bool(self._indexed[page]), cold=cold)
-            return
         slot = page // self.per_slot
         self._held[slot] -= 1
         if self._held[slot]:
@@ -268,21 +262,13 @@ class PagePool:
 
     def evict(self, slot: int) -> None:
         """All pages of an open slot are free from now on, and the slot is given to a pool."""
-        if self.per_slot > 1:
-            for page in self.cached_in(slot):
-                self._lose(page)
-        elif self._indexed[slot]:
-            self._indexed[slot] = False
-            self.forget(slot)
+        for page in self.cached_in(slot):
+            self._lose(page)
 
     def _hold(self, page: int) -> None:
         """The first holder of a page."""
         self._holders[page] = 1
         self.num_used += 1
-        if self.per_slot == 1:
-            self._held[page] = 1
-            self._arena.take(page)
-            return
         self._loose.pop(page, None)
         self._stranded.pop(page, None)
         slot = page // self.per_slot
@@ -306,3 +292,38 @@ class PagePool:
 
     def _pages_of(self, slot: int) -> range:
         return range(slot * self.per_slot, (slot + 1) * self.per_slot)
+
+
+class PlainPool(PagePool):
+    """Does what its parent does where a slot has one page, without a look at other pages of the slot."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena, 1)
+
+    def slots_for(self, count: int, retained: Sequence[int] = (), released: Sequence[int] = ()) -> int:
+        return super().slots_for(count, retained, released) if retained or released else max(0, count)
+
+    def allocate(self, count: int, most_opened: int) -> list[int]:
+        pages, holders, held = self._arena.open_some(count), self._holders, self._held
+        for page in pages:
+            holders[page] = held[page] = 1
+        self.num_used += count
+        return pages
+
+    def release(self, page: int, *, cold: bool = False) -> None:
+        holders = self._holders
+        assert holders[page] > 0, "released more often than held"
+        holders[page] -= 1
+        if not holders[page]:
+            self.num_used -= 1
+            self._is_cold[page], self._held[page] = cold, 0
+            self._arena.give_back(page, self, cached=bool(self._indexed[page]), cold=cold)
+
+    def evict(self, slot: int) -> None:
+        if self._indexed[slot]:
+            self._lose(slot)
+
+    def _hold(self, page: int) -> None:
+        self._holders[page] = self._held[page] = 1
+        self.num_used += 1
+        self._arena.take(page)

@@ -117,14 +117,6 @@ class PrefixIndex:
         """Of all prefixes whose last page the group has."""
         return self._pages[group]
 
-    def insert(self, group: int, digest: bytes, page: int) -> bool:
-        """Offers a page. False if another page of this content is known already."""
-        if digest in self._pages[group]:
-            return False
-        self._pages[group][digest] = page
-        self._digests[group][page] = digest
-        return True
-
     def forget(self, group: int, page: int) -> None:
         """The page is about to hold something else."""
         digest = self._digests[group].pop(page)
@@ -141,7 +133,12 @@ class PrefixIndex:
         places: Iterable[int],
     ) -> list[int]:
         """Offers the pages at these places of a prefix of these tokens, or more. Returns those that are new here."""
-        learnt = [i for i in places if self.insert(group, digests[i], pages[i])]
+        known, digest_of, learnt = self._pages[group], self._digests[group], []
+        for i in places:
+            if (digest := digests[i]) not in known:
+                page = known[digest] = pages[i]
+                digest_of[page] = digest
+                learnt.append(i)
         if group == 0 and learnt and self.events is not None:
             self.events.stored(digests, token_ids, learnt)
         return [pages[i] for i in learnt]

@@ -149,7 +149,12 @@ def _engine(config: Config) -> "Iterator[tuple[Engine, str, str, tuple[Any, ...]
 
     built = build_executor(options)
     steps = Steps.of(built)
-    yield steps, built.info.model, steps.fill(), tuple(verified(dict(built.decode_times or {}), steps.limits))
+    yield (
+        steps,
+        built.info.model,
+        steps.fill(steps.limits.pages),
+        tuple(verified(dict(built.decode_times or {}), steps.limits)),
+    )
 
 
 def run_import(args: argparse.Namespace) -> None:

@@ -57,8 +57,8 @@ class Shape(NamedTuple):
         """After `more` steps, in each of which the rows read a token more."""
         contexts = [one + 1 + more for one in self.contexts()]
         pairs = sum(pairs_of(self.start, length) for length in self.lengths())
-        longest, sampled = max(contexts, default=0), self.rows + self.chunks
-        return StepFeatures(self.rows, sum(contexts), longest, self.tokens, pairs, self.chunks, sampled)
+        sampled = self.rows + self.chunks
+        return StepFeatures(self.rows, sum(contexts), self.tokens, pairs, self.chunks, sampled)
 
     def contexts(self) -> list[int]:
         """Cached tokens of each row."""
@@ -177,7 +177,7 @@ def _mixed(limits: Limits, level: int) -> Iterator[Shape]:
     totals = sorted({min(one, limits.step_tokens) for one in _MIXED_TOKENS} | {*limits.graphs.prompts[-1:]})
     for total in _thinned(totals, level):
         for rows in _thinned(sorted({min(one, limits.max_num_seqs - 1) for one in _MIXED_ROWS}), level):
-            size = limits.graphs.size_of(StepFeatures(rows, rows, 1, total - rows, 1, 1, rows + 1))
+            size = limits.graphs.size_of(StepFeatures(rows, rows, total - rows, 1, 1, rows + 1))
             tokens = (size or total) - rows
             if rows < 1 or tokens < min(_LEAST_CHUNK, total // 2):
                 continue

@@ -1,6 +1,6 @@
 """Engines that share experts, in processes of their own, which run the same steps at the same time.
 
-A question is a shape, and its answer has the times.
+The first question has the numbers of pages to fill. Each further one is a shape, and its answer has the times.
 """
 
 import json
@@ -36,10 +36,14 @@ class SharingEngines:
             self.close()
             raise
         self.gpus: Sequence[str] = [gpu for one in ready for gpu in one["gpus"]]
-        self.model, self.kv_filled = str(ready[0]["model"]), str(ready[0]["filled"])
+        self.model = str(ready[0]["model"])
         limits = [_limits(one["limits"]) for one in ready]
         least = [min(values) for values in zip(*((one.max_num_seqs, *one.pages) for one in limits), strict=True)]
         self.limits = limits[0]._replace(max_num_seqs=least[0], pages=tuple(least[1:]))
+        try:
+            self.kv_filled = str(self._forks.ask(least[1:])[0]["filled"])
+        except ForkError as error:
+            raise _failed(error) from None
 
     def measure(self, shape: Shape, count: int) -> Times:
         """The times of the first; watts of all. Raises ValueError with what the first one says that fails."""
@@ -70,11 +74,11 @@ def _failure(error: BaseException) -> Answer:
     return {"error": str(error) or type(error).__name__}
 
 
-def _serve(options: EngineOptions, handle: RankHandle, asked: socket.socket) -> None:
+def _serve(options: EngineOptions, handle: RankHandle, questions: socket.socket) -> None:
     steps = Steps.of(build_executor(options, handle))
-    filled = steps.fill()
-    model = steps.built.info.model
-    asked.sendall(line({"gpus": steps.gpus, "limits": steps.limits, "model": model, "filled": filled}))
-    for text in asked.makefile("rb"):
+    questions.sendall(line({"gpus": steps.gpus, "limits": steps.limits, "model": steps.built.info.model}))
+    lines = questions.makefile("rb")
+    questions.sendall(line({"filled": steps.fill(json.loads(next(lines)))}))
+    for text in lines:
         *shape, count = json.loads(text)
-        asked.sendall(line(steps.measure(Shape(*shape), count)._asdict()))
+        questions.sendall(line(steps.measure(Shape(*shape), count)._asdict()))

@@ -157,7 +157,8 @@ def _point(
 ) -> StepPoint:
     ms = up.ms if down is None else up.ms + down.ms
     middle = median(ms)
-    step = shape.features(DROPPED + (len(up.ms) - 1) // 2)
+    more = DROPPED + (len(up.ms) - 1) // 2
+    step = shape.features(more)
     kind: Literal["decode", "prompts", "mixed"] = shape.kind  # type: ignore[assignment]
     return StepPoint(
         kind,
@@ -166,7 +167,7 @@ def _point(
         round(step.decode_context / max(shape.rows, 1)),
         shape.tokens,
         step.prompt_pairs,
-        longest=step.longest_context if shape.longest else 0,
+        longest=shape.longest + 1 + more if shape.longest else 0,
         sequences=shape.chunks,
         sampled=step.sampled,
         size=limits.graphs.size_of(step),

@@ -80,29 +80,30 @@ class Steps:
         ms = [(b - a) * 1e3 for a, b in itertools.pairwise(ends_s)]
         return Times(ms[DROPPED - 1 :], host_ms[DROPPED:], watts)
 
-    def fill(self) -> str:
+    def fill(self, pages: Sequence[int]) -> str:
         """Gives the cache other contents than zeros, whose products take less power. Says how.
 
-        The memory of other ranks, and keys in FP8, are those of prompts that are computed.
+        The memory of other ranks, and keys in FP8, are those of prompts that are computed. `pages`: of each group, that
+        these prompts may take. Engines that share experts must be given the same, so that they make the same steps.
         """
         import torch
 
         kv, executor = self.built.kv, self.built.executor
-        is_filled = all(pages.dtype.is_floating_point and pages.element_size() > 1 for pages in kv)
+        is_filled = all(memory.dtype.is_floating_point and memory.element_size() > 1 for memory in kv)
         with torch.inference_mode():
-            for pages, count in zip(kv, self.limits.pages, strict=True):
+            for memory, count in zip(kv, self.limits.pages, strict=True):
                 if is_filled:
-                    pages[:count].normal_()
+                    memory[:count].normal_()
         if is_filled and self.built.ranks is None:
             return "random"
         length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
         each = -(-length // self.limits.page_size)
-        count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(pages // each for pages in self.limits.pages))
+        count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(available // each for available in pages))
         for i in range(count):
-            pages = [[*range(i * each, (i + 1) * each)] for _ in self.limits.pages]
+            own = [[*range(i * each, (i + 1) * each)] for _ in pages]
             tokens = random.Random(i).choices(range(self.built.info.vocab_size), k=length)
-            new = NewSequence(0, tokens, length, 0, [[] for _ in pages], _GREEDY)
-            plan = StepPlan(next(self.numbers), [new], [ScheduledSequence(0, 0, length, True, pages)])
+            new = NewSequence(0, tokens, length, 0, [[] for _ in own], _GREEDY)
+            plan = StepPlan(next(self.numbers), [new], [ScheduledSequence(0, 0, length, True, own)])
             executor.launch(plan)
             executor.collect()
         return f"computed, {count * length} tokens"

@@ -57,7 +57,7 @@ def deploy(num_replicas: int) -> None:
         executor="fake",
         quiet=True,
     )
-    options = ReplicaOptions("m", "aggregated", engine, SEED, drain_s=1.0, key=KEY)
+    options = ReplicaOptions("m", "aggregated", (engine,), SEED, drain_s=1.0, key=KEY)
     replica = serve.deployment(
         ReplicaActor,
         name="aggregated",

@@ -4,7 +4,7 @@ from ray.serve import Application
 
 from oscine.extensions.cluster.ray.apps import cluster_app, model_app
 from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
-from oscine.settings.config import EngineOptions, ModelOptions, ServerOptions
+from oscine.settings.config import EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 
 
 def patience_s(app: Application) -> float:
@@ -28,6 +28,20 @@ def test_a_replica_is_placed_with_the_gpus_of_all_its_ranks() -> None:
     actor = app._bound_deployment
     assert actor.ray_actor_options == {"num_cpus": 4, "num_gpus": 2}
     options, companion = actor.init_args
-    assert options.engine.model.tensor_parallel_size == 2
-    assert options.engine.model.device == "auto"  # the GPUs that Ray shows to the replica
+    (engine,) = options.engines
+    assert engine.model.tensor_parallel_size == 2
+    assert engine.model.device == "auto"  # the GPUs that Ray shows to the replica
     assert companion._bound_deployment.ray_actor_options["num_gpus"] == 1
+
+
+def test_engines_of_a_replica_have_a_gpu_each_and_share_the_tokens_of_a_step() -> None:
+    scheduler = SchedulerOptions.of({"max-num-seqs": 64, "max-num-batched-tokens": 8192})
+    role = RoleSpec(
+        engine=EngineOptions(scheduler=scheduler), gpus=4, data_parallel_size=4, enable_expert_parallel=True, cpus=8
+    )
+    model = ModelSpec(("m",), (role,))
+    (options,) = model_app(model, Deployment((model,)))._bound_deployment.init_args
+    assert options.share_experts
+    assert [one.model.device for one in options.engines] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert {one.scheduler.max_num_batched_tokens for one in options.engines} == {2048}
+    assert {one.num_threads for one in options.engines} == {2}

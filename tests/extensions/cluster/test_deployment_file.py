@@ -7,7 +7,14 @@ import pytest
 from oscine.cli.error import CommandError
 from oscine.extensions.cluster.cli import deployment_file
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
-from oscine.extensions.replicas.spec.deployment import Deployment, PrefillLimits, QueueLimits, Replicas, ServiceLevels
+from oscine.extensions.replicas.spec.deployment import (
+    Deployment,
+    PrefillLimits,
+    QueueLimits,
+    Replicas,
+    RoleSpec,
+    ServiceLevels,
+)
 from oscine.settings.config import NANO
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "cluster").glob("*.yaml"))
@@ -103,6 +110,17 @@ def test_a_replica_has_a_rank_on_each_of_its_gpus_unless_the_file_says_otherwise
     assert ranks("    engine: {tp: 1}\n    aggregated: {gpus: 4}\n") == [1]
 
 
+def test_a_replica_may_have_several_engines(tmp_path: Path) -> None:
+    def role(text: str) -> RoleSpec:
+        return read(tmp_path, MODEL + f"    aggregated: {{{text}}}\n").models[0].serving
+
+    shared = role("gpus: 4, data-parallel-size: 4, enable-expert-parallel: true")
+    assert (shared.gpus, shared.data_parallel_size, shared.enable_expert_parallel) == (4.0, 4, True)
+    assert [one.model.tensor_parallel_size for one in shared.engines] == [1] * 4
+    ranks = role("gpus: 4, tensor-parallel-size: 2, data-parallel-size: 2")
+    assert [one.model.device for one in ranks.engines] == ["cuda:0,cuda:1", "cuda:2,cuda:3"]
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples(file: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path) -> None:
     monkeypatch.setattr(deployment_file, "tokenizer_folder", lambda engine: model_folder)  # not from the hub
@@ -116,6 +134,13 @@ MODEL = "models:\n  - name: nano\n"
     ("text", "line", "words"),
     [
         ("models:\n  - name: a\nworkers: 3\n", 3, ["unknown key 'workers'"]),
+        (MODEL + "    aggregated:\n      gpus: 3\n      data-parallel-size: 2\n", 4, ["gpus must be", "1 x 2"]),
+        (MODEL + "    aggregated:\n      enable-expert-parallel: true\n", 4, ["data-parallel-size above 1"]),
+        (
+            MODEL + "    prefill: {}\n    decode:\n      gpus: 2\n      data-parallel-size: 2\n",
+            6,
+            ["must be 1 for the role decode"],
+        ),
         (MODEL + "    replicas: 2\n", 3, ["models[0]", "unknown key 'replicas'"]),
         (MODEL + "    name: b\n", 3, ["models[0].name", "twice"]),
         ("ingress: {port: 8000}\n", 1, ["models is missing"]),

@@ -11,7 +11,7 @@ import ray
 from ray import serve
 
 from benchmarks.serving.server import engines_below
-from oscine.engine.process.client import EngineDied, EngineError
+from oscine.engine.process.client import EngineClient, EngineDied, EngineError
 from oscine.extensions.cluster.ray.replica import Replica, ReplicaOptions
 from oscine.extensions.replicas.client.engine import ClusterEngine
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions
@@ -35,14 +35,16 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def replica(engine: EngineOptions = FAKE, drain_s: float = 20.0) -> AsyncIterator[tuple[Replica, ScriptedRouter]]:
+async def replica(
+    engine: EngineOptions = FAKE, drain_s: float = 20.0, count: int = 1
+) -> AsyncIterator[tuple[Replica, ScriptedRouter]]:
     router = ScriptedRouter()
     async with served(router) as service:
 
         async def where() -> str:
             return service.address
 
-        made = Replica(ReplicaOptions("fake", "aggregated", engine, "5eed", drain_s), where)
+        made = Replica(ReplicaOptions("fake", "aggregated", (engine,) * count, "5eed", drain_s), where)
         await made.start()
         try:
             yield made, router
@@ -63,6 +65,11 @@ async def ingress(router: ScriptedRouter) -> AsyncIterator[ClusterEngine]:
         yield client
     finally:
         await client.stop()
+
+
+def engine_of(made: Replica) -> EngineClient:
+    (engine,) = made._engines.values()
+    return engine
 
 
 def request(max_tokens: int) -> GenerationRequest:
@@ -87,10 +94,33 @@ def test_it_says_where_its_engine_is_and_how_it_does() -> None:
             assert said.endpoints is not None
             assert said.endpoints.requests.startswith("tcp://127.0.0.1:")
             assert (said.endpoints.kv_events or "").startswith("tcp://127.0.0.1:")
-            await until(lambda: made._engine.stats.generated_tokens == 20)  # an engine says when it is idle
+            await until(lambda: engine_of(made).stats.generated_tokens == 20)  # an engine says when it is idle
             grown = await made.record_autoscaling_stats()
             assert (grown["generated_tokens"], grown["first_tokens"]) == (20.0, 1.0)
             assert (await made.record_autoscaling_stats())["generated_tokens"] == 0.0
+            await made.check_health()
+
+    asyncio.run(run())
+
+
+def test_each_of_its_engines_is_enlisted_and_their_loads_add_up() -> None:
+    async def run() -> None:
+        async with replica(count=2) as (made, router):
+            names = ["ab12cd34.0", "ab12cd34.1"]
+            await until(lambda: sorted(router.replicas) == names)
+            for i, name in enumerate(names):
+                endpoints = router.replicas[name].endpoints
+                assert endpoints is not None
+                client = guest(endpoints.requests)
+                await client.start()
+                await client.wait_ready()
+                assert await count(client, 10 + i) == 10 + i
+                await client.stop()
+            await until(lambda: sum(one.stats.generated_tokens for one in made._engines.values()) == 21)
+            grown = await made.record_autoscaling_stats()
+            assert (grown["generated_tokens"], grown["first_tokens"]) == (21.0, 2.0)
+            most = [one.info.max_num_seqs for one in made._engines.values() if one.info is not None]
+            assert grown["max_num_seqs"] == sum(most)
             await made.check_health()
 
     asyncio.run(run())
@@ -102,7 +132,7 @@ def test_it_lets_streams_end_before_it_does_and_says_that_it_drains() -> None:
     async def run() -> None:
         async with replica() as (made, router), ingress(router) as client:
             stream = asyncio.create_task(count(client, 100))
-            await until(lambda: made._engine.stats.num_running == 1)
+            await until(lambda: engine_of(made).stats.num_running == 1)
             ending = asyncio.create_task(made.shutdown())
             await until(lambda: router.replicas["ab12cd34"].state == "draining")
             assert await stream == 100
@@ -116,7 +146,7 @@ def test_an_engine_that_is_started_again_is_enlisted_with_its_new_address() -> N
     async def run() -> None:
         async with replica() as (made, router), ingress(router):
             before = router.replicas["ab12cd34"].endpoints
-            psutil.Process(made._engine.pid).kill()
+            psutil.Process(engine_of(made).pid).kill()
             await until(lambda: router.replicas["ab12cd34"].state == "starting")
             await until(lambda: router.replicas["ab12cd34"].state == "ready")
             assert router.replicas["ab12cd34"].endpoints != before
@@ -139,7 +169,7 @@ def test_streams_that_take_too_long_break_off() -> None:
     async def run() -> None:
         async with replica(drain_s=0.2) as (made, router), ingress(router) as client:
             stream = asyncio.create_task(count(client, 10_000))
-            await until(lambda: made._engine.stats.num_running == 1)
+            await until(lambda: engine_of(made).stats.num_running == 1)
             await made.shutdown()
             with pytest.raises(EngineDied):
                 await stream

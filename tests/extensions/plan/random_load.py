@@ -31,8 +31,6 @@ class Kinked:
         kink = 40 * (1 + step.decode_context // 40)
         base_s = 1e-3 + 30e-6 * step.decode_rows + 20e-6 * step.prompt_tokens + 60e-9 * step.prompt_pairs
         base_s += 1e-6 * step.sampled + 5e-7 * step.prompt_sequences
-        if step.prompt_sequences:
-            base_s += 1e-7 * step.longest_context
         return Cell(base_s, 3e-9 * kink, kink - 1)
 
 

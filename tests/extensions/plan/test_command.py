@@ -102,6 +102,29 @@ def test_a_bad_option_is_an_error_of_one_line(
     assert error.count("\n") == 1
 
 
+def test_requests_under_way_at_the_end_are_counted_as_unfinished(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    load = ("--users", "8", "--isl", "300", "--osl", "50", "--until", "0.3", "--output", str(output))
+    assert simulated(files, *load) == 0
+    (row,) = rows(output)
+    assert row["completed"] > 0
+    assert row["unfinished"] == 8, "in a closed loop each user has a request"
+    assert "8 requests were unfinished" in capsys.readouterr().out
+
+
+def test_a_row_says_that_its_step_times_are_scaled(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """The table's own class is measured; 60,000 tokens are beyond it."""
+    output = tmp_path / "rows.jsonl"
+    for isl in ("1000", "60000"):
+        load = ("--users", "1", "--isl", isl, "--osl", "20", "--requests", "1", "--output", str(output))
+        assert simulated(files, *load) == 0
+    within, beyond = (row["step_times"][0] for row in rows(output))
+    assert "scaled" not in within
+    assert "scaled, beyond the measured steps by up to" in beyond
+
+
 def test_a_step_that_was_not_measured_ends_the_simulation(
     files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,7 @@ def test_the_data_is_small() -> None:
 
 @pytest.mark.parametrize("table", ALONE)
 def test_a_decode_step_is_the_sum_of_its_ops(table: OpTable) -> None:
-    step = StepFeatures(64, 64 * 1024, 1024, sampled=64)
+    step = StepFeatures(64, 64 * 1024, sampled=64)
     gemms = sum(us(table, "gemm", 64, name=name, tp=1) for name in ("qkv", "output", "router"))
     own = {"heads": 64, "kv": "bfloat16", "batch": 64}
     full, window = (us(table, "decode", x, window=window, **own) for x, window in ((1024, 0), (128, 128)))
@@ -54,7 +54,7 @@ def test_a_decode_step_is_the_sum_of_its_ops(table: OpTable) -> None:
 
 
 def test_ranks_add_sums_over_them() -> None:
-    table, step = tables_of("h200_sxm", "vllm")[0], StepFeatures(64, 64 * 1024, 1024, sampled=64)
+    table, step = tables_of("h200_sxm", "vllm")[0], StepFeatures(64, 64 * 1024, sampled=64)
     two = ComposedSurface([table], MODELS["120b"], GpuLayout(2, 2, 2, 1), NO_REST)
     gemms = sum(us(table, "gemm", 64, name=name, tp=tp) for name, tp in (("qkv", 2), ("output", 2), ("router", 1)))
     own = {"heads": 32, "kv": "bfloat16", "batch": 64}
@@ -72,7 +72,7 @@ def test_a_later_chunk_takes_what_the_whole_takes_more() -> None:
     ops = tables_of("h200_sxm", "vllm")[0]
 
     def took_s(start: int, tokens: int) -> float:
-        return table.step_s(StepFeatures(0, 0, 0, tokens, pairs_of(start, tokens), 1, 1))
+        return table.step_s(StepFeatures(0, 0, tokens, pairs_of(start, tokens), 1, 1))
 
     whole, part = (us(ops, "prefill", n, heads=64, window=0, batch=1) for n in (8192, 4096))
     assert took_s(4096, 4096) - took_s(0, 4096) == pytest.approx(18 * (whole - 2 * part) / 1e6, rel=0.01)
@@ -84,7 +84,7 @@ def test_more_work_takes_no_less(table: OpTable) -> None:
 
     def took_s(rows: int, context: int, tokens: int) -> float:
         chunk = (tokens, pairs_of(0, tokens), 1, rows + 1) if tokens else (0, 0, 0, rows)
-        return steps.step_s(StepFeatures(rows, rows * context, context, *chunk))
+        return steps.step_s(StepFeatures(rows, rows * context, *chunk))
 
     for rows in (1, 7, 64, 300, 1500):
         for context in (100, 1500, 50_000):
@@ -96,7 +96,7 @@ def test_more_work_takes_no_less(table: OpTable) -> None:
 
 def test_a_cell_is_linear_up_to_its_last_context() -> None:
     table = step_table("gb200", "trtllm", "120b", GpuLayout(), scaled=True)
-    step = StepFeatures(100, 100 * 700, 700, 400, pairs_of(0, 400), 1, 101)
+    step = StepFeatures(100, 100 * 700, 400, pairs_of(0, 400), 1, 101)
     cell = table.cell(step)
     for context in (step.decode_context, cell.last_context):
         assert table.step_s(step._replace(decode_context=context)) == pytest.approx(cell.step_s(context))
@@ -104,7 +104,7 @@ def test_a_cell_is_linear_up_to_its_last_context() -> None:
 
 
 def test_beyond_the_tables_attention_is_scaled_or_refused() -> None:
-    step = StepFeatures(512, 512 * 4096, 4096, sampled=512)
+    step = StepFeatures(512, 512 * 4096, sampled=512)
     with pytest.raises(NotMeasuredError, match="times as many tokens"):
         step_table("gb200", "trtllm", "120b", GpuLayout()).step_s(step)
     cell = step_table("gb200", "trtllm", "120b", GpuLayout(), scaled=True).cell(step)
@@ -167,6 +167,14 @@ def test_a_wheel_is_reduced(tmp_path: Path) -> None:
         reduced(Wheel(path), "h8", "vllm", "2.0")
     with pytest.raises(ValueError, match="no experts and attention of gpt-oss for trtllm"):
         reduced(Wheel(path), "h9", "trtllm", "2.0")
+    damaged = {"h9.yaml": "gpu: {}", "data/h9/moe/vllm/2.0/moe_perf.parquet": b"no parquet"}
+    for name, content in damaged.items():
+        with zipfile.ZipFile(path, "w") as wheel:
+            for other, good in made_wheel(pyarrow).items():
+                wheel.writestr(f"aisimulate_core/systems/{other}", content if other == name else good)
+        with pytest.raises(ValueError, match=f"{name} is damaged: ") as error:
+            reduced(Wheel(path), "h9", "vllm", "2.0")
+        assert "\n" not in str(error.value)
     (tmp_path / "text.whl").write_text("no zip")
     with pytest.raises(ValueError, match="is no wheel"):
         Wheel(tmp_path / "text.whl")

@@ -62,7 +62,14 @@ def rising_and_falling_load(way: Way) -> Outcome:
     return simulate(model, specs, traffic, timing=Timing(start_s=3.0, drain_s=5.0), way=way)
 
 
-ALL = (closed_sessions, bursts_of_single_turns, lost_replicas, rising_and_falling_load)
+@cache
+def scarce_pages(way: Way) -> Outcome:
+    """Sequences are preempted."""
+    model, specs = deployment(replicas=2, num_pages=(60, 60))
+    return simulate(model, specs, random_traffic(Arrival(16), 60, Shapes(Lengths(300, 300, 0.5))), way=way)
+
+
+ALL = (closed_sessions, bursts_of_single_turns, lost_replicas, rising_and_falling_load, scarce_pages)
 
 
 @pytest.mark.long
@@ -112,12 +119,21 @@ def test_tokens_are_conserved_and_all_pages_are_free_in_the_end(run: Run) -> Non
     assert not [record.error for record in records if record.error]
     assert total.num_running == total.num_waiting == total.full_pages_used == total.kv_slots_used == 0
     assert total.active_tokens == total.queued_tokens == 0
-    if not outcome.num_moved and not total.preemptions:
-        assert total.generated_tokens == sum(record.output_tokens for record in records)
-        assert total.prompt_tokens == sum(record.prompt_tokens for record in records)
-        assert total.prefix_hits == sum(record.cached_tokens for record in records)
-        decodes = sum(record.output_tokens - 1 for record in records)
-        assert total.step_tokens == total.prompt_tokens - total.prefix_hits + decodes
+    # A move loses the token of the step in flight, and admits a prompt once more. Moves and preemptions compute again.
+    moved = outcome.num_moved
+    longest = max(record.prompt_tokens + record.output_tokens for record in records)
+    assert 0 <= total.generated_tokens - sum(record.output_tokens for record in records) <= moved
+    assert 0 <= total.prompt_tokens - sum(record.prompt_tokens for record in records) <= moved * longest
+    assert 0 <= total.prefix_hits - sum(record.cached_tokens for record in records) <= moved * longest
+    decodes = sum(record.output_tokens - 1 for record in records)
+    again = total.step_tokens - (total.prompt_tokens - total.prefix_hits + decodes)
+    assert -moved * longest <= again <= (moved + total.preemptions) * longest
+    assert (again > 0) == (moved + total.preemptions > 0)
+
+
+def test_conservation_was_looked_at_with_moves_and_preemptions() -> None:
+    assert lost_replicas("jumps").num_moved > 3
+    assert scarce_pages("jumps").total.preemptions > 5
 
 
 @pytest.mark.parametrize("run", [closed_sessions, bursts_of_single_turns, rising_and_falling_load])
@@ -160,6 +176,17 @@ def test_the_wait_is_that_of_a_queue_with_constant_service(load: float) -> None:
     assert waits_s.mean() == pytest.approx(np.mean(expected_s), rel=0.01)
     if load < 0.9:  # else 3,000 arrivals are few
         assert waits_s.mean() / service_s == pytest.approx(load / (2 * (1 - load)), rel=0.15)
+
+
+def test_a_fault_while_a_request_waits_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def place(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ModelRouter, "place", place)
+    monkeypatch.setattr(ModelRouter, "place_now", lambda *arguments: None)
+    model, specs = deployment()
+    with pytest.raises(ZeroDivisionError):
+        simulate(model, specs, random_traffic(Arrival(1), 1))
 
 
 # ---- replicas that come and go ----

@@ -212,7 +212,9 @@ def _role(section: Section, role: Role, model: str | None, profile: Values, comm
     engine = _engine(model, profile, (inner, values), common)
     spec = section.record(RoleSpec, role=role, replicas=_replicas(section), engine=engine)
     given = values | common[1]
-    ranks = int(spec.gpus) if spec.gpus > 1 and _RANKS.name not in given else engine.model.tensor_parallel_size
+    ranks = engine.model.tensor_parallel_size
+    if spec.gpus > 1 and _RANKS.name not in given:
+        ranks = int(spec.gpus) // spec.data_parallel_size
     of_ranks = replace(engine.model, tensor_parallel_size=ranks)
     return replace(spec, engine=replace(engine, model=of_ranks, quiet=True))
 

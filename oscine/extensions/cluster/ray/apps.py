@@ -39,13 +39,15 @@ def model_app(model: ModelSpec, deployment: Deployment) -> serve.Application:
 
 def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: serve.Application) -> serve.Application:
     drain_s = cluster.server.drain_s
+    threads = max(1, int(role.cpus) // role.data_parallel_size)
     options = ReplicaOptions(
         model.name,
         role.role,
-        replace(role.engine, num_threads=max(1, int(role.cpus))),
+        tuple(replace(engine, num_threads=threads) for engine in role.engines),
         cluster.prefix_seed,
         drain_s=drain_s,
         key=cluster.key,
+        share_experts=role.enable_expert_parallel and role.engine.executor != "fake",
     )
     deployment = _deployment(
         ReplicaActor,

@@ -1,7 +1,7 @@
-"""A replica of a model: a Ray Serve actor that owns an engine process, and speaks for it.
+"""A replica of a model: a Ray Serve actor that owns an engine process, or several, and speaks for them.
 
-It enlists its engine with the router over ZeroMQ, and reports its load to Serve's autoscaling. Requests and tokens
-never pass here, and torch is loaded in the engine process alone.
+It enlists its engines with the router over ZeroMQ, and reports their load to Serve's autoscaling. Requests and tokens
+never pass here, and torch is loaded in the engine processes alone.
 """
 
 import asyncio
@@ -14,11 +14,14 @@ import ray
 from ray import serve
 
 from oscine.engine.process.client import EngineClient
+from oscine.executor.start.parts import GROUP
 from oscine.extensions.cluster.ray.names import router_address
 from oscine.extensions.cluster.scaling.pool_load import report
+from oscine.extensions.replicas.client.reports import Reports
 from oscine.extensions.replicas.client.router import RouterClient
 from oscine.extensions.replicas.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
 from oscine.settings.config import EngineOptions, PeerOptions
+from oscine.system.extensions import part
 from oscine.types import EngineInfo, EngineStats, Role
 
 _POLL_S = 0.05  # while a drain waits for the engine to become idle
@@ -30,21 +33,22 @@ class ReplicaOptions:
 
     model: str  # its first name
     role: Role
-    engine: EngineOptions  # whose `peers` are made here
+    engines: tuple[EngineOptions, ...]  # whose `peers` are made here
     prefix_seed: str  # hex; equal in all engines of a cluster
     drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
     key: str = dataclasses.field(default="", repr=False)  # of the cluster
+    share_experts: bool = False  # each engine has a part of them, and so they live and end together
 
 
 class Replica:
-    """One engine of a model, and what Serve and the router ask of it."""
+    """Engines of a model, and what Serve and the router ask of them. The router sees each engine as a replica."""
 
     def __init__(self, options: ReplicaOptions, where: Callable[[], Awaitable[str]]) -> None:
         """`where`: see RouterClient."""
         self._options = options
-        self._name = serve.get_replica_context().replica_id.unique_id
         self._node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._draining = False
+        self._reports = Reports()
         self._scaled = EngineStats()  # at the last call of record_autoscaling_stats
         peers = PeerOptions(
             host=self._node,
@@ -53,78 +57,95 @@ class Replica:
             prefix_seed=options.prefix_seed,
             kv_transfer=options.role != "aggregated",
         )
-        self._engine = EngineClient(dataclasses.replace(options.engine, peers=peers))
+        count, name = len(options.engines), serve.get_replica_context().replica_id.unique_id
+        members = part(GROUP)(count).members if options.share_experts else [None] * count
+        self._engines = {
+            name if count == 1 else f"{name}.{i}": EngineClient(dataclasses.replace(one, peers=peers), member)
+            for i, (one, member) in enumerate(zip(options.engines, members, strict=True))
+        }
         self._router = RouterClient(where, key=options.key)
-        self._following: asyncio.Task[None] | None = None  # the changes of the engine
-        self._enlisted: asyncio.Task[None] | None = None  # as the router was told last
+        self._following: list[asyncio.Task[None]] = []  # the changes of each engine
+        self._enlisted: dict[str, asyncio.Task[None]] = {}  # as the router was told last
 
     async def start(self) -> None:
-        """Returns when the engine is ready. Raises EngineError, with the reason in one line, when it cannot start."""
-        await self._engine.start()
+        """Returns when the engines are ready. Raises EngineError, with the reason in one line, if one cannot start."""
+        engines = self._engines.values()
+        await asyncio.gather(*(engine.start() for engine in engines))
         try:
-            await self._engine.wait_ready()
+            await asyncio.gather(*(engine.wait_ready() for engine in engines))
         except BaseException:
             self._router.close()
-            await self._engine.stop()
+            await self._stop_engines()
             raise
-        self._following = asyncio.create_task(self._follow())
+        self._following = [asyncio.create_task(self._follow(name)) for name in self._engines]
 
-    async def _follow(self) -> None:
+    async def _stop_engines(self) -> None:
+        await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
+
+    async def _follow(self, name: str) -> None:
         while True:
-            self._enlist()
-            await self._engine.changed()
+            self._enlist(name)
+            await self._engines[name].changed()
 
-    def _enlist(self) -> None:
+    def _enlist(self, name: str) -> None:
         """Tells the router where the engine is now and in which state."""
-        earlier = self._enlisted
-        self._enlisted = asyncio.create_task(self._router.enlist(self._name, self.report()))
+        earlier = self._enlisted.get(name)
+        self._enlisted[name] = asyncio.create_task(self._router.enlist(name, self.report(name)))
         if earlier is not None:
             asyncio.get_running_loop().call_soon(earlier.cancel)  # after the new report has been sent
 
-    def report(self) -> ReplicaReport:
-        options, info = self._options, self._info()
-        state = "draining" if self._draining else STATE_OF_ENGINE.get(self._engine.state, "lost")
+    def report(self, name: str) -> ReplicaReport:
+        options, engine = self._options, self._engines[name]
+        info = _info(engine)
+        state = "draining" if self._draining else STATE_OF_ENGINE.get(engine.state, "lost")
         return ReplicaReport(options.model, options.role, self._node, state, info.endpoints, info)
-
-    def _info(self) -> EngineInfo:
-        info = self._engine.info
-        assert info is not None
-        return info
 
     async def is_there(self) -> None:
         """Nothing more: see oscine.extensions.cluster.ray.router.Demand."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Gauges, and what the counters grew by since the call before: sums, so that they add up over replicas."""
-        now, before = self._engine.stats, self._scaled
+        for name, engine in self._engines.items():
+            self._reports.take(name, engine.stats)
+        now, before = self._reports.total(), self._scaled
         self._scaled = now
         return report(now, before) | {
-            "max_num_seqs": float(self._info().max_num_seqs),
+            "max_num_seqs": float(sum(_info(engine).max_num_seqs for engine in self._engines.values())),
             "held_back": float(self._router.queued.get(self._options.model, 0)),
             "held_back_s": time.time(),
         }
 
     async def check_health(self) -> None:
-        if self._engine.state == "failed":
-            raise RuntimeError(f"the engine failed: {self._engine.error}")
-        for task in (self._following, self._enlisted):
-            if task is not None and task.done() and not self._draining:
+        for engine in self._engines.values():
+            if engine.state == "failed":
+                raise RuntimeError(f"the engine failed: {engine.error}")
+        for task in (*self._following, *self._enlisted.values()):
+            if task.done() and not self._draining:
                 raise RuntimeError("the router does not hear of the replica") from task.exception()
 
     async def shutdown(self) -> None:
-        """Lets streams end within drain_s seconds; what is left moves to another replica when the engine is gone."""
+        """Lets streams end within drain_s seconds; what is left moves to another replica when the engines are gone."""
         self._draining = True
-        if self._following is not None:
-            self._enlist()
+        if self._following:
+            for name in self._engines:
+                self._enlist(name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.drain_s):
-                while self._engine.state == "ready" and self._engine.stats.num_running + self._engine.stats.num_waiting:
+                while any(map(_is_busy, self._engines.values())):
                     await asyncio.sleep(_POLL_S)
-        for task in (self._following, self._enlisted):
-            if task is not None:
-                task.cancel()
+        for task in (*self._following, *self._enlisted.values()):
+            task.cancel()
         self._router.close()
-        await self._engine.stop()
+        await self._stop_engines()
+
+
+def _info(engine: EngineClient) -> EngineInfo:
+    assert engine.info is not None
+    return engine.info
+
+
+def _is_busy(engine: EngineClient) -> bool:
+    return engine.state == "ready" and bool(engine.stats.num_running + engine.stats.num_waiting)
 
 
 class ReplicaActor(Replica):

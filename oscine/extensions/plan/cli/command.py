@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +10,16 @@ from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
-from oscine.extensions.plan.cli.asked import Asked, Simulated
-from oscine.settings.option import options_of
+from oscine.extensions.plan.run.scenario import Scenario, Simulated
+from oscine.settings.option import Options, options_of
 
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.run import Measured
     from oscine.extensions.plan.fleet.simulation import Outcome
     from oscine.extensions.replicas.spec.deployment import ModelSpec
 
-_OF_WORKLOAD = ("isl", "osl", "spread", "shared-prefix", "num-prefixes", "turns", "think")
-_OF_SENDING = ("burst", "constant-rate")
+OF_WORKLOAD = ("isl", "osl", "spread", "shared-prefix", "num-prefixes", "turns", "think")
+OF_SENDING = ("burst", "constant-rate")
 _OF_REPORTING = ("goodput", "label")
 
 
@@ -34,43 +34,58 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "--steps",
         metavar="TABLE",
-        type=Path,
         nargs="+",
         required=True,
-        help="tables of step times, one per kind of engine",
+        help="tables of step times, one per kind of engine: files of `oscine profile`, or GPU/KERNELS, such as "
+        "h200/oscine or gb200/trtllm, of what comes with Oscine",
     )
-    loads = parser.add_mutually_exclusive_group(required=True)
+    add_load(parser)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
+    add_some(parser.add_argument_group(Simulated.group), options_of(Simulated))
+    add_sections(parser, {Workload: OF_WORKLOAD, Sending: OF_SENDING, Reporting: _OF_REPORTING})
+    parser.set_defaults(run=run)
+
+
+def add_load(parser: Parser, *, required: bool = True) -> None:
+    """The options of the load: users, arrivals, or a trace."""
+    loads = parser.add_mutually_exclusive_group(required=required)
     loads.add_argument("--users", type=int, metavar="N", help="sessions in flight, in a closed loop")
     loads.add_argument("--rate", type=float, metavar="R", help="sessions that begin per second, on average")
     loads.add_argument("--trace", type=Path, metavar="FILE", help="requests with their times, in Mooncake's format")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
-    add_some(parser.add_argument_group(Simulated.group), options_of(Simulated))
-    for section, names in ((Workload, _OF_WORKLOAD), (Sending, _OF_SENDING), (Reporting, _OF_REPORTING)):
+
+
+def add_sections(parser: Parser, names: Mapping[type[Options], Collection[str]]) -> None:
+    """Some of the options of each section."""
+    for section, own in names.items():
         group = parser.add_argument_group(section.group)
-        add_some(group, (option for option in options_of(section) if option.name in names))
-    parser.set_defaults(run=run)
+        add_some(group, (option for option in options_of(section) if option.name in own))
 
 
 def run(args: argparse.Namespace) -> None:
     from oscine.extensions.bench.serve import report, row
-    from oscine.extensions.plan.cli.results import measured_of, row_of
+    from oscine.extensions.plan.run.results import measured_of, row_of
 
     with ended_by(ValueError, OSError, status=USAGE):
-        asked = Asked.of(vars(args))
-        engines, traffic, limits_s = asked.engines(), asked.traffic(), asked.reporting.limits_s()
+        scenario = Scenario.of(vars(args))
+        traffic, limits_s = scenario.traffic(), scenario.reporting.limits_s()
+        with ended_by(LookupError):
+            tables = scenario.tables
+        engines = scenario.engines()
     began_s = time.perf_counter()
     with ended_by(LookupError):  # a step that the tables do not know
-        outcome = asked.simulate(engines, traffic)
+        outcome = scenario.simulate(engines, traffic)
     took_s = time.perf_counter() - began_s
-    measured = measured_of(outcome, asked.arrival, limits_s)
-    gpus = asked.num_gpus
-    print(f"{args.file}, {asked.model.name}: {asked.load_text}")
+    measured = measured_of(outcome, scenario.arrival, limits_s, scenario.simulated.warm_up)
+    gpus = scenario.num_gpus
+    print(f"{args.file}, {scenario.model.name}: {scenario.load_text}")
     print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")
-    print("", *_story(outcome, asked.model), sep="\n")
+    print("", *_story(outcome, scenario.model), sep="\n")
+    for role, table in tables.items():
+        print(f"step times of {role} engines: {table}; {table.header.gpu}, {table.header.source}")
     print(f"simulated {outcome.duration_s:,.1f} s in {took_s:,.1f} s")
     if args.output is not None:
         with ended_by(OSError):
-            row.append(args.output, row_of(measured, outcome, asked))
+            row.append(args.output, row_of(measured, outcome, scenario))
     _check(measured)
 
 
@@ -80,6 +95,8 @@ def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
     share = total.prefix_hits / total.prefix_queries if total.prefix_queries else 0.0
     yield f"{total.steps:,} steps of {len(outcome.engines)} engines; {total.preemptions:,} preemptions"
     yield f"{share:.1%} of prompt tokens were found in caches; {router.queue_s:,.1f} s of waiting at the router"
+    if outcome.num_unfinished:
+        yield f"{outcome.num_unfinished:,} requests were unfinished at the end, and are in no figure of time"
     for change in outcome.changes:
         yield f"  +{change.time_s:7.1f} s  {change.role}: {change.replicas} replicas: {change.reason}"
     if outcome.num_moved:

@@ -27,6 +27,8 @@ class Clock:
 
 
 class Agenda:
+    """All that will happen, and the time of now."""
+
     def __init__(self) -> None:
         self.clock = Clock()
         self.timer_ns = NEVER  # the next timer of the event loop
@@ -40,10 +42,12 @@ class Agenda:
         heapq.heappush(self._events, (ns, next(self._numbers), event))
 
     def take_turn_at(self, ns: int, engine: int, turn: Action) -> None:
+        """`engine`: its number; at equal times the lower one is first."""
         heapq.heappush(self._turns, (ns, engine, turn))
 
     @property
     def next_ns(self) -> int:
+        """The time of the next entry, or NEVER."""
         return min(_first_ns(self._events), _first_ns(self._turns))
 
     @property
@@ -64,4 +68,5 @@ def _first_ns(entries: list[tuple[int, int, Action]]) -> int:
 
 
 def ns_of(seconds: float) -> int:
+    """The nearest nanosecond."""
     return round(seconds / NS)

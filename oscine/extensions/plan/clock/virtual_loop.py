@@ -38,6 +38,8 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
+    """Runs coroutines and an agenda under one virtual clock."""
+
     def __init__(self, agenda: Agenda) -> None:
         self._clock, self._selecting = agenda.clock, _Selector(agenda)
         super().__init__(self._selecting)

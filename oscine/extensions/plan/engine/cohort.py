@@ -11,7 +11,6 @@ member that leaves the cohort while a step is in flight becomes an entry of that
 Without drafts, and without extensions of the loop.
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -35,7 +34,6 @@ class CohortPlan(StepPlan):
     tick: int = 0
     steady: int = 0  # members without an entry in `sequences`
     context: int = 0  # tokens that these read, over all of them
-    longest: int = 0  # that one of them reads
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +42,8 @@ class CohortPlan(StepPlan):
 
 @dataclass(slots=True)
 class CohortStep(ScheduledStep):
+    """A step whose plan has members of the cohort beside its entries."""
+
     plan: CohortPlan
     num_decodes: int = 0  # leading entries that were scheduled as decodes
     places: list[_Place] = field(default_factory=list)  # of the entries, once it is scheduled
@@ -77,7 +77,6 @@ class CohortScheduler(Scheduler):
         self._offset: dict[Request, int] = {}  # of the members
         self._entered: dict[Request, int] = {}  # the tick at which a member was scheduled last with an entry
         self._ending: set[Request] = set()  # members whose last token is in flight
-        self._longest: list[tuple[int, int, Request]] = []  # a heap by offset, the largest first
         self._number: dict[Request, int] = {}  # of those that run, in the order in which they started
         self._num_started = 0
         # Of the step being made:
@@ -99,9 +98,6 @@ class CohortScheduler(Scheduler):
         plan.steady = self.steady - len(self._newcomers)
         entered = sum(request.num_computed for request in self._newcomers)
         plan.context = self.offsets + self.steady * self.tick - entered
-        plan.longest = self.largest_offset() + self.tick if plan.steady else 0
-        for request in self._newcomers:
-            heapq.heappush(self._longest, (-self._offset[request], self._number[request], request))
         step.places = [
             (False, self._number[request]) if i < step.num_decodes else (True, i)
             for i, request in enumerate(step.requests)
@@ -164,13 +160,6 @@ class CohortScheduler(Scheduler):
         super()._vacate(request)
 
     # ---- the cohort ----
-
-    def largest_offset(self) -> int:
-        """Of the members that go on; there must be one."""
-        heap = self._longest
-        while (one := heap[0])[2] in self._ending or self._offset.get(one[2]) != -one[0]:
-            heapq.heappop(heap)
-        return -heap[0][0]
 
     def count_tokens(self, request: Request) -> None:
         """Gives a member the tokens that it has, but for those of its entry in a step in flight."""

@@ -30,8 +30,7 @@ class CohortLoop(EngineLoop):
             return 0
         scheduler, rows = self._scheduler, self._scheduler.steady
         first = scheduler.tick + 1
-        longest = scheduler.largest_offset() + first
-        step = StepFeatures(rows, scheduler.offsets + rows * first, longest, sampled=rows)
+        step = StepFeatures(rows, scheduler.offsets + rows * first, sampled=rows)
         ends_ns = self._executor.repeat(count, until_ns, step)
         scheduler.pass_ticks(len(ends_ns), len(self._launched))
         counters, num_tokens = self.counters, len(ends_ns) * rows

@@ -23,7 +23,7 @@ class Network:
         self._agenda, self._latency_ns, self._bytes_per_s = agenda, ns_of(latency_s), bytes_per_s
         self._servers: dict[str, Handle] = {}  # by address
         self._readers: dict[str, Links] = {}  # by name
-        self._free_ns: defaultdict[str, int] = defaultdict(int)  # when an engine has sent all that was asked for
+        self._free_ns: defaultdict[str, int] = defaultdict(int)  # when an engine has sent all requested pages
 
     def serve(self, address: str, handle: Handle) -> None:
         self._servers[address] = handle
@@ -38,7 +38,7 @@ class Network:
             for reader in self._readers.values():
                 self._agenda.at(self._agenda.clock.ns, partial(reader.lose, address))
 
-    def ask(self, reader: str, address: str, message: FromPeer, now_ns: int) -> None:
+    def request(self, reader: str, address: str, message: FromPeer, now_ns: int) -> None:
         def arrive() -> None:
             if (handle := self._servers.get(address)) is not None:
                 handle(reader, message)
@@ -56,7 +56,7 @@ class Network:
         return address in self._servers
 
     def copied_ns(self, source: str, num_bytes: int, now_ns: int) -> int:
-        """When a copy that is asked for now has ended."""
+        """When a copy that is requested now will have ended."""
         begin_ns = max(now_ns, self._free_ns[source])
         self._free_ns[source] = begin_ns + ns_of(num_bytes / self._bytes_per_s)
         return self._free_ns[source] + self._latency_ns
@@ -77,8 +77,8 @@ class Links:
             return
         if address not in self._known:
             self._known.add(address)
-            self._network.ask(self.name, address, Meet(), self._clock.ns)
-        self._network.ask(self.name, address, message, self._clock.ns)
+            self._network.request(self.name, address, Meet(), self._clock.ns)
+        self._network.request(self.name, address, message, self._clock.ns)
 
     def receive(self) -> Iterator[tuple[str, ToPeer | None]]:
         while self._inbox:

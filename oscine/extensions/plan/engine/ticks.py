@@ -14,6 +14,7 @@ class Ticks:
         self._order: list[int] = []  # a heap of the keys of _due
 
     def put(self, request: Request, tick: int) -> None:
+        """It is due at this tick, and at no other one."""
         self._tick_of[request] = tick
         due = self._due.get(tick)
         if due is None:

@@ -2,13 +2,11 @@
 
 from collections import deque
 
-from oscine.extensions.plan.clock.agenda import Clock, ns_of
+from oscine.extensions.plan.clock.agenda import NS, Clock, ns_of
 from oscine.extensions.plan.engine.cohort import CohortPlan
 from oscine.timing.features import StepFeatures, features_of
 from oscine.timing.table import StepTable
 from oscine.types import SamplingParams, StepPlan, StepResult
-
-_NS_S = 1e9
 
 
 class TimedExecutor:
@@ -21,7 +19,7 @@ class TimedExecutor:
         self._clock, self._table = clock, table
         self._free_ns = 0
         self._launched: deque[tuple[StepPlan, int]] = deque()  # plans, and when they end
-        # Rows of a decode step -> a cell of the table: from which context up to which, and the seconds in it.
+        # Rows of a decode step -> a cell of the table: from which context up to which, and nanoseconds in it.
         self._cells: dict[int, tuple[int, int, float, float]] = {}
 
     def prepare(self, sampling: SamplingParams) -> bool:
@@ -45,21 +43,18 @@ class TimedExecutor:
         """
         now_ns, free_ns, rows, context = self._clock.ns, self._free_ns, step.decode_rows, step.decode_context
         plan, flying_ns = self._launched.popleft() if self._launched else (None, 0)
-        _, last, base_s, per_token_s = self._cell(step)
+        _, last, base_ns, per_token_ns = self._cell(step)
         ends_ns: list[int] = []
         while len(ends_ns) < count and now_ns < until_ns:
             if context > last:
-                more = len(ends_ns)
-                longest = step.longest_context + more
-                _, last, base_s, per_token_s = self._cell(
-                    step._replace(decode_context=context, longest_context=longest)
-                )
-            free_ns = max(free_ns, now_ns) + round((base_s + per_token_s * context) * _NS_S)
+                _, last, base_ns, per_token_ns = self._cell(step._replace(decode_context=context))
+            free_ns = (free_ns if free_ns > now_ns else now_ns) + round(base_ns + per_token_ns * context)
             context += rows
             end_ns = free_ns
             if plan is not None:
                 end_ns, flying_ns = flying_ns, free_ns
-            now_ns = max(now_ns, end_ns)
+            if end_ns > now_ns:
+                now_ns = end_ns
             ends_ns.append(now_ns)
         if plan is not None:
             self._launched.append((plan, flying_ns))
@@ -69,15 +64,15 @@ class TimedExecutor:
     def _duration_ns(self, step: StepFeatures) -> int:
         if not step.is_decode:
             return ns_of(self._table.step_s(step))
-        _, _, base_s, per_token_s = self._cell(step)
-        return round((base_s + per_token_s * step.decode_context) * _NS_S)
+        _, _, base_ns, per_token_ns = self._cell(step)
+        return round(base_ns + per_token_ns * step.decode_context)
 
     def _cell(self, step: StepFeatures) -> tuple[int, int, float, float]:
         """Of a step of decodes. A step of as many rows often has the cell of the last one."""
         known = self._cells.get(step.decode_rows)
         if known is None or not known[0] <= step.decode_context <= known[1]:
             cell = self._table.cell(step)
-            known = step.decode_context, cell.last_context, cell.base_s, cell.per_token_s
+            known = step.decode_context, cell.last_context, cell.base_s / NS, cell.per_token_s / NS
             self._cells[step.decode_rows] = known
         return known
 
@@ -89,6 +84,5 @@ def _features(plan: StepPlan) -> StepFeatures:
     return found._replace(
         decode_rows=found.decode_rows + plan.steady,
         decode_context=found.decode_context + plan.context,
-        longest_context=max(found.longest_context, plan.longest),
         sampled=found.sampled + plan.steady,
     )

@@ -11,6 +11,9 @@ Addresses = Callable[
 ]  # of the pages from one place up to another; equal prefixes, equal address
 
 
+_AHEAD = 16  # pages whose addresses are made together with those that are wanted
+
+
 def no_addresses(first: int, end: int) -> list[bytes]:
     raise AssertionError("tokens without pages")
 
@@ -46,6 +49,7 @@ def tokens(count: int, addresses: Addresses = no_addresses) -> list[int]:
 
 
 def set_length(request: Request, count: int) -> None:
+    """The request, whose tokens are a run, has so many now."""
     cast(TokenRun, request.token_ids).count = count
 
 
@@ -53,5 +57,5 @@ class AddressedIndex(PrefixIndex):
     """Takes the addresses of pages from the run of tokens, in place of hashing token ids."""
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
-        if len(digests) < num_pages:
-            digests += cast(TokenRun, token_ids).addresses(len(digests), num_pages)
+        if len(digests) < num_pages:  # more of them than are wanted do no harm
+            digests += cast(TokenRun, token_ids).addresses(len(digests), num_pages + _AHEAD)

@@ -1,4 +1,4 @@
-"""Those who ask: sessions that begin at given times, or a number of users that each begin one after the other."""
+"""Clients: they send sessions that begin at given times, or as many users send them one after the other."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ class Clients:
         self._num_begun = self._num_ended = 0
 
     def begin(self) -> None:
+        """The load begins now."""
         if self._traffic.offsets_ns is not None:
             self._arrive_next()
         else:
@@ -50,7 +51,7 @@ class Clients:
         session = next(self._left, None)
         if session is not None:
             self._num_begun += 1
-            self._ask(session, 0, self._agenda.clock())
+            self._send(session, 0, self._agenda.clock())
 
     def _arrive_next(self) -> None:
         offsets_ns = self._traffic.offsets_ns
@@ -62,16 +63,16 @@ class Clients:
         session = next(self._left)
         self._num_begun += 1
         self._arrive_next()
-        self._ask(session, 0, self._agenda.clock())
+        self._send(session, 0, self._agenda.clock())
 
-    def _ask(self, session: Session, turn: int, due_s: float) -> None:
-        self._ingress.ask(session[turn], due_s, partial(self._answered, session, turn))
+    def _send(self, session: Session, turn: int, due_s: float) -> None:
+        self._ingress.submit(session[turn], due_s, partial(self._answered, session, turn))
 
     def _answered(self, session: Session, turn: int, record: Record) -> None:
         self.records.append(record)
         if not record.error and turn + 1 < len(session):
             next_ns = self._agenda.clock.ns + ns_of(self._traffic.think_s)
-            self._agenda.at(next_ns, partial(self._ask, session, turn + 1, next_ns * NS))
+            self._agenda.at(next_ns, partial(self._send, session, turn + 1, next_ns * NS))
             return
         self._num_ended += 1
         if self._traffic.offsets_ns is None:

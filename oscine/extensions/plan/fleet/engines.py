@@ -15,6 +15,7 @@ from oscine.extensions.plan.engine.cohort import CohortScheduler
 from oscine.extensions.plan.engine.cohort_loop import CohortLoop
 from oscine.extensions.plan.engine.timed import TimedExecutor
 from oscine.extensions.plan.engine.tokens import AddressedIndex
+from oscine.extensions.plan.sources.gpus import is_hopper
 from oscine.extensions.replicas.spec.deployment import RoleSpec
 from oscine.kv_group import KVGroup, Slots, shared
 from oscine.model.config import ModelConfig
@@ -53,7 +54,7 @@ class EngineSpec:
         is_cohort = way != "steps" and not extensions
         made = CohortLoop if is_cohort else EngineLoop
         peers = replace(self.options.peers, prefix_seed=_SEED)
-        # Tokens are told with the first and the last one of a request: those between them change nothing.
+        # Tokens are delivered with the first and the last one of a request: those between them change nothing.
         scheduler = replace(self.options.scheduler, stream_interval=NEVER)
         return made(
             TimedExecutor(clock, self.table),
@@ -71,14 +72,15 @@ def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> E
 
     Raises ValueError.
     """
-    options = role.engine
-    _check(options)
+    options, *others = role.engines
+    _check(role)
+    num_sharing = 1 + len(others) if role.enable_expert_parallel else 1
     if (config := shapes_of(options.model)) is None:
         raise ValueError(f"the sizes of {options.model.model} are not known")
     ranks = options.model.tensor_parallel_size
     if gpu_bytes is not None:
-        hopper = any(name in table.header.gpu for name in ("H100", "H200"))
-        plan = plan_on_gpus(config, options, DeviceMemory(gpu_bytes, gpu_bytes), ranks, hopper=hopper)
+        given, hopper = DeviceMemory(gpu_bytes, gpu_bytes), is_hopper(table.header.gpu)
+        plan = plan_on_gpus(config, options, given, ranks, hopper=hopper, num_sharing=num_sharing)
         groups, memory, length = plan.groups, plan.slots, plan.max_model_len
         seqs, tokens = plan.max_num_seqs, plan.max_num_batched_tokens
     else:
@@ -91,9 +93,11 @@ def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> E
     return EngineSpec(replace(options, scheduler=scheduler), groups, memory, length, table)
 
 
-def _check(options: EngineOptions) -> None:
+def _check(role: RoleSpec) -> None:
     """Raises ValueError for what is not simulated."""
+    options = role.engine
     for option, is_given in (
+        ("scaling of replicas with several engines", role.replicas.scales and role.data_parallel_size > 1),
         ("--speculative-config", options.speculation.is_on),
         ("--kv-offload-dir", options.cache.kv_offload_dir is not None),
         ("--experts-on-host", options.model.experts_on_host is not None),

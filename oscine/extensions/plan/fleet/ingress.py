@@ -21,7 +21,7 @@ from oscine.extensions.replicas.routing.model_router import ModelRouter
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
 
-_EXCLUDED_S = 2.0  # a replica that failed a request is not asked again so soon
+_EXCLUDED_S = 2.0  # a replica that failed a request gets it again only after this time
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class Live:
     record: Record
     on_end: Callable[[Record], None]
     admitted: AbstractContextManager[None] | None = None
-    generated: int = 0  # tokens that were told
+    generated: int = 0  # tokens that were delivered
     attempts: int = 0  # engines that it was sent to
     losses: int = 0  # of these, that broke
     misses: int = 0  # in a row, that gave nothing
@@ -58,14 +58,15 @@ class Ingress:
         self._page_size, self._limits = page_size, limits
         self._running: defaultdict[Replica, dict[str, Live]] = defaultdict(dict)  # by their ids in the engine
         self._waits: set[asyncio.Task[None]] = set()
-        self._num_asked = 0
+        self.on_error: Callable[[BaseException], None]  # called with what a wait raises, which is a fault
+        self.num_requests = 0
 
-    def ask(self, turn: Turn, due_s: float, on_end: Callable[[Record], None]) -> None:
+    def submit(self, turn: Turn, due_s: float, on_end: Callable[[Record], None]) -> None:
         """A request arrives now. `on_end` gets its record, perhaps at once."""
         now_s = self._clock()
         digests = turn.addresses(0, turn.prompt_tokens // self._page_size)
-        live = Live(self._num_asked, turn, digests, Record(due_s, now_s, prompt_tokens=turn.prompt_tokens), on_end)
-        self._num_asked += 1
+        live = Live(self.num_requests, turn, digests, Record(due_s, now_s, prompt_tokens=turn.prompt_tokens), on_end)
+        self.num_requests += 1
         try:
             live.admitted = self._admission.hold(1, turn.prompt_tokens)
             live.admitted.__enter__()
@@ -81,9 +82,9 @@ class Ingress:
 
     def lose(self, replica: Replica, *, broke: bool) -> None:
         """The replica is gone. Its requests go elsewhere, and go on from the tokens that they have."""
-        told = replica.end()
+        delivered = replica.end()
         for live in self._running.pop(replica, {}).values():
-            num_new = told.get(live.engine_id, 0)
+            num_new = delivered.get(live.engine_id, 0)
             most = live.turn.max_tokens - 1
             live.generated = min(live.generated + num_new, most)
             live.losses += broke
@@ -147,7 +148,12 @@ class Ingress:
         self.num_waiting += 1
         wait = asyncio.get_running_loop().create_task(self._wait(live))
         self._waits.add(wait)
-        wait.add_done_callback(self._waits.discard)
+        wait.add_done_callback(self._waited)
+
+    def _waited(self, wait: asyncio.Task[None]) -> None:
+        self._waits.discard(wait)
+        if not wait.cancelled() and (error := wait.exception()) is not None:
+            self.on_error(error)
 
     async def _wait(self, live: Live) -> None:
         refusal: NoPlace | None = None

@@ -67,7 +67,7 @@ class Pool:
         self._ready: list[Replica] = []  # oldest first
         self._draining: list[Replica] = []
         self._starting: list[object] = []  # a mark for each that will be there
-        self._target = role.replicas.min
+        self._target = role.replicas.min * role.data_parallel_size  # engines
         self._scaled: dict[Replica, EngineStats] = {}  # what was reported last
         self._series, self._state = PoolSeries(role), State()
         self._goals = Goals(role.role, model.levels, model.scaling)

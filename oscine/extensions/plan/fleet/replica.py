@@ -1,4 +1,4 @@
-"""One engine under the virtual clock, and what its process would do: tell the router, take requests, make steps."""
+"""One engine under the virtual clock, and what its process does: events for the router, requests, steps."""
 
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _INTERVAL_NS, _NS_OF_MS = ns_of(INTERVAL_S), 1_000_000
 
 
 class Replica:
-    """Its steps end at times of its own clock. The agenda has its next turn, at which what it did is told."""
+    """Its steps end at times of its own clock. The agenda has its next turn, which delivers the outputs of a step."""
 
     def __init__(
         self, number: int, role: Role, spec: EngineSpec, fleet: Fleet, agenda: Agenda, network: Network, way: Way
@@ -54,28 +54,31 @@ class Replica:
 
     @property
     def stats(self) -> EngineStats:
+        """Of now."""
         return self.loop.stats()
 
     def report(self, state: ReplicaState = "ready") -> ReplicaReport:
+        """What it registers at the router with."""
         return ReplicaReport(self.spec.info.model, self.role, "", state, Endpoints(self.address), self.spec.info)
 
     def submit(self, request: GenerationRequest) -> None:
+        """A request arrives now, by the clock of the agenda."""
         self._inbox.append(request)
         self._wake()
 
     def end(self) -> dict[str, int]:
-        """It is gone, with all requests that it has. Returns how many tokens of each had been told.
+        """It is gone, with all requests that it has. Returns how many tokens of each were delivered.
 
-        The step that runs now tells nothing any more.
+        The outputs of the step that runs now are lost.
         """
         self.is_gone = True
         self._network.leave(self.name, self.address)
-        told = {request.request_id: 0 for request in self._inbox}
-        told |= {output.request_id: len(output.token_ids) - 1 for output in self._outputs}
+        delivered = {request.request_id: 0 for request in self._inbox}
+        delivered |= {output.request_id: len(output.token_ids) - 1 for output in self._outputs}
         in_step = bool(self._outputs) or self.clock.ns > self._agenda.clock.ns
         for output in self.loop.fail_all("the engine is gone"):
-            told.setdefault(output.request_id, max(0, len(output.token_ids) - in_step))
-        return told
+            delivered.setdefault(output.request_id, max(0, len(output.token_ids) - in_step))
+        return delivered
 
     def _loop(self, way: Way) -> EngineLoop:
         """One that fetches pages of prompts, one that gives them, or one that does neither."""
@@ -106,7 +109,7 @@ class Replica:
         self._wake()
 
     def _tend_peers(self) -> None:
-        """As EngineServer: leases end, peers hear what became of their prompts, and may ask for others."""
+        """As EngineServer: leases end, peers get the news of their prompts, and may request others."""
         prefills = self._prefills
         prefills.expire()
         while self._questions:
@@ -151,7 +154,7 @@ class Replica:
         self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)
 
     def _jump(self, loop: CohortLoop) -> bool:
-        """Makes steps that change nothing for anybody until statistics are due."""
+        """Makes steps that change nothing elsewhere, until statistics are due."""
         due_ns = ns_of(self._due.told_s) + _INTERVAL_NS
         num_jumped = loop.jump(min(self._agenda.horizon_ns, due_ns))
         self.num_jumped += num_jumped

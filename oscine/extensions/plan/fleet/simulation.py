@@ -26,11 +26,14 @@ from oscine.types import EngineStats, Role
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """What came of a simulation."""
+
     records: list[Record]  # in the order in which the requests ended; times are virtual seconds
     duration_s: float
     engines: list[EngineStats]  # of all replicas at the end, those that are gone included
     router: RouterCounters
     changes: list[Change]  # of the number of replicas
+    num_unfinished: int  # requests that were under way at the end, and have no record
     num_moved: int  # requests that lost a replica and went on elsewhere
     num_jumped: int  # steps that were made together with others
 
@@ -72,6 +75,8 @@ def _network(agenda: Agenda, timing: Timing) -> Network:
 
 
 class Simulation:
+    """One model of a deployment: pools of replicas, a router, and the ingress before it."""
+
     def __init__(
         self, agenda: Agenda, model: ModelSpec, specs: dict[Role, EngineSpec], timing: Timing, way: Way
     ) -> None:
@@ -101,19 +106,29 @@ class Simulation:
     async def run(
         self, traffic: Traffic, failures_s: Sequence[float], until_s: float | None, random: Random
     ) -> Outcome:
-        agenda, ended = self.agenda, asyncio.Event()
+        agenda, ended = self.agenda, asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def fail(error: BaseException) -> None:
+            if not ended.done():
+                ended.set_exception(error)
+
+        self.ingress.on_error = fail
         for pool in self.pools.values():
             pool.begin()
-        clients = Clients(traffic, self.ingress, agenda, ended.set)
+        clients = Clients(traffic, self.ingress, agenda, end)
         if traffic.are_independent and len(self.pools) == 1:
             agenda.are_apart = lambda: not self.ingress.num_waiting
         for failure_s in failures_s:
             place = random.getrandbits(32)
             agenda.at(ns_of(failure_s), lambda place=place: self.answering.fail(place))  # type: ignore[misc]
         if until_s is not None:
-            agenda.at(ns_of(until_s), ended.set)
+            agenda.at(ns_of(until_s), end)
         clients.begin()
-        await ended.wait()
+        await ended
         return self._outcome(clients.records)
 
     def _outcome(self, records: list[Record]) -> Outcome:
@@ -124,6 +139,7 @@ class Simulation:
             [stats for pool in pools for stats in (*pool.ended, *(replica.stats for replica in pool.there))],
             self.router.counters,
             sorted((change for pool in pools for change in pool.changes), key=lambda change: change.time_s),
+            self.ingress.num_requests - len(records),
             self.ingress.num_moved,
             sum(pool.num_jumped + sum(replica.num_jumped for replica in pool.there) for pool in pools),
         )

@@ -16,7 +16,7 @@ from oscine.extensions.plan.foreign.ops import DATA, OpTable, shipped_ops
 from oscine.timing.answer import NotMeasuredError
 from oscine.timing.table import StepTable
 
-FILE = DATA / "fitted.json"
+FILE, ERRORS = DATA / "fitted.json", DATA / "errors.json"
 # An assumption: servers with vLLM compute experts on these with 8-bit activations, by FlashInfer's kernels, as
 # TensorRT-LLM does. vLLM's own table has 16-bit ones. On B200 both fit the training half alike (TPOT 3.4 and 3.8 %),
 # but with its own table all ops would have to be 0.63 times as long.
@@ -74,6 +74,28 @@ def fitted_of(system: str, framework: str) -> tuple[Fitted, str]:
             if (place, name) in known:
                 return known[place, name], f"{place} with {name}"
     raise NotMeasuredError(f"nothing was fitted for {system} with {framework}")
+
+
+class KnownError(NamedTuple):
+    """Of predictions for published measurements that were not fitted; mean absolute errors in percent."""
+
+    points: int
+    tpot: float
+    ttft: float
+
+
+def error_of(system: str, framework: str) -> KnownError | None:
+    """None where there are no measurements."""
+    rows: list[dict[str, Any]] = json.loads(ERRORS.read_text("utf-8"))
+    for row in rows:
+        if (row["hardware"], row["framework"]) == (system, framework):
+            return KnownError(row["points"], row["tpot"], row["ttft"])
+    return None
+
+
+def write_errors(path: Path, found: dict[tuple[str, str], KnownError]) -> None:
+    rows = [{"hardware": system, "framework": framework, **one._asdict()} for (system, framework), one in found.items()]
+    path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
 def step_table(

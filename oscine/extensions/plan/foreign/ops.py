@@ -24,6 +24,8 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpHeader:
+    """Where the times of a table come from, and constants of the GPU."""
+
     system: str  # as AISimulate calls it
     gpu: str  # name in the driver
     framework: str
@@ -43,6 +45,8 @@ class OpHeader:
 
 @dataclass(frozen=True, slots=True)
 class OpCurve:
+    """Times of one op over one of its sizes."""
+
     op: str
     key: dict[str, Any]
     x: list[int]
@@ -55,6 +59,8 @@ class OpCurve:
 
 @dataclass(frozen=True)
 class OpTable:
+    """The curves of one kind of GPU, framework and version."""
+
     header: OpHeader
     curves: tuple[OpCurve, ...]
     _found: dict[Key, Curve] = field(default_factory=dict, compare=False, repr=False)
@@ -63,6 +69,7 @@ class OpTable:
         self._found.update({one.name: Curve(zip(one.x, one.us, strict=True)) for one in self.curves})
 
     def curve(self, op: str, **key: Any) -> Curve | None:
+        """None if the table does not have it."""
         return self._found.get((op, *(str(key[one]) for one in sorted(key))))
 
     def keys(self, op: str, name: str, **fixed: Any) -> list[int]:

@@ -45,7 +45,6 @@ def reduced(wheel: Wheel, system: str, framework: str, version: str) -> OpTable:
         *_prefills(rows("context_attention")),
         *_sums(rows("custom_allreduce")),
     ]
-    gpu, node = constants["gpu"], constants["node"]
     header = OpHeader(
         system=system,
         gpu=str(attention[0]["device"]),
@@ -55,12 +54,7 @@ def reduced(wheel: Wheel, system: str, framework: str, version: str) -> OpTable:
         source=wheel.name,
         licence=LICENCE,
         sha256=wheel.sha256,
-        bytes_per_s=float(gpu["mem_bw"]),
-        flops_per_s=float(gpu["bfloat16_tc_flops"]),
-        memory_bytes=int(gpu["mem_capacity"]),
-        watts=float(gpu["power"]),
-        gpus_per_node=int(node["num_gpus_per_node"]),
-        link_bytes_per_s=float(node["intra_node_bw"]),
+        **constants._asdict(),
         notes=(f"tokens over experts: {_DISTRIBUTION}", "prompts: keys and values in bfloat16"),
     )
     return OpTable(header, tuple(curves))
@@ -110,12 +104,15 @@ def _gemm_ms(times: dict[tuple[int, int], dict[int, float]], m: int, n: int, k: 
     def of_depth(size_n: int) -> float:
         return _in_logs(depths[size_n], lambda size_k: at(size_n, size_k), k)
 
-    if n > columns[-1]:
+    if columns and n > columns[-1]:
         return of_depth(columns[-1]) * n / columns[-1]
     return _in_logs(columns, of_depth, n)
 
 
 def _in_logs(sizes: Sequence[int], value: Callable[[int], float], size: int) -> float:
+    """Raises ValueError if there is nothing to interpolate between."""
+    if len(sizes) < 2:
+        raise ValueError("the wheel has too few sizes of GEMMs")
     place = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
     low, high = sizes[place - 1], sizes[place]
     share = min(max(log(size / low) / log(high / low), 0.0), 1.0)

@@ -8,9 +8,11 @@ systems/data/SYSTEM/OP/FRAMEWORK/VERSION/reuse.yaml        rows that another ver
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -24,10 +26,31 @@ _TABLES = {
     "context_attention": "context_attention_perf",
     "custom_allreduce": "custom_allreduce_perf",
 }
+_ATTENTION = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype")
+_COLUMNS = {
+    "gemm": ("gemm_dtype", "m", "n", "k"),
+    "moe": ("moe_dtype", "distribution", "hidden_size", "num_experts", "num_tokens", "moe_tp_size", "moe_ep_size"),
+    "generation_attention": (*_ATTENTION, "step", "device"),
+    "context_attention": _ATTENTION,
+    "custom_allreduce": ("num_gpus", "message_size"),
+}
 _FOLDERS = {"generation_attention": "attention", "context_attention": "attention", "custom_allreduce": "comm"}
 
 
+class Constants(NamedTuple):
+    """Of a GPU, and of the machine around it."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    memory_bytes: int
+    watts: float
+    gpus_per_node: int
+    link_bytes_per_s: float
+
+
 class Wheel:
+    """An open wheel."""
+
     def __init__(self, path: Path) -> None:
         """Raises ValueError and OSError."""
         try:
@@ -51,14 +74,25 @@ class Wheel:
         start = f"{_ROOT}/data/"
         return sorted({name.removeprefix(start).partition("/")[0] for name in self._names if name.startswith(start)})
 
-    def constants(self, system: str) -> dict[str, Any]:
-        """Raises ValueError for an unknown system."""
+    def constants(self, system: str) -> Constants:
+        """Raises ValueError for an unknown system, or if the wheel is damaged."""
         if system not in self.systems:
             raise ValueError(f"--system {system}: the wheel has {', '.join(self.systems)}")
-        found: dict[str, Any] = yaml.safe_load(self._zip.read(f"{_ROOT}/{system}.yaml"))
-        return found
+        name = f"{_ROOT}/{system}.yaml"
+        with self._reading(name):
+            values = yaml.safe_load(self._zip.read(name))
+            gpu, node = values["gpu"], values["node"]
+            return Constants(
+                bytes_per_s=float(gpu["mem_bw"]),
+                flops_per_s=float(gpu["bfloat16_tc_flops"]),
+                memory_bytes=int(gpu["mem_capacity"]),
+                watts=float(gpu["power"]),
+                gpus_per_node=int(node["num_gpus_per_node"]),
+                link_bytes_per_s=float(node["intra_node_bw"]),
+            )
 
     def versions(self, system: str, op: str, framework: str) -> list[str]:
+        """Those that have a table of the op, oldest first."""
         start, table = f"{_ROOT}/data/{system}/{_FOLDERS.get(op, op)}/{framework}/", _TABLES[op]
         found = {name.removeprefix(start) for name in self._names if name.startswith(start)}
         return sorted((name.partition("/")[0] for name in found if name.endswith(f"/{table}.parquet")), key=_order)
@@ -70,18 +104,33 @@ class Wheel:
             older = [one for one in known if _order(one) < _order(version)]
             return self.rows(system, op, framework, older[-1]) if older else []
         folder = f"{_ROOT}/data/{system}/{_FOLDERS.get(op, op)}/{framework}/{version}"
-        found = self._read(f"{folder}/{_TABLES[op]}.parquet")
+        found = self._read(f"{folder}/{_TABLES[op]}.parquet", op)
         reuse = f"{folder}/reuse.yaml"
         if reuse in self._names:
-            for one in yaml.safe_load(self._zip.read(reuse))["reuse"]:
-                other = f"{_ROOT}/data/{system}/{_FOLDERS.get(op, op)}/{framework}/{one['from_version']}"
-                if one["table"] == _TABLES[op]:
-                    found = _with(found, self._read(f"{other}/{_TABLES[op]}.parquet"))
+            with self._reading(reuse):
+                listed = yaml.safe_load(self._zip.read(reuse))["reuse"]
+                versions = [one["from_version"] for one in listed if one["table"] == _TABLES[op]]
+            for other in versions:
+                found = _with(found, self._read(f"{folder.removesuffix(version)}{other}/{_TABLES[op]}.parquet", op))
         return found
 
-    def _read(self, name: str) -> list[Row]:
-        rows: list[Row] = self._parquet.read_table(io.BytesIO(self._zip.read(name))).to_pylist()
+    def _read(self, name: str, op: str) -> list[Row]:
+        with self._reading(name):
+            rows: list[Row] = self._parquet.read_table(io.BytesIO(self._zip.read(name))).to_pylist()
+            if missing := sorted({*_COLUMNS[op], "latency"} - rows[0].keys()) if rows else ["rows"]:
+                raise ValueError(f"it has no {', '.join(missing)}")
+            if not all(row["latency"] for row in rows):
+                raise ValueError("it has rows without latency")
         return rows
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Raises ValueError that names the file, if it is not as it should be."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, yaml.YAMLError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+            raise ValueError(f"{self.name}: {name} is damaged: {what}") from None
 
 
 def _with(rows: list[Row], others: Iterable[Row]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What clients ask: sessions of turns, each with a number of tokens and the addresses of its pages."""
+"""What clients send: sessions of turns, each with a number of tokens and the addresses of its pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,8 @@ from oscine.extensions.plan.engine.tokens import Addresses
 
 @dataclass(frozen=True, slots=True)
 class Turn:
+    """One request of a session."""
+
     prompt_tokens: int  # the turns before it included
     max_tokens: int  # to generate
     addresses: Addresses  # of the pages of prompt and answer

@@ -20,6 +20,8 @@ BLOCK = 512  # tokens
 
 
 class Line(msgspec.Struct, frozen=True):
+    """A request, as the file has it."""
+
     timestamp: float
     input_length: int
     output_length: int
@@ -27,6 +29,8 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Arrival(NamedTuple):
+    """A session of one turn, and when it begins."""
+
     ns: int
     session: Session
 
@@ -38,8 +42,6 @@ def read_trace(path: Path, page_size: int, *, count: int | None = None) -> list[
     decode = msgspec.json.Decoder(Line).decode
     found: list[Arrival] = []
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
-        if len(found) == count:
-            break
         try:
             if text.strip():
                 found.append(_arrival(number, decode(text), page_size))
@@ -47,15 +49,20 @@ def read_trace(path: Path, page_size: int, *, count: int | None = None) -> list[
             raise ValueError(f"{path}:{number}: not a request of a trace: {error}") from None
     if not found:
         raise ValueError(f"{path} has no requests")
-    first_ns = min(arrival.ns for arrival in found)
-    return sorted((one._replace(ns=one.ns - first_ns) for one in found), key=lambda one: one.ns)
+    found.sort(key=lambda one: one.ns)
+    return [one._replace(ns=one.ns - found[0].ns) for one in found[:count]]
 
 
 def _arrival(number: int, line: Line, page_size: int) -> Arrival:
     if line.timestamp < 0 or line.input_length < 1 or line.output_length < 0:
         raise ValueError("it has a negative time or length")
-    if len(line.hash_ids) != -(-line.input_length // BLOCK) or not all(0 <= one <= MAX_OWNER for one in line.hash_ids):
-        raise ValueError(f"{line.input_length} tokens are {-(-line.input_length // BLOCK)} blocks")
+    num_blocks = -(-line.input_length // BLOCK)
+    if len(line.hash_ids) != num_blocks:
+        raise ValueError(
+            f"{line.input_length} tokens are {num_blocks} blocks, and it has {len(line.hash_ids)} hash_ids"
+        )
+    if (bad := next((one for one in line.hash_ids if not 0 <= one <= MAX_OWNER), None)) is not None:
+        raise ValueError(f"hash_ids must be from 0 to {MAX_OWNER}, not {bad}")
     addresses = _addresses(number, line, page_size)
     turn = Turn(line.input_length, max(1, line.output_length), addresses)
     return Arrival(ns_of(line.timestamp / 1e3), (turn,))

@@ -121,8 +121,7 @@ class ClosedLoop:
             if request.computed == request.prompt:
                 done.append(request)
         count = 1 if chunks or not rows else min(tick for tick, _ in self._running) - self._tick
-        longest = self._context // rows if rows else 0
-        step = StepFeatures(rows, self._context + rows, longest, tokens, pairs, chunks, rows + len(done))
+        step = StepFeatures(rows, self._context + rows, tokens, pairs, chunks, rows + len(done))
         self._advance(step, count)
         for request in done:
             self._prompts.popleft()

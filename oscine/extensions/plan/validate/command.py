@@ -2,12 +2,7 @@
 
 import argparse
 
-from oscine.cli.error import USAGE, CommandError, ended_by
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
-    parser.set_defaults(run=run)
+from oscine.cli.error import ended_by
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,25 +18,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def validate(*, refit: bool = False) -> None:
     """Prints the errors. `refit`: fits first, and stores the result in the package. Raises CommandError."""
-    from oscine.extensions.plan.foreign.known import FILE, read_fitted, write_fitted
+    from oscine.extensions.plan.foreign.known import ERRORS, FILE, read_fitted, write_errors, write_fitted
+    from oscine.extensions.plan.search.trials import processes
+    from oscine.extensions.plan.validate import rack
     from oscine.extensions.plan.validate.points import read_points
-    from oscine.extensions.plan.validate.report import fit_all, held_out, lines, without_hardware
+    from oscine.extensions.plan.validate.report import aisimulate, fit_all, held_out, lines, summary, without_hardware
 
     with ended_by(OSError):
         points = read_points()
         if refit:
             write_fitted(FILE, fit_all(points))
             read_fitted.cache_clear()
+        errors = held_out(points, read_fitted(FILE))
+        if refit:
+            write_errors(ERRORS, summary(errors))
     print("Curves that were not fitted (TTFT: of points under 5 s; %: mean absolute error; bias: mean error)")
-    print("AISimulate: noted from a run of version 0.13 on 53 random rows of the same file; nothing was fitted for it")
-    for line in lines(held_out(points, read_fitted(FILE))):
+    print(f"AISimulate: {aisimulate()[0]}")
+    for line in lines(errors):
         print(line)
     print("\nHardware that was not fitted at all: figures of the others, with the same framework")
     for line in lines(without_hardware(points)):
         print(line)
-
-
-def run(args: argparse.Namespace) -> None:
-    if not args.validate:
-        raise CommandError("--validate is needed", USAGE)
-    validate(refit=args.fit)
+    print("\nA rack of 72 GPUs: published 1.50 million tokens/s, audited figures of MLPerf Inference v6.1")
+    with ended_by(ValueError, OSError), processes(lambda count: None) as simulate:
+        for line in rack.lines({name: rack.results(name, simulate) for name in rack.HARDWARE}):
+            print(line)

@@ -59,7 +59,7 @@ def _busiest(step: StepFeatures, engines: int) -> StepFeatures:
     context = round(step.decode_context * rows / step.decode_rows) if step.decode_rows else 0
     share = chunks / step.prompt_sequences if chunks else 0.0
     tokens, pairs = round(step.prompt_tokens * share), round(step.prompt_pairs * share)
-    return StepFeatures(rows, context, step.longest_context, tokens, pairs, chunks, -(-step.sampled // engines))
+    return StepFeatures(rows, context, tokens, pairs, chunks, -(-step.sampled // engines))
 
 
 def predict(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> tuple[float, float]:

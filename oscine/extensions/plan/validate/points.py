@@ -23,6 +23,8 @@ _QUEUED = "fewer ran than the stated concurrency"
 
 
 class Point(NamedTuple):
+    """A published measurement of a server."""
+
     hardware: str
     framework: str
     version: str

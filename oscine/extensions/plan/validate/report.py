@@ -1,27 +1,20 @@
 """How far composed step times are off published measurements of servers, on curves that were not fitted."""
 
+import json
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from oscine.extensions.plan.foreign.known import Fitted, tables_of
+from oscine.extensions.plan.foreign.known import Fitted, KnownError, tables_of
+from oscine.extensions.plan.foreign.ops import DATA
 from oscine.extensions.plan.validate.fit import fit, predict
 from oscine.extensions.plan.validate.points import Point, of_split
 from oscine.timing.answer import NotMeasuredError
 
 MAX_TTFT_MS = 5000.0  # beyond that a server queues
 
-# Errors of AISimulate 0.13 on random rows of the same file, in percent: TPOT and TTFT, each mean absolute and mean.
-# They are from a run of the package itself, with tables of newer versions than the servers had.
-_AISIMULATE = {
-    ("h200_sxm", "vllm"): (8.9, -8.8, 54, -39),
-    ("h200_sxm", "trtllm"): (8.8, 8.8, 53, 27),  # one GPU only: it has no answer for more
-    ("h100_sxm", "vllm"): (11.6, -11.6, 57, -42),
-    ("b200_sxm", "vllm"): (13.9, 7.5, 41, -8),
-    ("b200_sxm", "trtllm"): (7.9, 0.6, 49, -48),
-    ("all", ""): (9.9, -0.3, 49, -30),
-}
 _HEADER = "hardware     framework  points none   TPOT %   bias   TTFT %   bias   AISimulate"
 
 
@@ -79,6 +72,13 @@ def without_hardware(points: Sequence[Point]) -> dict[tuple[str, str], Errors]:
     return found
 
 
+def summary(errors: dict[tuple[str, str], Errors]) -> dict[tuple[str, str], KnownError]:
+    return {
+        name: KnownError(len(one.tpot), round(_mean_absolute(one.tpot), 1), round(_mean_absolute(one.ttft), 1))
+        for name, one in errors.items()
+    }
+
+
 def lines(errors: dict[tuple[str, str], Errors]) -> list[str]:
     total = Errors([], [])
     for one in errors.values():
@@ -89,9 +89,18 @@ def lines(errors: dict[tuple[str, str], Errors]) -> list[str]:
 def _line(name: tuple[str, str], errors: Errors) -> str:
     count = len(errors.tpot) + errors.unanswered
     shown = " ".join(f"{_mean_absolute(one):>7.1f} {_bias(one):>+6.1f} " for one in (errors.tpot, errors.ttft))
-    theirs = _AISIMULATE.get(name)
-    other = "" if theirs is None else "  TPOT {:.1f} ({:+.1f}), TTFT {:.0f} ({:+.0f})".format(*theirs)
+    theirs = aisimulate()[1].get(name)
+    shape = "  TPOT {tpot:.1f} ({tpot_bias:+.1f}), TTFT {ttft:.0f} ({ttft_bias:+.0f})"
+    other = "" if theirs is None else shape.format(**theirs)
     return f"{name[0]:<12} {name[1]:<10} {count:>6} {errors.unanswered:>4}  {shown}{other}".rstrip()
+
+
+@cache
+def aisimulate() -> tuple[str, dict[tuple[str, str], dict[str, float]]]:
+    """What is known of AISimulate's errors, and the errors in percent."""
+    found = json.loads((DATA / "aisimulate.json").read_text("utf-8"))
+    rows: list[dict[str, Any]] = found["rows"]
+    return found["about"], {(row.pop("hardware"), row.pop("framework")): row for row in rows}
 
 
 def _mean_absolute(values: Sequence[float]) -> float:

@@ -86,8 +86,9 @@ class FollowedModels:
 def cluster_options(model: ModelSpec) -> EngineOptions:
     """One engine as large as all replicas together, and the queue before them: the router refuses what is too much."""
     role = model.serving
-    waiting = role.replicas.max * role.engine.scheduler.max_waiting + model.queue.max_requests
-    return as_one(role.engine, role.replicas.max, max_waiting=waiting)
+    count = role.replicas.max * role.data_parallel_size
+    waiting = count * role.engine.scheduler.max_waiting + model.queue.max_requests
+    return as_one(role.engine, count, max_waiting=waiting)
 
 
 def as_one(engine: EngineOptions, count: int, max_waiting: int) -> EngineOptions:

@@ -8,7 +8,8 @@ unit is tokens, and requests and the state of the cache are further terms.
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,19 @@ class ReplicaLoad:
     capacity_tokens: int = 0  # of full pages, if it had no others; 0: unknown
     held_tokens: int = 0  # of these, those in whose memory live requests hold pages of any kind
     cached_tokens: int = 0  # of these, those whose memory has cached pages that no request holds
+    # What cost() needs, the same for all requests:
+    work: float = field(init=False, compare=False, repr=False)  # cost of the other requests
+    per_missing: float = field(init=False, compare=False, repr=False)  # cost of a token that the cache lacks
+    room: float = field(init=False, compare=False, repr=False)  # tokens beyond which a request would be preempted
+
+    def __post_init__(self) -> None:
+        fill, room, capacity = 0.0, inf, self.capacity_tokens
+        if capacity:
+            fill = min(1.0, (self.held_tokens + self.cached_tokens) / capacity)
+            room = FULL * capacity - self.held_tokens
+        work = QUEUED * self.queued_tokens + ACTIVE * self.active_tokens + REQUEST * self.num_requests
+        for name, value in (("work", work), ("per_missing", 1.0 + EVICTED * fill), ("room", room)):
+            object.__setattr__(self, name, value)
 
 
 # The weight of each term, in tokens of prefill: 1 is the cost of one prompt token that the cache lacks.
@@ -46,13 +60,9 @@ SLACK = 64.0  # costs within this difference are equal: then the greatest overla
 def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int) -> float:
     """The cost, in tokens of prefill, of a request with num_tokens known tokens, of which the replica has cached
     num_overlap."""
-    missing = num_tokens - num_overlap
-    work = missing + QUEUED * load.queued_tokens + ACTIVE * load.active_tokens + REQUEST * load.num_requests
-    if not load.capacity_tokens:
-        return work
-    fill = min(1.0, (load.held_tokens + load.cached_tokens) / load.capacity_tokens)
-    excess = load.held_tokens + num_tokens - FULL * load.capacity_tokens
-    return work + EVICTED * fill * missing + PREEMPTED * max(0.0, excess)
+    found = load.work + load.per_missing * (num_tokens - num_overlap)
+    excess = num_tokens - load.room
+    return found + PREEMPTED * excess if excess > 0 else found
 
 
 def rank(loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_tokens: int, key: bytes) -> Iterator[str]:

@@ -19,9 +19,10 @@ class RecentPlacements:
 
     def note(self, pages: Sequence[bytes], replica: str, now_s: float) -> None:
         self._expire(now_s)
+        placed, note = self._placed, (replica, now_s)
         for page in reversed(pages):  # of a prefix, the end is forgotten before the start
-            self._placed[page] = (replica, now_s)
-            self._placed.move_to_end(page)
+            placed[page] = note
+            placed.move_to_end(page)
 
     def find(self, pages: Sequence[bytes], num_cached: int, now_s: float) -> tuple[str, int] | None:
         """The replica that served most of this prefix last, and how many leading pages it will have.

@@ -7,7 +7,8 @@ together.
 import re
 from dataclasses import dataclass, field
 
-from oscine.settings.config import EngineOptions, ServerOptions, ToolOptions
+from oscine.settings.config import Config, EngineOptions, ServerOptions, ToolOptions
+from oscine.settings.devices import engines_of
 from oscine.settings.option import FileKeyError, Options, option
 from oscine.settings.validators import is_hex
 from oscine.system.environment import check_cluster_key
@@ -49,7 +50,9 @@ class RoleSpec(Options, group="role"):
     engine: EngineOptions = field(default_factory=EngineOptions)  # a replica makes its own `peers`
     replicas: Replicas = field(default_factory=Replicas)
     gpus: float = option(0.0, "GPUs per replica", at_least=0)
-    cpus: float = option(1.0, "CPUs per replica, and threads of its engine", above=0)
+    data_parallel_size: int = option(1, "engines per replica, each with tensor-parallel-size GPUs", at_least=1)
+    enable_expert_parallel: bool = option(False, "whether the engines of a replica share the experts")
+    cpus: float = option(1.0, "CPUs per replica, and threads of its engines", above=0)
     surge: bool = option(
         True, "whether an update starts new replicas before it ends old ones; false where there is no room for both"
     )
@@ -57,9 +60,27 @@ class RoleSpec(Options, group="role"):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.gpus <= 1 or self.gpus == int(self.gpus), "gpus", "whole, or below 1", self.gpus)
-        size = self.engine.model.tensor_parallel_size
-        fits = self.gpus == 0 or size in (1, self.gpus)
-        _require(fits, "gpus", f"the tensor-parallel-size ({size}), or 0 for ranks on a CPU", self.gpus)
+        size, engines = self.engine.model.tensor_parallel_size, self.data_parallel_size
+        if engines == 1:
+            fits = self.gpus == 0 or size in (1, self.gpus)
+            _require(fits, "gpus", f"the tensor-parallel-size ({size}), or 0 for ranks on a CPU", self.gpus)
+        else:
+            rule = f"tensor-parallel-size times data-parallel-size ({size} x {engines}), or 0 for engines on a CPU"
+            _require(self.gpus in (0, size * engines), "gpus", rule, self.gpus)
+            _require(self.role == "aggregated", "data-parallel-size", f"1 for the role {self.role}", engines)
+        fits = not self.enable_expert_parallel or (engines > 1 and size == 1)
+        rule = "false without data-parallel-size above 1, or with tensor-parallel-size above 1"
+        _require(fits, "enable-expert-parallel", rule, self.enable_expert_parallel)
+
+    @property
+    def engines(self) -> list[EngineOptions]:
+        """Of a replica. Raises ValueError."""
+        if self.data_parallel_size == 1:
+            return [self.engine]
+        server = ServerOptions(
+            data_parallel_size=self.data_parallel_size, enable_expert_parallel=self.enable_expert_parallel
+        )
+        return engines_of(Config(self.engine, server), int(self.gpus))
 
 
 @dataclass(frozen=True)

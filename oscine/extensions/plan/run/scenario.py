@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from oscine.extensions.plan.fleet.clients import Traffic
     from oscine.extensions.plan.fleet.engines import EngineSpec
     from oscine.extensions.plan.fleet.simulation import Outcome
-    from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec
+    from oscine.extensions.plan.sources.noted import NotedTable
+    from oscine.extensions.plan.sources.origin import Source
+    from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
     from oscine.timing.table import StepTable
     from oscine.types import Role
 
@@ -23,6 +26,8 @@ _PER_USER, _OPEN_S = 10, 60
 
 @dataclass(frozen=True)
 class Simulated(Options, group="simulation"):
+    """The options of the simulation itself."""
+
     seed: int = option(0, "seed of lengths, arrivals and failures", "SEED", at_least=0)
     requests: int | None = option(
         None,
@@ -31,9 +36,14 @@ class Simulated(Options, group="simulation"):
         shown=f"{_PER_USER} sessions per user; with --rate, the arrivals of {_OPEN_S} seconds; with --trace, all",
         at_least=1,
     )
+    warm_up: int = option(0, "number of first requests that are not measured", "N", at_least=0)
     served: str | None = option(None, "model of the deployment that gets the requests", "NAME", shown="the only one")
     gpu_memory: int | None = option(
-        None, "memory of a GPU, from which the size of a cache follows", BYTES, shown="the cache of the table", above=0
+        None,
+        "memory of a GPU, from which the size of a cache follows",
+        BYTES,
+        shown="of the GPU that --steps names, or the cache of the table",
+        above=0,
     )
     scaled: bool = option(False, "extrapolate step times beyond the measured ones")
     start_time: float = option(60.0, "seconds from the order of a replica to a ready one", "SECONDS", at_least=0)
@@ -55,10 +65,12 @@ class Simulated(Options, group="simulation"):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Scenario:
+    """A deployment, step times, and a load."""
+
     deployment: "Deployment"
     model: "ModelSpec"
-    tables: "list[StepTable]"
+    sources: "tuple[Source, ...]"
     simulated: Simulated
     workload: Workload
     sending: Sending
@@ -69,20 +81,20 @@ class Asked:
     failures_s: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Asked":
-        """Reads the deployment and the tables. Raises CommandError, ValueError and OSError."""
+    def of(cls, given: Mapping[str, Any]) -> "Scenario":
+        """Reads the deployment. Raises CommandError, ValueError and OSError."""
         from oscine.extensions.cluster.cli.deployment_file import read_deployment
-        from oscine.timing.read import read_table
+        from oscine.extensions.plan.sources.origin import Source
 
         simulated, workload = Simulated.of(given), Workload.of(given)
         deployment = read_deployment(given["file"], finds_models=False)
-        tables = [read_table(path, scaled=simulated.scaled) for path in given["steps"]]
+        sources = tuple(Source.of(text) for text in given["steps"])
         model = _model(deployment, simulated.served)
         users, rate, trace = (given.get(name) for name in ("users", "rate", "trace"))
         require(users is None or users > 0, "users", "positive", users)
         require(rate is None or rate > 0, "rate", "positive", rate)
         load = workload, Sending.of(given), Reporting.of(given)
-        return cls(deployment, model, tables, simulated, *load, users, rate, trace, simulated.failures_s())
+        return cls(deployment, model, sources, simulated, *load, users, rate, trace, simulated.failures_s())
 
     @property
     def arrival(self) -> "Arrival":
@@ -100,6 +112,7 @@ class Asked:
 
     @property
     def load_text(self) -> str:
+        """The load in words."""
         if self.trace is not None:
             return f"the trace {self.trace}, whose hit rates are lower bounds"
         load = f"{self.users:,} users" if self.users is not None else f"{self.rate:g} sessions per second"
@@ -131,12 +144,48 @@ class Asked:
         assert self.rate is not None
         return max(1, round(_OPEN_S * self.rate))
 
-    def engines(self) -> "dict[Role, EngineSpec]":
-        """Raises ValueError."""
-        from oscine.extensions.plan.fleet.engines import spec_of, table_for
+    @cached_property
+    def tables(self) -> "dict[Role, NotedTable]":
+        """Of each role. Raises ValueError, OSError, and NotMeasuredError if there is none."""
+        from oscine.extensions.plan.sources.noted import NotedTable
 
-        memory = self.simulated.gpu_memory
-        return {role.role: spec_of(role, table_for(role, self.tables), memory) for role in self.model.roles}
+        return {role.role: NotedTable(self._table(role)) for role in self.model.roles}
+
+    def _table(self, role: "RoleSpec") -> "StepTable":
+        from oscine.extensions.plan.fleet.engines import table_for
+        from oscine.timing.answer import NotMeasuredError
+        from oscine.timing.read import read_table
+
+        options, scaled = role.engine.model, self.simulated.scaled
+        files = [one.file for one in self.sources if one.file is not None]
+        if files:
+            return table_for(role, [read_table(file, scaled=scaled) for file in files])
+        sharing = role.data_parallel_size if role.enable_expert_parallel else 1
+        reasons = []
+        for source in self.sources:
+            try:
+                return source.table(
+                    options.random_weights or options.model,
+                    options.tensor_parallel_size,
+                    sharing,
+                    kv=role.engine.cache.kv_cache_dtype,
+                    scaled=scaled,
+                )
+            except NotMeasuredError as error:
+                reasons.append(str(error))
+        raise NotMeasuredError("; ".join(reasons))
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Bytes of a GPU: given, or of the GPU whose step times come with the package."""
+        known = next((one.gpu.memory_bytes for one in self.sources if one.gpu is not None), None)
+        return self.simulated.gpu_memory or known
+
+    def engines(self) -> "dict[Role, EngineSpec]":
+        """Raises ValueError, OSError, and NotMeasuredError if a role has no table."""
+        from oscine.extensions.plan.fleet.engines import spec_of
+
+        return {role.role: spec_of(role, self.tables[role.role], self.gpu_memory) for role in self.model.roles}
 
     def simulate(self, engines: "dict[Role, EngineSpec]", traffic: "Traffic") -> "Outcome":
         """Raises NotMeasuredError for a step that the tables do not know."""

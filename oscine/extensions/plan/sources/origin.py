@@ -1,0 +1,99 @@
+"""Where step times come from: a file, or what comes with the package, as GPU/KERNELS.
+
+h200-120b.jsonl    a table that `oscine profile` measured; it is of one layout
+h200/oscine        Oscine's own kernels: the few steps that were measured, and what follows from them
+gb200/trtllm       those of TensorRT-LLM, vLLM or SGLang, composed of times of ops
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscine.extensions.plan.foreign.compose import MODELS, GpuLayout
+from oscine.extensions.plan.foreign.known import error_of, fitted_of, step_table
+from oscine.extensions.plan.sources.gpus import Gpu, gpu_of
+from oscine.extensions.plan.sources.own import own_table
+from oscine.timing.answer import NotMeasuredError
+from oscine.timing.read import check, read_table
+from oscine.timing.table import StepTable
+
+OWN = "oscine"
+_KERNELS = (OWN, "trtllm", "vllm", "sglang")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One value of `--steps`."""
+
+    text: str  # as it was given
+    file: Path | None = None
+    gpu: Gpu | None = None  # of what comes with the package
+    kernels: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> "Source":
+        """Raises ValueError."""
+        name, found, kernels = text.partition("/")
+        if Path(text).exists() or not found or kernels not in _KERNELS:
+            return cls(text, Path(text))
+        return cls(text, None, gpu_of(name), kernels)
+
+    def table(self, model: str, ranks: int, sharing: int, *, kv: str = "auto", scaled: bool = False) -> StepTable:
+        """Of engines with so many ranks, of which so many share experts.
+
+        Raises NotMeasuredError if there is none, and for a file ValueError and OSError.
+        """
+        if self.file is not None:
+            return self._read(model, ranks, sharing, scaled=scaled)
+        assert self.gpu is not None
+        known = "fp8" if kv.startswith("fp8") else "bfloat16"
+        size = shape_of(model)
+        if self.kernels == OWN:
+            return own_table(size, self.gpu, ranks, sharing, kv=known, scaled=scaled)
+        gpus = ranks * sharing
+        layout = GpuLayout(gpus, ranks, 1 if sharing > 1 else ranks, sharing)
+        return step_table(self.gpu.system, self.kernels, size, layout, kv=known, scaled=scaled)
+
+    def _read(self, model: str, ranks: int, sharing: int, *, scaled: bool) -> StepTable:
+        assert self.file is not None
+        table = read_table(self.file, scaled=scaled)
+        header = table.header
+        if (header.tensor_parallel_size, header.expert_parallel_size) != (ranks, sharing):
+            raise NotMeasuredError(f"{self.file} is of other layouts")
+        return table
+
+    def known_error(self, table: StepTable) -> str:
+        """What is known about how far off it is, in words."""
+        if self.file is not None:
+            held = [point for point in table.points if point.held_out]
+            if not held:
+                return "no steps were kept out of the table, so its error is not known"
+            found = check(table, held)
+            return f"{found.points} steps that were kept out of the table: {found.error:.1%} mean absolute error"
+        assert self.gpu is not None
+        if self.kernels == OWN:
+            return "interpolated and composed steps were not compared with servers; single steps vary by some 5 %"
+        if (known := error_of(self.gpu.system, self.kernels)) is not None:
+            return (
+                f"TPOT {known.tpot:.1f} %, TTFT {known.ttft:.1f} % mean absolute error on {known.points} published "
+                f"measurements that were not fitted"
+            )
+        _, place = fitted_of(self.gpu.system, self.kernels)
+        return f"nothing to compare with; its rest is that of {place}"
+
+
+def shape_of(model: str) -> str:
+    """The published model that a name stands for. Raises NotMeasuredError."""
+    for size in MODELS:
+        if size in model:
+            return size
+    raise NotMeasuredError(f"no step times of {model} come with Oscine: give tables that `oscine profile` measured")
+
+
+def usual_sources(gpu: Gpu, model: str) -> list[Source]:
+    """Oscine's own step times where there are some, else those that others have measured."""
+    own = Source.of(f"{gpu.name.lower()}/{OWN}")
+    try:
+        own.table(model, 1, 1)
+    except NotMeasuredError:
+        return [Source.of(f"{gpu.name.lower()}/trtllm")]
+    return [own]

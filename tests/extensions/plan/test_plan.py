@@ -1,0 +1,215 @@
+"""The planner: laws, planted answers, and the simulator as a second opinion."""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oscine.cli import main
+from oscine.extensions.bench.cli.load_options import Sending, Workload
+from oscine.extensions.cluster.cli.deployment_file import read_deployment
+from oscine.extensions.plan.search import rounds, trials
+from oscine.extensions.plan.search.answer import FrontPoint, front
+from oscine.extensions.plan.search.deployed import deployment_of
+from oscine.extensions.plan.search.estimate import Demand, EngineModel
+from oscine.extensions.plan.search.goals import Goal, Goals
+from oscine.extensions.plan.search.question import Question, Traffic
+from oscine.extensions.plan.search.rounds import Found, search
+from oscine.extensions.plan.search.space import Candidate, Layout
+from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
+from oscine.extensions.plan.sources.noted import NotedTable
+from oscine.extensions.plan.sources.origin import Source
+from oscine.timing.table import Header, StepTable
+from tests.extensions.plan.fleets import Linear
+from tests.extensions.plan.planned import here, write_steps
+
+H200 = gpu_of("H200")
+NO_GOALS = Goals()
+SMALL = ("--isl", "200", "--osl", "40")
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with few requests."""
+    monkeypatch.setattr(trials, "processes", here)
+    for name in ("_SHORT_TOKENS", "_WHOLE_TOKENS"):
+        monkeypatch.setattr(rounds, name, (4000, 9_000_000))
+    monkeypatch.setattr(rounds, "_LEAST", 60)
+
+
+def question_of(count: int, sources: Sequence[Source], goals: Goals = NO_GOALS, users: int = 12) -> Question:
+    workload = Workload(isl=200, osl=40)
+    return Question("120b", ((H200, count),), Traffic(workload, Sending(), users), goals, tuple(sources), scaled=True)
+
+
+def searched(question: Question) -> Found:
+    with here(lambda count: None) as simulate:
+        return search(question, simulate, lambda what, count: None)
+
+
+# ---- estimates ----
+
+
+def toy(times: Linear, demand: Demand, max_num_seqs: int = 512) -> EngineModel:
+    return EngineModel(StepTable(Header("m", 1, 1, "none", "made up"), times), demand, max_num_seqs, 8192)
+
+
+def test_users_of_an_engine_with_constant_steps() -> None:
+    """Each answer takes a first token of 1.5 steps and so many further steps, whatever the number of users."""
+    for users in (1, 10, 300):
+        found = toy(Linear(10_000_000), Demand(100, 0, 50, users)).estimate(1)
+        assert found.tpot_s == pytest.approx(0.010)
+        assert found.tok_s == pytest.approx(users * 50 / (0.015 + 50 * 0.010), rel=0.02)
+
+
+def test_a_prompt_lengthens_the_steps_of_the_others() -> None:
+    """At full load, a request takes its share of decode steps and the time of its prompt: x = n / (m D + n P)."""
+    model = toy(Linear(5_000_000, row_ns=100_000, token_ns=20_000), Demand(1000, 0, 100, users=10_000), max_num_seqs=64)
+    decode_s, prompt_s = 0.005 + 64 * 0.0001, 1000 * 20e-6
+    rate = 64 / (100 * decode_s + 64 * prompt_s)
+    found = model.estimate(1)
+    assert found.tok_s == pytest.approx(rate * 100, rel=1e-3)
+    assert found.tpot_s == pytest.approx(64 / rate / 100, rel=1e-3)
+    assert found.ttft_s > (10_000 - 64) / rate * 0.9  # the others wait
+
+
+def test_a_rate_is_kept_up_to_what_engines_can_do() -> None:
+    times = Linear(10_000_000)
+    most = 32 / 50 / 0.010  # requests per second of 32 sequences
+    for engines in (1, 3):
+        for share, is_met in ((0.5, True), (0.9, True), (1.2, False)):
+            demand = Demand(10, 0, 50, rate=share * most * engines)
+            found = toy(times, demand, max_num_seqs=32).estimate(engines)
+            assert (found.ttft_s < 1.0) == is_met
+            if is_met:
+                assert found.tok_s == pytest.approx(demand.rate * 50)
+
+
+def test_estimates_are_near_simulations() -> None:
+    """Of users that do not go in step: their lengths differ."""
+    layout = Layout(H200, Source.of("h200/trtllm"))
+    traffic = Traffic(Workload(isl=400, osl=60, spread=0.5), Sending(), users=48)
+    question = Question("120b", ((H200, 1),), traffic)
+    estimate = EngineModel(NotedTable(layout.source.table("120b", 1, 1)), traffic.demand(), 64, 8192).estimate(1)
+    trial = trials.simulate(question.scenario(Candidate(layout, 1, 64, 8192), 600))
+    assert trial.row["mean_tpot"] == pytest.approx(estimate.tpot_s, rel=0.15)
+    assert trial.tok_s == pytest.approx(estimate.tok_s, rel=0.15)
+
+
+# ---- the search ----
+
+
+def test_gpus_are_conserved() -> None:
+    question = question_of(6, [Source.of("h200/trtllm")])
+    found = searched(question)
+    assert {str(one.candidate.layout) for one in found.estimated} >= {"H200 TP1", "H200 TP2", "H200 DP4 EP4"}
+    for one in {replace(one.candidate, max_num_seqs=8): one.candidate for one in found.estimated}.values():
+        (role,) = deployment_of("120b", one).models[0].roles
+        assert role.gpus * role.replicas.min == one.gpus <= 6
+        assert len(role.engines) * role.engine.model.tensor_parallel_size == role.gpus
+        assert one.engines == role.replicas.min * role.data_parallel_size
+
+
+@pytest.mark.parametrize(("fast", "best"), [(1, "H200 TP1"), (2, "H200 TP2"), (4, "H200 TP4")])
+def test_a_planted_layout_is_found(fast: int, best: str, tmp_path: Path) -> None:
+    """Ranks gain nothing, but for one layout, whose steps are ten times as short as one GPU's."""
+    files = [write_steps(tmp_path / f"{n}.jsonl", n, 1.0 if n == fast else 10.0) for n in (1, 2, 4)]
+    goals = Goals((Goal.of("tpot", "p90:15"),))
+    found = searched(question_of(8, [Source.of(str(file)) for file in files], goals))
+    assert str(found.finals[0].candidate.layout) == best
+    assert found.finals[0].candidate.replicas == 1  # more cost more per token
+
+
+def test_goals_decide_how_many_replicas(tmp_path: Path) -> None:
+    """A step takes 1 ms and 0.5 ms per row: 12 users on r engines have TPOT 1 + 6 / r ms, and a little for prompts."""
+    file = write_steps(tmp_path / "1.jsonl", 1, 1.0, row_ms=0.5, token_ms=1e-4)
+    for limit_ms, replicas in ((7.5, 1), (4.5, 2), (2.7, 4)):
+        goals = Goals((Goal.of("tpot", f"p50:{limit_ms}"),))
+        found = searched(question_of(8, [Source.of(str(file))], goals))
+        assert found.finals[0].candidate.replicas == replicas, limit_ms
+
+
+def test_the_front_is_what_no_other_point_beats() -> None:
+    layout = Layout(H200, Source.of("h200/oscine"))
+    points = [FrontPoint(layout, i, float(i * 37 % 101), float(i * 53 % 97)) for i in range(60)]
+
+    def is_beaten(one: FrontPoint) -> bool:
+        return any(
+            other.tok_s_user >= one.tok_s_user and other.tok_s_gpu >= one.tok_s_gpu and other is not one
+            for other in points
+        )
+
+    assert set(front(points)) == {one for one in points if not is_beaten(one)}
+
+
+# ---- the command ----
+
+
+def test_its_figures_are_those_of_oscine_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the file and the command that it writes. The page has the row of each simulation."""
+    output = tmp_path / "plan"
+    command = ["plan", "--gpus", "H200:4", "--users", "12", *SMALL, "--spread", "0.3", "--tpot", "p50:8"]
+    assert main([*command, "--price", "H200:2", "--output", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "per million generated tokens" in said
+    (written,) = re.findall(r"oscine (simulate .*)", said)
+    assert main([*shlex.split(written), "--output", str(tmp_path / "rows.jsonl")]) == 0
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    page = (output / "index.html").read_text("utf-8")
+    found = re.findall(r"^.*<pre>(.*)$", page, re.MULTILINE)[0].replace("&quot;", '"')
+    planned = json.loads(found)
+    assert planned == row
+    deployment = read_deployment(output / "deployment.yaml", finds_models=False)
+    role = deployment.models[0].serving
+    assert f"{role.replicas.min} x H200" in said
+    assert re.search(rf"best .* {round(role.gpus * role.replicas.min)} GPUs", said)
+
+
+def test_a_budget_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
+    """11 an hour are three GPUs at 3.50; without goals, as many as possible have the most tokens per second."""
+    command = ["plan", "--budget", "11", "--price", "H200:3.5", "--users", "40", *SMALL]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "up to 3 H200" in said
+    assert max(map(int, re.findall(r"(\d+) GPUs", said))) <= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ("--gpus H200:8", 2, ["--users must be given"]),
+        ("--users 8", 2, ["--gpus must be given"]),
+        ("--gpus X9:8 --users 8", 2, ["'X9'", "H100", "H200", "GB200"]),
+        ("--gpus H200 --users 8", 2, ["--gpus must be a GPU and their number"]),
+        ("--gpus H200:8 H100:8 --users 8", 2, ["--price"]),
+        ("--budget 5 --users 8", 2, ["--price"]),
+        ("--budget 1 --price H200:3 --users 8", 2, ["at least 3"]),
+        ("--gpus H200:8 --users 8 --tpot fast", 2, ["--tpot must be a statistic", "p90:500"]),
+        ("--gpus H200:8 --users 8 --tpot p42:3", 2, ["p99"]),
+        ("--gpus H200:8 --users 8 --burst 2", 2, ["--burst needs --rate"]),
+        ("--gpus H200:8 --users 8 --steps h200/llama", 1, ["h200/llama"]),
+        ("--gpus H200:1 --users 8 --model mine", 1, ["no step times of mine"]),
+        ("--gpus H100:1 --users 8 --gpu-memory 40GiB", 1, ["do not fit", "weights of"]),
+        ("--gpus RTX-PRO-6000:1 --users 8 --isl 100000 --osl 100", 1, ["no layout", "--scaled"]),
+        ("--gpus H200:1 --users 8 --isl 100 --osl 50 --tpot p50:0.1", 1, ["no plan meets", "nearest", "TPOT p50"]),
+        ("--gpus H200:2 --rate 500 --isl 200 --osl 40", 1, ["no plan keeps up", "2 x H200 TP1", "of 20,000 tokens/s"]),
+        ("--fit --gpus H200:1 --users 8", 2, ["--validate"]),
+    ],
+)
+def test_errors_are_one_line(options: str, status: int, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *options.split()]) == status
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    for word in words:
+        assert word in error
+
+
+def test_the_architecture_of_a_gpu_follows_from_whole_words_of_its_name() -> None:
+    assert [gpu_of(name).is_hopper for name in ("H100", "H200", "B200", "GB200", "GB300")] == [True, True, *[False] * 3]
+    assert is_hopper("NVIDIA GH200 480GB")
+    assert not is_hopper("NVIDIA GB200")
+    assert not is_hopper("NVIDIA RTX H2000")

@@ -29,7 +29,7 @@ from oscine.types import Role
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "deployment.yaml"
-    for seed in range(150):
+    for seed in range(80):
         deployment = _deployment(Random(seed))
         file.write_text(deployment_text(deployment), "utf-8")
         assert read_deployment(file, finds_models=False) == deployment, file.read_text("utf-8")

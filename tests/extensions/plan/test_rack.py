@@ -3,8 +3,8 @@
 import pytest
 
 from oscine.extensions.plan.run.scenario import Scenario
+from oscine.extensions.plan.search.rack import GPUS, PUBLISHED, STEPS, audited, lines, results
 from oscine.extensions.plan.search.trials import Trial
-from oscine.extensions.plan.validate.rack import GPUS, PUBLISHED, STEPS, audited, lines, results
 
 
 def test_audited_figures_are_those_of_the_published_table() -> None:

@@ -77,6 +77,7 @@ def arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.validate:
         validate(refit=args.fit)
+        show_rack()
         return
     from oscine.extensions.plan.search.trials import processes
 
@@ -87,6 +88,17 @@ def run(args: argparse.Namespace) -> None:
     with _progress() as bar, ended_by(ValueError, OSError, LookupError), processes(bar.ended) as simulate:
         answer = answered(question, simulate, bar, args.acceptance)
     show(answer, args.output)
+
+
+def show_rack() -> None:
+    """Prints the way from a published figure to the audited ones. Raises CommandError."""
+    from oscine.extensions.plan.search import rack
+    from oscine.extensions.plan.search.trials import processes
+
+    print("\nA rack of 72 GPUs: published 1.50 million tokens/s, audited figures of MLPerf Inference v6.1")
+    with ended_by(ValueError, OSError), processes(lambda count: None) as simulate:
+        for line in rack.lines({name: rack.results(name, simulate) for name in rack.HARDWARE}):
+            print(line)
 
 
 def question_of(args: argparse.Namespace) -> "Question":

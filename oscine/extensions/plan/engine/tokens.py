@@ -11,9 +11,6 @@ Addresses = Callable[
 ]  # of the pages from one place up to another; equal prefixes, equal address
 
 
-_AHEAD = 16  # pages whose addresses are made together with those that are wanted
-
-
 def no_addresses(first: int, end: int) -> list[bytes]:
     raise AssertionError("tokens without pages")
 
@@ -57,5 +54,5 @@ class AddressedIndex(PrefixIndex):
     """Takes the addresses of pages from the run of tokens, in place of hashing token ids."""
 
     def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
-        if len(digests) < num_pages:  # more of them than are wanted do no harm
-            digests += cast(TokenRun, token_ids).addresses(len(digests), num_pages + _AHEAD)
+        if len(digests) < num_pages:
+            digests += cast(TokenRun, token_ids).addresses(len(digests), num_pages)

@@ -19,8 +19,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def validate(*, refit: bool = False) -> None:
     """Prints the errors. `refit`: fits first, and stores the result in the package. Raises CommandError."""
     from oscine.extensions.plan.foreign.known import ERRORS, FILE, read_fitted, write_errors, write_fitted
-    from oscine.extensions.plan.search.trials import processes
-    from oscine.extensions.plan.validate import rack
     from oscine.extensions.plan.validate.points import read_points
     from oscine.extensions.plan.validate.report import aisimulate, fit_all, held_out, lines, summary, without_hardware
 
@@ -39,7 +37,3 @@ def validate(*, refit: bool = False) -> None:
     print("\nHardware that was not fitted at all: figures of the others, with the same framework")
     for line in lines(without_hardware(points)):
         print(line)
-    print("\nA rack of 72 GPUs: published 1.50 million tokens/s, audited figures of MLPerf Inference v6.1")
-    with ended_by(ValueError, OSError), processes(lambda count: None) as simulate:
-        for line in rack.lines({name: rack.results(name, simulate) for name in rack.HARDWARE}):
-            print(line)

@@ -81,13 +81,15 @@ class Steps:
         return Times(ms[DROPPED - 1 :], host_ms[DROPPED:], watts)
 
     def fill(self, pages: Sequence[int]) -> str:
-        """Gives the cache other contents than zeros, whose products take less power. Says how.
+        """Gives the cache of GPUs other contents than zeros, whose products take less power. Says how.
 
         The memory of other ranks, and keys in FP8, are those of prompts that are computed. `pages`: of each group, that
         these prompts may take. Engines that share experts must be given the same, so that they make the same steps.
         """
         import torch
 
+        if not self.gpus:
+            return "zeros"
         kv, executor = self.built.kv, self.built.executor
         is_filled = all(memory.dtype.is_floating_point and memory.element_size() > 1 for memory in kv)
         with torch.inference_mode():

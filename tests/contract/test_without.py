@@ -4,7 +4,7 @@ import pytest
 
 from oscine.api import apis
 from oscine.settings.config import Config
-from tests.contract.without import cases, extensions, failure, without
+from tests.contract.without import extensions, failure, few_cases, without
 
 
 def test_what_needs_a_missing_extension_is_missing_too() -> None:
@@ -15,7 +15,7 @@ def test_what_needs_a_missing_extension_is_missing_too() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0] if len(case) == 1 else "all")
+@pytest.mark.parametrize("case", few_cases(), ids="-".join)
 def test_the_rest_works_without_it(case: list[str]) -> None:
     trace = failure(without(case))
     assert trace is None, trace

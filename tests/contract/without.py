@@ -77,6 +77,29 @@ def cases() -> list[list[str]]:
     return [*([one] for one in extensions()), extensions()]
 
 
+def few_cases() -> list[list[str]]:
+    """Fewer sets that find what `cases` finds: in one of them an extension is gone, and another that does not need it
+    is there, for each two. At last all are gone."""
+    names, found = extensions(), list[list[str]]()
+    left = {pair for name in names for pair in _apart([name], names)}
+    while left:
+        gone: list[str] = []
+        while more := {name: len(_apart([*gone, name], names) & left) for name in names}:
+            name = max(names, key=more.__getitem__)
+            if more[name] <= len(_apart(gone, names) & left):
+                break
+            gone.append(name)
+        found.append(sorted(gone))
+        left -= _apart(gone, names)
+    return [*found, names]
+
+
+def _apart(gone: Collection[str], names: Collection[str]) -> set[tuple[str, str]]:
+    """Pairs of an extension that is gone then, and one that is there."""
+    absent = without(gone)
+    return {(one, other) for one in absent for other in names if other not in absent}
+
+
 def without(gone: Collection[str]) -> set[str]:
     """All that are gone then."""
     found = {*gone}

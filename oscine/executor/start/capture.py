@@ -9,7 +9,16 @@ from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.shared import Start
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
+from oscine.executor.start.warm_up import (
+    KERNEL_SAMPLINGS,
+    MASKED,
+    SAMPLINGS,
+    prompts,
+    rehearse,
+    run_samplings,
+    run_sizes,
+    warm_up,
+)
 from oscine.ops.interface import KVCache
 from oscine.ops.native.recording import NotRecordable
 
@@ -52,9 +61,10 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
     most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
     layers = executor.of_each_kind()
     layers.state.touch()
-    with compilers.compile_together():
-        warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
+    with compilers.compile_together():  # in this order: kernels that take longest to compile come first
+        run_sizes(layers, most_tokens)
         layers.graphs.run_eagerly(sizes)
+        run_samplings(layers, (*KERNEL_SAMPLINGS, MASKED))
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)

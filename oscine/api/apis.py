@@ -25,6 +25,7 @@ APIS = {
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
+    "models": "oscine.extensions.models.api:ModelsApi",
 }
 NEEDS = {  # without these an API is absent too
     "batches": ("responses",),

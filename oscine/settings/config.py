@@ -367,6 +367,12 @@ class EngineOptions(Options, group="development"):
         aliases=("watchdog-timeout",),
         at_least=0,
     )
+    sleep_mode: bool = option(
+        False,
+        "keep a copy of the weights in host memory, so that /sleep can free the GPU and /wake_up is quick",
+        name="enable-sleep-mode",
+        group="server",
+    )
     quiet: bool = False  # no memory plan and no progress bar
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from oscine.engine.wire.stream import RequestStream
 from oscine.settings.config import EngineOptions
 from oscine.types import EngineInfo, GenerationRequest
 
-ModelState = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
+ModelState = Literal["starting", "ready", "asleep", "restarting", "draining", "failed", "stopped"]
 _LIVE_STATES = ("ready", "restarting")
 ANY_NAME = "*"  # as a name of a model: requests may use any name
 _FAREWELL_S = 1.0  # for cancelled requests to tell their clients
@@ -141,6 +141,8 @@ class ServedModel:
     def ready(self, threads: ThreadPoolExecutor = REQUESTS) -> ReadyModel:
         """The model, whose long prompts are made in `threads`. Raises APIError 503 unless requests can be served."""
         state = self.state
+        if state == "asleep":
+            raise unavailable("The model is asleep: POST /wake_up wakes it.", code=state)
         if state != "ready" or self._ready is None:
             reason = f": {self.error}" if self.error else ""
             raise unavailable(f"The server is {state}{reason}.", code=state)

@@ -27,7 +27,7 @@ from oscine.types import EngineInfo
 logger = logging.getLogger(__name__)
 
 _FOUND_S = 1.0  # from a request's finding its model to its being admitted, at most
-_WORST_FIRST: tuple[ModelState, ...] = ("failed", "stopped", "starting", "restarting", "draining", "ready")
+_WORST_FIRST: tuple[ModelState, ...] = ("failed", "stopped", "starting", "restarting", "draining", "asleep", "ready")
 
 
 class ServiceApi:

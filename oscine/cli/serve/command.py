@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> None:
     with ended_by(ValueError):  # before it listens
         check_local(config.engine.model)
     service = None
-    if config.server.data_parallel_size > 1:
+    if config.models.on_demand:
+        with ended_by(ValueError, status=USAGE):
+            service = make_service(config)
+    elif config.server.data_parallel_size > 1:
         from oscine.api.serving.placement import place
 
         with ended_by(ValueError, status=USAGE):
@@ -60,7 +63,8 @@ def _with_environment(config: Config, environment: Environment) -> Config:
     server, engine = config.server, config.engine
     keys = (*server.api_keys, *filter(None, [environment.server_api_key]))
     admin_keys = (*server.admin_keys, *filter(None, [environment.server_admin_key]))
-    is_published = engine.model.model != NANO and engine.executor != "fake"
+    names = {engine.model.model} if not config.models.on_demand else {*config.models.models, config.models.models_dir}
+    is_published = bool(names - {NANO, None}) and engine.executor != "fake"
     folder = environment.state_folder / "oscine"
     responses_db = server.responses_db or (str(folder / "responses.db") if is_published else ":memory:")
     server = dataclasses.replace(

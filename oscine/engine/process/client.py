@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _WATCH_S = 0.05  # the watch over a silent engine sleeps no less
 _LOOKS = 4  # of the watch in the time that an engine may be silent
 
-EngineState = Literal["starting", "ready", "asleep", "restarting", "failed", "stopped"]
+EngineState = Literal["unloaded", "starting", "ready", "asleep", "restarting", "failed", "stopped"]
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ KV_SCALES = Place("--kv-scales", "oscine.extensions.calibration.scales:find_scal
 KV_EVENTS = Place("--kv-events-config", "oscine.extensions.kv_events.publisher:KVEvents")
 TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:transfers_of")
 SLEEPER = Place("--enable-sleep-mode", "oscine.extensions.models.sleep.start:sleeper_of")
-FAKE_SLEEPER = Place("--enable-sleep-mode", "oscine.extensions.models.sleep.start:fake_sleeper_of")
+FAKE_SLEEPER = Place("--enable-sleep-mode", "oscine.extensions.models.sleep.fake:fake_sleeper_of")
 FOLLOWER = Place("moving pages between engines", "oscine.extensions.disaggregation.start:follower_of")
 FAKE_TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:fake_transfers_of")
 

@@ -65,7 +65,7 @@ def test_tokens_are_the_same_after_each_sleep(device: str) -> None:
         assert engine.loop.stats().prefix_hits == hits, "a page that was dropped is found"
 
 
-@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), ON_GPU])
 def test_drafts_survive_a_sleep(device: str) -> None:
     engine = build_engine(options(device, speculation=SpeculationOptions("eagle3", model=str(NANO_FOLDER / "eagle3"))))
     expected = answers(engine)

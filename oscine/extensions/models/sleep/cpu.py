@@ -43,16 +43,6 @@ class CpuSleeper:
         pass
 
 
-class NoSleeper:
-    """Of an executor that has no memory to free."""
-
-    def sleep(self) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass
-
-
 def drop(address: int, num_bytes: int) -> None:
     """Gives the whole pages in this private, anonymous memory back to the system. They are zero from now on."""
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE

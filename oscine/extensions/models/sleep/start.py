@@ -4,7 +4,7 @@ import torch
 
 from oscine.executor.sleeper import Sleeper
 from oscine.extensions.models.sleep.allowed import check_sleep
-from oscine.extensions.models.sleep.cpu import CpuSleeper, NoSleeper
+from oscine.extensions.models.sleep.cpu import CpuSleeper
 from oscine.extensions.models.sleep.gpu import GpuSleeper
 from oscine.settings.config import EngineOptions
 
@@ -13,9 +13,3 @@ def sleeper_of(options: EngineOptions, device: torch.device) -> Sleeper:
     """Raises ValueError for what cannot be combined with it."""
     check_sleep(options)
     return GpuSleeper(device) if device.type == "cuda" else CpuSleeper()
-
-
-def fake_sleeper_of(options: EngineOptions) -> NoSleeper:
-    """Of the fake executor. Raises ValueError as sleeper_of does."""
-    check_sleep(options)
-    return NoSleeper()

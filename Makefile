@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -169,6 +169,9 @@ attack: $(TEST)  ## hostile clients, files and MCP servers, each judged by other
 
 chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything
 	$(BIN)/python -m benchmarks.serving.chaos
+
+switching: $(TEST)  ## two models that take turns in memory under four clients for eight minutes
+	$(BIN)/python -m benchmarks.serving.switching --minutes 8 --clients 4
 
 bench: $(TEST)  ## the cost of the server itself, with a fake executor, and of the client that measures servers
 	$(BIN)/python -m benchmarks.serving.overhead

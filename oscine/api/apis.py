@@ -25,6 +25,7 @@ APIS = {
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
+    "models": "oscine.extensions.models.api:ModelsApi",
 }
 NEEDS = {  # without these an API is absent too
     "batches": ("responses",),
@@ -32,7 +33,13 @@ NEEDS = {  # without these an API is absent too
     "conventions": ("responses",),
     "file_search": ("batches", "responses"),
 }
-OPTIONS = {"responses-db": "responses", "files-dir": "batches", "embeddings-url": "file_search"}  # of one API alone
+OPTIONS = {  # of one API alone
+    "responses-db": "responses",
+    "files-dir": "batches",
+    "embeddings-url": "file_search",
+    "models": "models",
+    "models-dir": "models",
+}
 
 
 def installed() -> list[str]:
@@ -43,9 +50,9 @@ def installed() -> list[str]:
 
 def check_options(config: Config) -> None:
     """Raises OptionError for an option, as the user gave it, whose API is missing."""
-    given = {**vars(config.server), **vars(config.tools.file_search)}
+    given = {**vars(config.server), **vars(config.tools.file_search), **vars(config.models)}
     for option, name in OPTIONS.items():
-        if given[OPTIONS_BY_NAME[option].field] is not None and name not in installed():
+        if given[OPTIONS_BY_NAME[option].field] not in (None, ()) and name not in installed():
             raise OptionError(option, lacking(APIS[name]))
 
 

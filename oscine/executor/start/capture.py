@@ -37,9 +37,13 @@ def allocate_cache(start: Start, memory: MemoryPlan) -> KVCache:
     options, device = start.options, start.opened.device
     late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
     shares = start.lockstep.shares_experts
+    sleeper = start.sleeper
     if not late or shares or torch.cuda.get_device_properties(device).is_integrated:
-        return allocate_kv(memory, device, padding=shares or bool(start.prompt_sizes))
+        allocate = allocate_kv if sleeper is None else sleeper.allocate
+        return allocate(memory, device, padding=shares or bool(start.prompt_sizes))
     start.cache = LateCache(memory, device)
+    if sleeper is not None:
+        sleeper.free_asleep(start.cache.reserved)
     return start.cache.kv
 
 

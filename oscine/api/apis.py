@@ -27,6 +27,7 @@ APIS = {
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
 }
 NEEDS = {  # without these an API is absent too
+    "anthropic": ("responses",),
     "batches": ("responses",),
     "conversations": ("responses",),
     "conventions": ("responses",),

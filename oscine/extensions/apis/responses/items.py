@@ -380,6 +380,22 @@ class McpItem(BuiltinItem):
         return None
 
 
+class CompactionItem(Item):
+    """A summary that stands for the conversation before it."""
+
+    kind = "compaction"
+
+    def __init__(self, events: ResponseEvents, index: int) -> None:
+        super().__init__(events, index, encrypted_content="")
+
+    def grow(self) -> None:
+        self.emit("compaction.compacting")
+
+    def complete(self, sealed: str) -> None:
+        self.item["encrypted_content"] = sealed
+        self.end("completed")
+
+
 def _search(query: str, sources: tuple[Source, ...] = ()) -> Object:
     found = [{"type": "url", "url": source.url} for source in sources]
     return {"type": "search", "query": query, "queries": [query], "sources": found}
@@ -410,12 +426,13 @@ class OutputItems:
         tools: ClientTools,
         toolbox: Toolbox,
         logprobs: ContentLogprobs,
+        before: Sequence[Object] = (),
         *,
         summaries: bool,
     ) -> None:
-        """`summaries`: whether reasoning items have a summary."""
+        """`before`: items that are complete. `summaries`: whether reasoning items have a summary."""
         self.turn = turn
-        self.items: list[Object] = []
+        self.items: list[Object] = [*before]
         self.calls: dict[str, list[str]] = {}  # of built-in tools, by item; see ItemHistory.add
         self._open: Item | None = None
         self._events, self._tools, self._toolbox, self._logprobs = events, tools, toolbox, logprobs
@@ -462,10 +479,11 @@ class OutputItems:
             self._open.end(status)
             self._open = None
 
-    def list_tools(self, listing: McpListing) -> None:
-        """Adds an item with the tools of an MCP server."""
-        self._begin(ListingItem, listing=listing)
-        self.end("completed")
+    def begin(self, listings: Sequence[McpListing]) -> None:
+        """Adds items with the tools of MCP servers."""
+        for listing in listings:
+            self._begin(ListingItem, listing=listing)
+            self.end("completed")
 
     @property
     def ended(self) -> list[Object]:

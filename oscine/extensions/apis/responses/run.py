@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -12,18 +14,84 @@ from oscine.api.common.errors import APIError, internal, unavailable
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.service import Service
 from oscine.api.turns.generation import Generation
+from oscine.api.turns.progress import Turn, TurnEvent
+from oscine.chat.toolbox import McpListing
+from oscine.extensions.apis.compaction.seal import Compacted, Seal
+from oscine.extensions.apis.compaction.summary import Summary, kept
 from oscine.extensions.apis.responses import resource
 from oscine.extensions.apis.responses.background import KeptResponses
 from oscine.extensions.apis.responses.events import ResponseEvents
-from oscine.extensions.apis.responses.items import OutputItems, Status
+from oscine.extensions.apis.responses.items import CompactionItem, OutputItems, Status
 from oscine.extensions.apis.responses.plan import ResponsePlan
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseStatus
 from oscine.extensions.apis.responses.store import StoredResponse
+from oscine.extensions.apis.responses.view import Object
 
 logger = logging.getLogger(__name__)
 
 _CONTINUED = ("completed", "incomplete")  # statuses of responses that become a part of their conversation
+
+
+class Output(Protocol):
+    """The items of a response, as one of its turns makes them."""
+
+    calls: dict[str, list[str]]
+
+    @property
+    def turn(self) -> Turn: ...
+
+    @property
+    def ended(self) -> list[Object]: ...
+
+    def begin(self, listings: Sequence[McpListing]) -> None: ...
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes: ...
+
+    def end(self, status: Status) -> None: ...
+
+
+class Compaction:
+    """The compaction of the conversation, as the first item. One that does not become complete is in no output."""
+
+    def __init__(self, turn: Turn, events: ResponseEvents) -> None:
+        self._summary = Summary(turn, self._tell)
+        self._events = events
+        self._item: CompactionItem | None = None
+        self._is_complete = False
+        self.calls: dict[str, list[str]] = {}
+
+    @property
+    def turn(self) -> Turn:
+        return self._summary.turn
+
+    @property
+    def ended(self) -> list[Object]:
+        return [self._item.item] if self._item is not None and self._is_complete else []
+
+    def begin(self, listings: Sequence[McpListing]) -> None:
+        """The tools of MCP servers are listed with the answer."""
+        self._item = CompactionItem(self._events, 0)
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        return self._summary.encode(events)
+
+    def _tell(self) -> bytes:
+        assert self._item is not None
+        self._item.grow()
+        return self._events.take()
+
+    def end(self, status: Status) -> None:
+        """Nothing to end."""
+
+    def complete(self, plan: ResponsePlan, seal: Seal) -> ResponsePlan:
+        """Ends the item. Returns the plan that goes on from the summary. Raises APIError for an empty summary."""
+        assert self._item is not None
+        summary = self._summary.text
+        said = [(str(of.role), of.content) for of in kept(plan.said, plan.call.model.info.max_model_len)]
+        self._item.complete(seal.close(Compacted(summary, said)))
+        self._is_complete = True
+        return plan.compacted(summary)
 
 
 class ResponseRun:
@@ -32,7 +100,8 @@ class ResponseRun:
     def __init__(self, service: Service, kept: KeptResponses, plan: ResponsePlan) -> None:
         body = plan.body
         self._service, self._kept, self._plan = service, kept, plan
-        self._output: OutputItems | None = None
+        self._output: Output | None = None
+        self._turns: list[Turn] = []
         self.response = new_response(plan.id, body, plan.call.name, plan.toolbox.names)
         self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=bool(body.background))
         self.begun = asyncio.Event()
@@ -90,37 +159,53 @@ class ResponseRun:
     async def _generate(self, write: Write | None) -> None:
         plan = self._plan
         async with plan.toolbox:
+            if await plan.is_to_compact(self._service):
+                compaction = Compaction(await plan.summary(self._service), self.events)
+                await self._run(plan, compaction, write)
+                plan = compaction.complete(plan, self._kept.store.seal)
+            if plan.trigger:
+                self._end("completed")
+                return
             turn = await plan.turn(self._service)
             logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
-            summaries = plan.body.summary is not None
-            output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, summaries=summaries)
-            generation = Generation(plan.call, [output], "responses")
-            with generation.admit():
-                await self._begin(output, write)
-                await generation.run(write)
+            summaries, before = plan.body.summary is not None, () if self._output is None else self._output.ended
+            output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, before, summaries=summaries)
+            await self._run(plan, output, write)
             self._end("incomplete" if turn.finish_reason == "length" else "completed")
 
-    async def _begin(self, output: OutputItems, write: Write | None) -> None:
-        self._output = output
+    async def _run(self, plan: ResponsePlan, output: Output, write: Write | None) -> None:
+        """The next turn of the response; the first one begins it."""
+        generation = Generation(plan.call, [output], "responses")
+        with generation.admit():
+            is_first, self._output = self._output is None, output
+            self._turns.append(output.turn)
+            if is_first:
+                await self._begin(write)
+            output.begin(self._listings())
+            if is_first:
+                self.begun.set()
+                if self._plan.body.background:
+                    await self.events.flush(write)
+            await generation.run(write)
+
+    def _listings(self) -> list[McpListing]:
+        """The tools of MCP servers that the conversation has not seen listed."""
+        return [of for of in self._plan.toolbox.listings if of.server_label not in self._plan.listed]
+
+    async def _begin(self, write: Write | None) -> None:
         self.events.add("response.created", response=self.snapshot())
         if self._plan.body.background:
             self.events.add("response.queued", response=self.snapshot())
             await self._store()
         self.response.status = "in_progress"
         self.events.add("response.in_progress", response=self.snapshot())
-        for listing in self._plan.toolbox.listings:
-            if listing.server_label not in self._plan.listed:
-                output.list_tools(listing)
-        self.begun.set()
-        if self._plan.body.background:
-            await self.events.flush(write)
 
     def _end(self, status: ResponseStatus, error: APIError | None = None) -> None:
         assert self._output is not None
         of_items: Status = "completed" if status == "completed" else "incomplete"
         self._output.end(of_items)
         self.response.status = status
-        self.response.usage = resource.usage(self._output.turn)
+        self.response.usage = resource.usage(self._turns)
         if status == "completed":
             self.response.completed_at = int(time.time())
         if status == "incomplete":

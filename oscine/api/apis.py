@@ -19,6 +19,7 @@ GROUP = "oscine.apis"
 # name -> class. In the order of their paths: the first path that matches serves.
 APIS = {
     "responses": "oscine.extensions.apis.responses.api:ResponsesApi",
+    "websocket": "oscine.extensions.apis.websocket.api:WebSocketApi",
     "conversations": "oscine.extensions.apis.conversations.api:ConversationsApi",
     "anthropic": "oscine.extensions.apis.anthropic.api:AnthropicApi",
     "file_search": "oscine.extensions.file_search.api:FileSearchApi",
@@ -32,6 +33,7 @@ NEEDS = {  # without these an API is absent too
     "conversations": ("responses",),
     "conventions": ("responses",),
     "file_search": ("batches", "responses"),
+    "websocket": ("responses",),
 }
 OPTIONS = {"responses-db": "responses", "files-dir": "batches", "embeddings-url": "file_search"}  # of one API alone
 

@@ -33,7 +33,7 @@ from oscine.extensions.apis.responses.input import (
 from oscine.extensions.apis.responses.items import new_id
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.extensions.apis.responses.schemas import ResponseRequest
-from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
+from oscine.extensions.apis.responses.store import Memory, ResponseStore, StoredResponse
 from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, left_out
 from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
 
@@ -161,20 +161,10 @@ class ResponsePlan:
         return self.call.size + said
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What was said before a request: items, and the built-in calls among them by id."""
-
-    param: str  # that names it
-    parts: Sequence[tuple[list[Object], Mapping[str, Sequence[str]]]] = ()
-    state: Object | None = None  # of the built-in tools
-    size: int = 0  # bytes
-
-
 async def make_plan(
-    service: Service, store: ResponseStore, call: Call[ResponseRequest], past: Past | None = None
+    service: Service, store: ResponseStore, call: Call[ResponseRequest], memory: Memory | None = None
 ) -> ResponsePlan:
-    """`past`: what was said before, if it is not in the store. Raises APIError that names the parameter."""
+    """`memory`: of responses that are not in the store. Raises APIError that names the parameter."""
     body, owner = call.body, call.caller.name
     if body.prompt:
         raise unsupported(
@@ -189,8 +179,10 @@ async def make_plan(
         body = msgspec.structs.replace(body, input=given)
         call = call.with_body(body)
     threads = call.caller.threads
-    if past is None:
-        past = await _stored_past(store, call)
+    if body.conversation_id is None:
+        past = await _past_responses(store, memory, body.previous_response_id, call)
+    else:
+        past = await _past_conversation(store, body.conversation_id, call)
     found, calls = await _referenced(store, call)
 
     def said() -> tuple[ClientTools, list[Object], tuple[Message, ...], ResponseRequest]:
@@ -228,30 +220,36 @@ async def make_plan(
     )
 
 
-async def _stored_past(store: ResponseStore, call: Call[ResponseRequest]) -> Past:
-    if call.body.conversation_id is None:
-        return await _past_responses(store, call.body.previous_response_id, call)
-    return await _past_conversation(store, call.body.conversation_id, call)
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What was said before a request: items, and the built-in calls among them by id."""
+
+    param: str  # that names it
+    parts: Sequence[tuple[list[Object], Mapping[str, Sequence[str]]]] = ()
+    state: Object | None = None  # of the built-in tools
+    size: int = 0  # bytes
 
 
-async def _past_responses(store: ResponseStore, response_id: str | None, call: Call[ResponseRequest]) -> Past:
+async def _past_responses(
+    store: ResponseStore, memory: Memory | None, response_id: str | None, call: Call[ResponseRequest]
+) -> _Past:
     param = "previous_response_id"
-    chain = await _chain(store, response_id, call.caller.name)
+    chain = await _chain(store, memory, response_id, call.caller.name)
     size = _bounded(sum(len(stored.input) + len(stored.body) for stored in chain), param)
 
-    def decoded() -> Past:
+    def decoded() -> _Past:
         kept = [msgspec.json.decode(stored.body, type=KeptResponse) for stored in chain]
         if chain and (chain[-1].running or kept[-1].response.status not in TERMINAL):
             raise invalid(param, f"the response '{chain[-1].id}' is still being made")
         parts: list[tuple[list[Object], Mapping[str, Sequence[str]]]] = []
         for stored, of in zip(chain, kept, strict=True):
             parts += [(msgspec.json.decode(stored.input), {}), (of.response.output, of.calls)]
-        return Past(param, parts, kept[-1].tools if kept else None, size)
+        return _Past(param, parts, kept[-1].tools if kept else None, size)
 
     return await run_in_thread(decoded, size, call.caller.threads)
 
 
-async def _past_conversation(store: ResponseStore, conversation_id: str, call: Call[ResponseRequest]) -> Past:
+async def _past_conversation(store: ResponseStore, conversation_id: str, call: Call[ResponseRequest]) -> _Past:
     param = "conversation"
     found = await store.read_conversation(lambda tables, db: tables.get(db, conversation_id, call.caller.name))
     if found is None:
@@ -259,10 +257,10 @@ async def _past_conversation(store: ResponseStore, conversation_id: str, call: C
     size = _bounded(found.size, param)
     bodies = await store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
 
-    def decoded() -> Past:
+    def decoded() -> _Past:
         kept = [msgspec.json.decode(body, type=KeptItem) for body in bodies]
         calls = {of.item["id"]: of.call for of in kept if of.call is not None}
-        return Past(param, [([of.item for of in kept], calls)], msgspec.json.decode(found.state), size)
+        return _Past(param, [([of.item for of in kept], calls)], msgspec.json.decode(found.state), size)
 
     return await run_in_thread(decoded, size, call.caller.threads)
 
@@ -278,11 +276,15 @@ def conversation_not_found(conversation_id: str, param: str | None = None) -> AP
     return not_found(message, "conversation_not_found", param)
 
 
-async def _chain(store: ResponseStore, response_id: str | None, owner: str) -> list[StoredResponse]:
+async def _chain(
+    store: ResponseStore, memory: Memory | None, response_id: str | None, owner: str
+) -> list[StoredResponse]:
     """The responses that this one continues, the oldest first."""
     if response_id is None:
         return []
-    chain = await store.chain(response_id, owner)
+    recent = [] if memory is None else memory.chain(response_id)
+    before = recent[0].previous if recent else response_id
+    chain = [*([] if before is None else await store.chain(before, owner)), *recent]
     if not chain or chain[0].previous is not None:
         what = "is not" if not chain else "continues one that is no longer"
         message = f"The response '{response_id}' {what} stored on this server."

@@ -1,6 +1,7 @@
 """One response from its plan to its end, for a client that waits or in the background."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -21,16 +22,40 @@ from oscine.extensions.apis.compaction.summary import Summary, kept
 from oscine.extensions.apis.responses import resource
 from oscine.extensions.apis.responses.background import KeptResponses
 from oscine.extensions.apis.responses.events import ResponseEvents
-from oscine.extensions.apis.responses.items import CompactionItem, OutputItems, Status
+from oscine.extensions.apis.responses.items import CompactionItem, OutputItems, Status, required_input
 from oscine.extensions.apis.responses.plan import ResponsePlan
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseStatus
-from oscine.extensions.apis.responses.store import StoredResponse
+from oscine.extensions.apis.responses.store import Memory, StoredResponse
 from oscine.extensions.apis.responses.view import Object
 
 logger = logging.getLogger(__name__)
 
+WITHIN = "oscine.within"  # in an ASGI scope
 _CONTINUED = ("completed", "incomplete")  # statuses of responses that become a part of their conversation
+
+
+class Within:
+    """What a request has with the connection that it came over, beside others."""
+
+    def __init__(self, memory: Memory, *, generate: bool = True) -> None:
+        """`generate`: whether there is an answer; else the prompt is only computed, for the next response."""
+        self.memory, self.generate = memory, generate
+        self.response_id: str | None = None  # from its begin on
+        self.steered = False  # whether the response ends after its next item, for others to follow
+        self.may_be_steered = False
+        self.required_input: list[Object] = []  # what the client is to send next, without results
+
+    def begin(self, plan: ResponsePlan) -> None:
+        body = plan.body
+        self.response_id = plan.id
+        self.may_be_steered = body.conversation_id is None and not body.context_management and not plan.trigger
+
+    def end(self, output: Sequence[Object], stored: StoredResponse | None) -> None:
+        """`stored`: of a response that is not in the store."""
+        self.required_input = [stub for item in output if (stub := required_input(item)) is not None]
+        if stored is not None:
+            self.memory.keep(stored)
 
 
 class Output(Protocol):
@@ -94,11 +119,32 @@ class Compaction:
         return plan.compacted(summary)
 
 
+class Prepared:
+    """A turn whose prompt is computed, for the next one to begin sooner; what it says is dropped."""
+
+    def __init__(self, turn: Turn) -> None:
+        sampling = dataclasses.replace(turn.request.sampling, max_tokens=1, min_tokens=0)
+        turn.request = dataclasses.replace(turn.request, sampling=sampling)
+        self.turn = turn
+        self.ended: list[Object] = []
+        self.calls: dict[str, list[str]] = {}
+
+    def begin(self, listings: Sequence[McpListing]) -> None:
+        """They are listed with the answer."""
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        return b""
+
+    def end(self, status: Status) -> None:
+        self.turn.generated.clear()
+
+
 class ResponseRun:
     """Makes one response. `begun` is set when it has begun. Before that, `run` raises errors."""
 
-    def __init__(self, service: Service, kept: KeptResponses, plan: ResponsePlan) -> None:
+    def __init__(self, service: Service, kept: KeptResponses, plan: ResponsePlan, within: Within | None = None) -> None:
         body = plan.body
+        self._within = within
         self._service, self._kept, self._plan = service, kept, plan
         self._output: Output | None = None
         self._turns: list[Turn] = []
@@ -134,6 +180,9 @@ class ResponseRun:
             await self._continue(self._plan.body.conversation_id)
         if not self._plan.body.background and self.response.store:
             self.response.store = await self.store()
+        if self._within is not None and self.response.status in _CONTINUED:
+            assert self._output is not None
+            self._within.end(self._output.ended, None if self.response.store else self._stored())
         self.events.add(f"response.{TERMINAL[self.response.status]}", response=self.snapshot())
         if self._plan.body.background:  # with all its events, including the last one
             await self.store()
@@ -167,11 +216,18 @@ class ResponseRun:
                 self._end("completed")
                 return
             turn = await plan.turn(self._service)
+            if self._within is not None and not self._within.generate:
+                await self._run(plan, Prepared(turn), write)
+                self._end("completed")
+                return
             logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
             summaries, before = plan.body.summary is not None, () if self._output is None else self._output.ended
             output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, before, summaries=summaries)
+            if self._within is not None:
+                output.is_steered = lambda: self._within is not None and self._within.steered
             await self._run(plan, output, write)
-            self._end("incomplete" if turn.finish_reason == "length" else "completed")
+            cut, steered = turn.finish_reason == "length", output.was_steered
+            self._end("incomplete" if cut or steered else "completed", reason="steered" if steered else None)
 
     async def _run(self, plan: ResponsePlan, output: Output, write: Write | None) -> None:
         """The next turn of the response; the first one begins it."""
@@ -193,6 +249,8 @@ class ResponseRun:
         return [of for of in self._plan.toolbox.listings if of.server_label not in self._plan.listed]
 
     async def _begin(self, write: Write | None) -> None:
+        if self._within is not None:
+            self._within.begin(self._plan)
         self.events.add("response.created", response=self.snapshot())
         if self._plan.body.background:
             self.events.add("response.queued", response=self.snapshot())
@@ -200,7 +258,8 @@ class ResponseRun:
         self.response.status = "in_progress"
         self.events.add("response.in_progress", response=self.snapshot())
 
-    def _end(self, status: ResponseStatus, error: APIError | None = None) -> None:
+    def _end(self, status: ResponseStatus, error: APIError | None = None, reason: str | None = None) -> None:
+        """`reason`: why it is incomplete, if not by its number of tokens."""
         assert self._output is not None
         of_items: Status = "completed" if status == "completed" else "incomplete"
         self._output.end(of_items)
@@ -209,7 +268,7 @@ class ResponseRun:
         if status == "completed":
             self.response.completed_at = int(time.time())
         if status == "incomplete":
-            self.response.incomplete_details = {"reason": "max_output_tokens"}
+            self.response.incomplete_details = {"reason": reason or "max_output_tokens"}
         if error is not None:
             self.response.error = resource.failure(error)
 
@@ -269,13 +328,13 @@ class ResponseRun:
         if not done:
             self.response.conversation = None
 
-    async def _store(self) -> None:
+    def _stored(self) -> StoredResponse:
         plan, output = self._plan, self._output
         assert output is not None
         running, calls = not self.ended, output.calls
         state = {} if running else plan.toolbox.state()
         kept = KeptResponse(replace(self.response, output=output.ended), calls, state)
-        stored = StoredResponse(
+        return StoredResponse(
             plan.id,
             plan.owner,
             plan.body.previous_response_id,
@@ -285,8 +344,10 @@ class ResponseRun:
             msgspec.json.encode(plan.input),
             None if running else self.events.all(),
         )
+
+    async def _store(self) -> None:
         try:
-            await self._kept.store.put(stored, self._items())
+            await self._kept.store.put(self._stored(), self._items())
         except Exception:
             self._service.metrics.store_failures.inc()
             logger.exception("a response could not be stored")

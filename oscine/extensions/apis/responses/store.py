@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -94,6 +94,16 @@ class StoredResponse:
     body: bytes  # the response as JSON, with all that an `include` may ask for
     input: bytes  # its own input items as a JSON list
     events: bytes | None = None  # of a response that ran in the background, as they were streamed
+
+
+class Memory(Protocol):
+    """Responses that are not stored, and can be continued for a while."""
+
+    def chain(self, response_id: str) -> list[StoredResponse]:
+        """The response and those before it, the oldest first, as far as they are here."""
+        ...
+
+    def keep(self, response: StoredResponse) -> None: ...
 
 
 class ResponseStore:

@@ -1,0 +1,130 @@
+"""uvicorn's WebSocket protocol with the bounds that it lacks: on messages, and on clients that do not read.
+
+`websockets` reads and writes the frames. A broken frame, invalid UTF-8 or a message that is too large ends its
+connection with the status 1002, 1007 or 1009.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from oscine.api.http.body import BODY_TIMEOUT_S
+
+BUSY = "oscine.busy"  # extension of a scope: a function that tells whether the connection has a request
+STALLED_S = 120.0  # that a client may leave a full buffer unread
+LINGER_S = 2.0  # for a client to read why its connection is closed
+PING_S = 30.0  # an idle connection gets a ping after this long; no answer is required
+MAX_FRAGMENTS = 16_384  # of a message
+_logger = logging.getLogger("uvicorn.websocket")
+_logger.setLevel(logging.ERROR)
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """One connection, from its upgrade on."""
+
+    def __init__(self, limit: Any, *args: Any, **kwargs: Any) -> None:
+        """`limit`: the ConnectionLimit that has counted it. Other arguments: those of uvicorn's protocol."""
+        super().__init__(*args, **kwargs)
+        self.logger = _logger
+        self._limit = limit
+        self._has_failed = False  # by what the client sent: the rest of it is dropped
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._message_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._set_busy(busy=False)
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if hasattr(self, "scope"):  # the application runs from the next turn of the event loop on
+            self.scope["extensions"][BUSY] = self._set_busy  # type: ignore[typeddict-unknown-key, index]
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # by a refusal; else uvicorn reports an error of the application
+
+    def _set_busy(self, *, busy: bool) -> None:
+        self._limit.idle.pop(self, None)
+        if not busy and not self.disconnected:
+            self._limit.idle[self] = None
+
+    def abort(self) -> None:
+        self._limit.leave(self)
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._stall_timer, self._message_timer):
+            if timer is not None:
+                timer.cancel()
+        self.connections.add(self)  # `abort` has removed it; uvicorn removes it once more
+        super().connection_lost(exc)
+        self._limit.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_failed:
+            return
+        super().data_received(data)
+        has_part = bool(self.frames) or len(self.conn.reader.buffer) > 0
+        if has_part and self._message_timer is None:
+            self._message_timer = self.loop.call_later(BODY_TIMEOUT_S, self._is_late)
+        elif not has_part and self._message_timer is not None:
+            self._message_timer.cancel()
+            self._message_timer = None
+
+    def _is_late(self) -> None:
+        self._message_timer = None
+        self._fail(CloseCode.POLICY_VIOLATION, f"the message did not arrive within {BODY_TIMEOUT_S:g} s")
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {MAX_FRAGMENTS} fragments")
+        else:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                self.frames = [b"".join(self.frames)]
+                self.frames[0].decode()
+            except UnicodeDecodeError:
+                self._fail(CloseCode.INVALID_DATA, "the text is not UTF-8")
+                return
+        super().send_receive_event_to_app()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        if not (self.close_sent or self.transport.is_closing()):
+            self.frames = []
+            self.conn.fail(code, reason)
+            self.handle_parser_exception()
+
+    def handle_parser_exception(self) -> None:
+        """Closes, but reads on for a while: the kernel would drop what was written if bytes were left unread."""
+        self._has_failed = True
+        assert self.conn.close_sent is not None
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.close_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.read_paused and self.writable.is_set():
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Nothing more is read from a client that does not read, else the answers to its pings would pile up."""
+        super().pause_writing()
+        self.transport.pause_reading()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()

@@ -142,6 +142,7 @@ class Server(uvicorn.Server):
             _max_connections(options.max_connections),
             probes=open_paths(self.service),
             websockets=websocket_paths(self.service),
+            bodies=self.service.bodies,
             on_refused=self._note_refused,
         )
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oscine.api.common.errors import APIError, unavailable
+from oscine.api.common.memory import Bodies
 from oscine.api.http.websocket import BoundedWebSocket
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
@@ -255,7 +256,7 @@ class ConnectionLimit:
 
     def leave(self, connection: "BoundedHttp | BoundedWebSocket") -> None:
         self.idle.pop(connection, None)
-        connection.connections.discard(connection)  # type: ignore[arg-type]
+        connection.connections.discard(connection)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -265,6 +266,7 @@ class BoundedHttp(HttpToolsProtocol):
     limit: ConnectionLimit
     on_refused: Callable[[str | None, APIError], None]
     websockets: frozenset[bytes]  # paths
+    bodies: Bodies  # counts the memory of their messages
 
     websocket: BoundedWebSocket | None = None  # which has the connection from now on
 
@@ -372,7 +374,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.limit.leave(self)
         self._unset_keepalive_if_required()
         head = [b"GET %b HTTP/1.1\r\n" % self.url, *(b"%b: %b\r\n" % field for field in self.headers), b"\r\n"]
-        self.websocket = BoundedWebSocket(self.limit, self.config, self.server_state, self.app_state)
+        self.websocket = BoundedWebSocket(self.limit, self.bodies, self.config, self.server_state, self.app_state)
         self.websocket.connection_made(self.transport)
         self.transport.set_protocol(self.websocket)
         self.websocket.data_received(b"".join(head))
@@ -423,13 +425,15 @@ def protocol(
     *,
     probes: Collection[str] = (),
     websockets: Collection[str] = (),
+    bodies: Bodies | None = None,
     on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
 ) -> type[BoundedHttp]:
-    """`probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets.
+    """`probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets,
+    the memory of whose messages `bodies` counts.
 
     `on_refused(address, error)` is called for errors answered here, which never reach the application.
     """
     limit = ConnectionLimit(max_connections, frozenset(path.encode() for path in probes))
     paths = frozenset(path.encode() for path in websockets)
-    values = {"limit": limit, "on_refused": staticmethod(on_refused), "websockets": paths}
-    return type("Http", (BoundedHttp,), values)
+    values = {"limit": limit, "websockets": paths, "bodies": bodies or Bodies()}
+    return type("Http", (BoundedHttp,), {**values, "on_refused": staticmethod(on_refused)})

@@ -11,6 +11,8 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
+from oscine.api.common.errors import APIError
+from oscine.api.common.memory import Bodies
 from oscine.api.http.body import BODY_TIMEOUT_S
 
 BUSY = "oscine.busy"  # extension of a scope: a function that tells whether the connection has a request
@@ -18,6 +20,7 @@ STALLED_S = 120.0  # that a client may leave a full buffer unread
 LINGER_S = 2.0  # for a client to read why its connection is closed
 PING_S = 30.0  # an idle connection gets a ping after this long; no answer is required
 MAX_FRAGMENTS = 16_384  # of a message
+MAX_UNREAD = 256  # messages that the application has not taken
 _logger = logging.getLogger("uvicorn.websocket")
 _logger.setLevel(logging.ERROR)
 
@@ -25,11 +28,14 @@ _logger.setLevel(logging.ERROR)
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One connection, from its upgrade on."""
 
-    def __init__(self, limit: Any, *args: Any, **kwargs: Any) -> None:
-        """`limit`: the ConnectionLimit that has counted it. Other arguments: those of uvicorn's protocol."""
-        super().__init__(*args, **kwargs)
+    def __init__(self, limit: Any, bodies: Bodies, *args: Any) -> None:
+        """`limit`: the ConnectionLimit that has counted it. `bodies` counts the memory of messages that are not
+        complete. Other arguments: those of uvicorn's protocol."""
+        super().__init__(*args)
         self.logger = _logger
-        self._limit = limit
+        self._limit, self._bodies = limit, bodies
+        self._fragment_bytes = 0  # of the message that is not complete
+        self._held_bytes = 0  # counted by `bodies`
         self._has_failed = False  # by what the client sent: the rest of it is dropped
         self._stall_timer: asyncio.TimerHandle | None = None
         self._message_timer: asyncio.TimerHandle | None = None
@@ -41,7 +47,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the application runs from the next turn of the event loop on
-            self.scope["extensions"][BUSY] = self._set_busy  # type: ignore[typeddict-unknown-key, index]
+            extensions: dict[str, Any] = self.scope["extensions"]  # type: ignore[assignment]
+            extensions[BUSY] = self._set_busy
 
     async def send(self, message: Any) -> None:
         await super().send(message)
@@ -61,6 +68,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         for timer in (self._stall_timer, self._message_timer):
             if timer is not None:
                 timer.cancel()
+        self._hold(0)
         self.connections.add(self)  # `abort` has removed it; uvicorn removes it once more
         super().connection_lost(exc)
         self._limit.leave(self)
@@ -69,12 +77,24 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._has_failed:
             return
         super().data_received(data)
-        has_part = bool(self.frames) or len(self.conn.reader.buffer) > 0
+        part_bytes = 0 if self._has_failed else len(self.conn.reader.buffer) + self._fragment_bytes
+        has_part = bool(self.frames) or part_bytes > 0
+        try:
+            self._hold(part_bytes)
+        except APIError as error:
+            self._fail(CloseCode.TRY_AGAIN_LATER, error.message)
         if has_part and self._message_timer is None:
             self._message_timer = self.loop.call_later(BODY_TIMEOUT_S, self._is_late)
         elif not has_part and self._message_timer is not None:
             self._message_timer.cancel()
             self._message_timer = None
+
+    def _hold(self, size: int) -> None:
+        """Raises APIError where memory is short."""
+        self._bodies.give_back(self._held_bytes)
+        self._held_bytes = 0
+        self._bodies.take(size)
+        self._held_bytes = size
 
     def _is_late(self) -> None:
         self._message_timer = None
@@ -84,9 +104,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if len(self.frames) >= MAX_FRAGMENTS:
             self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {MAX_FRAGMENTS} fragments")
         else:
+            self._fragment_bytes += len(event.data)
             super().handle_cont(event)
 
+    def handle_text(self, event: Frame) -> None:
+        self._fragment_bytes = len(event.data)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._fragment_bytes = len(event.data)
+        super().handle_bytes(event)
+
     def send_receive_event_to_app(self) -> None:
+        self._fragment_bytes = 0
+        if self.queue.qsize() >= MAX_UNREAD:
+            self._fail(CloseCode.POLICY_VIOLATION, f"more than {MAX_UNREAD} messages wait")
+            return
         if self.curr_msg_data_type == "text":
             try:
                 self.frames = [b"".join(self.frames)]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from oscine.api.common import memory
 from oscine.api.http import websocket
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.extensions.apis.socket_server import WAIT_S, SocketServer
@@ -178,6 +179,32 @@ def test_a_message_that_does_not_end_is_late(server: SocketServer, monkeypatch: 
             assert wire.head() == 101
             wire.socket.sendall(begun)
             assert wire.closed() == 1008
+
+
+def test_messages_that_are_not_complete_are_counted(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MAX_BODIES_BYTES", 250_000)
+    begun = frame(b" " * 90_000, fin=False)
+    with Wire(server) as first:
+        assert first.head() == 101
+        first.socket.sendall(begun)
+        with Wire(server) as second, Wire(server) as third:
+            assert (second.head(), third.head()) == (101, 101)
+            second.socket.sendall(begun)
+            wait_until(lambda: server.service.bodies._bytes >= 180_000, "two are held")
+            third.socket.sendall(begun)
+            assert third.closed() == 1013
+        wait_until(lambda: server.service.bodies._bytes < 180_000, "one is held")
+        server.saying("ok")
+        first.socket.sendall(frame(CREATE, 0))
+        assert first.response()["type"] == "response.completed"
+    wait_until(lambda: server.service.bodies._bytes == 0, "all is given back")
+
+
+def test_messages_that_nobody_takes_do_not_pile_up(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "MAX_UNREAD", 4)
+    with Wire(server, HEAD + frame(b"{}") * 5) as wire:
+        assert wire.head() == 101
+        assert wire.closed() == 1008
 
 
 def endless(server: SocketServer) -> None:

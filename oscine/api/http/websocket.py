@@ -8,6 +8,7 @@ import asyncio
 import logging
 from typing import Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
@@ -51,6 +52,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             extensions[BUSY] = self._set_busy
 
     async def send(self, message: Any) -> None:
+        """Raises ClientDisconnected."""
+        if self._has_failed:
+            raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True  # by a refusal; else uvicorn reports an error of the application
@@ -130,10 +134,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        if not (self.close_sent or self.transport.is_closing()):
-            self.frames = []
+        if self.close_sent or self.transport.is_closing():
+            return
+        self.frames = []
+        if self.handshake_complete:
             self.conn.fail(code, reason)
             self.handle_parser_exception()
+        else:  # the application has not accepted it yet
+            self._has_failed = True
+            self.transport.abort()
 
     def handle_parser_exception(self) -> None:
         """Closes, but reads on for a while: the kernel would drop what was written if bytes were left unread."""

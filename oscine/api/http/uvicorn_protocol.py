@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from oscine.api.common.errors import APIError, unavailable
 from oscine.api.common.memory import Bodies
 from oscine.api.http.websocket import BoundedWebSocket
+from oscine.api.http.websocket_frames import ReadingTurn
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
@@ -158,7 +159,7 @@ class _RequestReader:
             end = begin + (_SLICE_BYTES if self.in_head else max(_SLICE_BYTES, self._body_left))
             self._parse_slice(data[begin:end])
             if self._http.websocket is not None:
-                self._http.websocket.data_received(self.rest + data[end:])
+                self._http.websocket.data_received(data[end:])
                 return
             begin = end
 
@@ -244,6 +245,7 @@ class ConnectionLimit:
     def __init__(self, most: int, probes: frozenset[bytes]) -> None:
         """`probes`: paths."""
         self.most, self.probes = most, probes
+        self.reading = ReadingTurn()  # of all WebSockets
         self.idle: dict[BoundedHttp | BoundedWebSocket, None] = {}  # connections without a request, oldest first
 
     def enter(self, http: "BoundedHttp") -> bool:
@@ -377,7 +379,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.websocket = BoundedWebSocket(self.limit, self.bodies, self.config, self.server_state, self.app_state)
         self.websocket.connection_made(self.transport)
         self.transport.set_protocol(self.websocket)
-        self.websocket.data_received(b"".join(head))
+        self.websocket.begin(b"".join(head), self._reader.rest)
 
     def on_message_complete(self) -> None:
         if self._linger_timer is not None:

@@ -15,7 +15,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from oscine.api.common import memory
-from oscine.api.http import websocket
+from oscine.api.http import websocket, websocket_frames
+from oscine.api.http.websocket_frames import FrameCutter
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.extensions.apis.socket_server import WAIT_S, SocketServer
 from tests.waiting import wait_until
@@ -200,14 +201,34 @@ def test_messages_that_are_not_complete_are_counted(server: SocketServer, monkey
     wait_until(lambda: server.service.bodies._bytes == 0, "all is given back")
 
 
-def test_messages_that_nobody_takes_do_not_pile_up(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "MAX_UNREAD", 4)
-    with Wire(server) as wire:
+def test_many_small_messages_are_all_answered(server: SocketServer) -> None:
+    with Wire(server, HEAD + frame(b"{}") * 3000) as wire:
         assert wire.head() == 101
-        wire.socket.sendall(frame(b"{}") * 5)
-        assert wire.closed() == 1008
-    with Wire(server, HEAD + frame(b"{}") * 5) as wire, contextlib.suppress(OSError):  # ahead of the answer
-        assert wire.closed() == 0
+        for _ in range(3000):
+            assert wire.response()["status"] == 400
+
+
+def test_frames_are_cut_at_any_pieces() -> None:
+    sent = [frame(b"", PING), frame(b"x" * 125), frame(b"y" * 126), frame(b"z" * 70_000), frame(b"", masked=False)]
+    for size in (1, 13, 14, 15, 127, 65_536, 1 << 20):
+        cutter, found, data = FrameCutter(100_000), [], b"".join(sent)
+        for begin in range(0, len(data), size):
+            cutter.add(data[begin : begin + size])
+            while one := cutter.take():
+                found.append(one)
+        assert found == sent
+        assert cutter.num_bytes == 0
+    cutter.add(struct.pack("!BBQ", 0x81, 0xFF, 100_001) + b"abc")
+    assert len(cutter.take()) == 13
+
+
+def test_reading_goes_on_in_later_turns(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_frames, "TURN_S", 0.0)
+    server.saying("ok", "ok")
+    with Wire(server, HEAD + frame(b"", PING) * 100 + frame(CREATE) * 2) as wire:
+        assert wire.head() == 101
+        for _ in range(2):
+            assert wire.response()["type"] == "response.completed"
 
 
 def endless(server: SocketServer) -> None:

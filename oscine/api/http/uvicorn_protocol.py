@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from oscine.api.common.errors import APIError, unavailable
 from oscine.api.common.memory import Bodies
 from oscine.api.http.websocket import BoundedWebSocket
-from oscine.api.http.websocket_frames import ReadingTurn
+from oscine.api.http.websocket_frames import Freeing, ReadingTurn
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
@@ -245,7 +245,7 @@ class ConnectionLimit:
     def __init__(self, most: int, probes: frozenset[bytes]) -> None:
         """`probes`: paths."""
         self.most, self.probes = most, probes
-        self.reading = ReadingTurn()  # of all WebSockets
+        self.reading, self.freeing = ReadingTurn(), Freeing()  # of all WebSockets
         self.idle: dict[BoundedHttp | BoundedWebSocket, None] = {}  # connections without a request, oldest first
 
     def enter(self, http: "BoundedHttp") -> bool:

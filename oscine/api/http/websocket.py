@@ -76,7 +76,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             if timer is not None:
                 timer.cancel()
         self._hold(0)
-        self._cutter.clear()
+        self._cutter.clear(self._limit.freeing)
         self.frames = []
         self.connections.add(self)  # `abort` has removed it; uvicorn removes it once more
         super().connection_lost(exc)
@@ -195,7 +195,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_parser_exception(self) -> None:
         """Closes, but reads on for a while: the kernel would drop what was written if bytes were left unread."""
         self._has_failed = True
-        self._cutter.clear()
+        self._cutter.clear(self._limit.freeing)
         self._hold(0)
         assert self.conn.close_sent is not None
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason

@@ -38,8 +38,9 @@ class FrameCutter:
             self._pieces.append(data)
             self.num_bytes += len(data)
 
-    def clear(self) -> None:
-        self._pieces.clear()
+    def clear(self, freeing: "Freeing") -> None:
+        freeing.add(self._pieces)
+        self._pieces = deque()
         self._begin = self.num_bytes = 0
 
     def take(self) -> bytes:
@@ -91,3 +92,25 @@ class ReadingTurn:
 
     def _end(self) -> None:
         self._spent_s, self._ends = 0.0, False
+
+
+class Freeing:
+    """Frees pieces of messages that nobody reads, some per turn of the event loop: many clients may leave at once."""
+
+    def __init__(self) -> None:
+        self._left: deque[deque[bytes]] = deque()
+
+    def add(self, pieces: deque[bytes]) -> None:
+        if pieces:
+            self._left.append(pieces)
+            if len(self._left) == 1:
+                asyncio.get_running_loop().call_soon(self._free)
+
+    def _free(self) -> None:
+        until_s = time.perf_counter() + TURN_S
+        while self._left and time.perf_counter() <= until_s:
+            self._left[0].popleft()
+            if not self._left[0]:
+                self._left.popleft()
+        if self._left:
+            asyncio.get_running_loop().call_soon(self._free)

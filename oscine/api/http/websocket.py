@@ -51,7 +51,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the application runs from the next turn of the event loop on
-            extensions: dict[str, Any] = self.scope["extensions"]  # type: ignore[assignment]
+            extensions: dict[str, Any] = self.scope["extensions"]
             extensions[BUSY] = self._set_busy
 
     async def send(self, message: Any) -> None:

@@ -68,7 +68,7 @@ def expanded(body: CountTokensRequest, seal: Seal) -> list[AnthropicMessage]:
     if last is not None:
         i, j, compacted = last
         cut = messages[i]
-        rest = [replace(cut, content=cut.content[j + 1 :])] if len(cut.content) > j + 1 else []  # type: ignore[arg-type]
+        rest = [replace(cut, content=cut.content[j + 1 :])] if len(cut.content) > j + 1 else []
         messages = [*_stands_for(compacted), *rest, *messages[i + 1 :]]
     return [*_without_failed(messages)]
 

@@ -15,6 +15,7 @@ from oscine.api.http.body import json_response
 from oscine.api.serving.call import Call
 from oscine.api.serving.parameters import ShortText, about, ignored
 from oscine.api.turns.generation import Generation
+from oscine.chat.effort import Effort
 from oscine.extensions.apis.compaction.seal import Compacted
 from oscine.extensions.apis.compaction.summary import Summary, kept
 from oscine.extensions.apis.responses.endpoint import ResponseEndpoint
@@ -87,7 +88,7 @@ class Compact(ResponseEndpoint[CompactRequest]):
         plan = await make_plan(self.service, self.kept.store, given)
         if not plan.said:
             raise invalid("input", "there is nothing to compact")
-        effort = None if call.body.reasoning else "low"
+        effort: Effort | None = None if call.body.reasoning else "low"
         summary = Summary(await plan.summary(self.service, effort))
         generation = Generation(plan.call, [summary], "responses")
         with generation.admit():

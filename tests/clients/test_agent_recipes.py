@@ -156,20 +156,29 @@ def test_codex_asks_over_one_connection(server: ServerProcess, tmp_path: Path) -
 
 
 @pytest.mark.node
-@pytest.mark.parametrize("agent", ["Codex", "opencode"])
-def test_an_agent_compacts_before_the_end_of_the_context(agent: str, tmp_path: Path) -> None:
+def test_codex_compacts_before_the_end_of_the_context(tmp_path: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "shop"
     for path in (home, folder):
         path.mkdir()
-    first, more = {
-        "Codex": ('codex exec "$LONG"', 'codex exec resume --last "$LONG"'),
-        "opencode": ('opencode run "$LONG"', 'opencode run --continue "$LONG"'),
-    }[agent]
     with fake("--max-model-len", "64000") as server:
-        text = recipe(agent, server).replace("131072", "64000").replace("98304", "48000")
-        AGENTS[agent](text, home, folder)
-        for command in (first, *[more] * 6):  # whose messages alone are longer than the context
-            assert TEXT.strip() in run(command, home, folder, LONG=LONG * 2)
+        prepare_codex(recipe("Codex", server).replace("131072", "64000").replace("98304", "48000"), home, folder)
+        for command in ("exec", *["exec resume --last"] * 6):  # whose messages alone are longer than the context
+            assert TEXT.strip() in run(f'codex {command} "$LONG"', home, folder, LONG=LONG * 2)
+
+
+@pytest.mark.node
+def test_opencode_compacts_at_the_end_of_the_context(tmp_path: Path) -> None:
+    """It answers then, and its status is 1, since a request was refused on the way."""
+    home, folder = tmp_path / "home", tmp_path / "shop"
+    for path in (home, folder):
+        path.mkdir()
+    with fake("--max-model-len", "64000") as server:
+        prepare_opencode(recipe("opencode", server).replace("131072", "64000"), home, folder)
+        for command, count in (("run", 2), *[("run --continue", 1)] * 2):
+            assert TEXT.strip() in run(f'opencode {command} "$LONG"', home, folder, LONG=LONG * count)
+        assert TEXT.strip() in run('opencode run --continue "$LONG" || test $? = 1', home, folder, LONG=LONG)
+        counted = [line for line in server.get("/metrics").splitlines() if line.startswith("oscine:http_responses_")]
+        assert any('status="400"' in line for line in counted), counted
 
 
 @pytest.mark.node

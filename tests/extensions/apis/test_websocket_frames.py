@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import os
 import socket
 import struct
 import threading
@@ -49,7 +48,7 @@ def frame(data: bytes, opcode: int = TEXT, *, fin: bool = True, bits: int = 0, m
         head += bytes([mask | 127]) + struct.pack("!Q", len(data))
     if not masked:
         return head + data
-    key = os.urandom(4)
+    key = b"mask"
     return head + key + bytes(b ^ key[i % 4] for i, b in enumerate(data))
 
 
@@ -129,6 +128,7 @@ FRAGMENT = frame(b"", 0, fin=False)
         (struct.pack("!BBQ", 0x81, 0xFF, 1 << 62), 1009),
         (frame(struct.pack("!H", 1000), CLOSE), 1000),
     ],
+    ids=lambda value: str(value) if isinstance(value, int) else "frame",
 )
 def test_a_broken_frame_ends_its_connection_alone(server: SocketServer, sent: bytes, status: int) -> None:
     server.saying("ok", "ok")
@@ -167,6 +167,7 @@ def test_frames_come_in_any_pieces(server: SocketServer, size: int) -> None:
         (HEAD.replace(b"Connection: Upgrade\r\n", b""), 426),
         (HEAD.replace(b"/v1/responses", b"/v1/responses?a=b"), 101),
     ],
+    ids=lambda value: str(value) if isinstance(value, int) else "head",
 )
 def test_a_handshake_is_read_exactly(server: SocketServer, changed: bytes, status: int) -> None:
     with Wire(server, changed) as wire:

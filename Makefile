@@ -136,7 +136,7 @@ clients: $(TEST)  ## unmodified clients against the embedded model, the Vercel A
 	npm --prefix runs/vercel install --no-fund --no-audit --silent
 	$(BIN)/python -m pytest tests/clients -m 'node or not node' --ignore tests/clients/test_agent_recipes.py
 
-agents: $(TEST)  ## the newest Codex, Claude Code and opencode by npm, with their recipes in docs/clients.md; 2 minutes
+agents: $(TEST)  ## the newest Codex, Claude Code and opencode by npm, with their recipes in docs/clients.md; six minutes
 	mkdir -p runs/agents
 	npm --prefix runs/agents install --no-fund --no-audit --silent @openai/codex@latest @anthropic-ai/claude-code@latest opencode-ai@latest
 	$(BIN)/python -m pytest tests/clients/test_agent_recipes.py -m node
@@ -164,7 +164,7 @@ eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the A
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
 
-attack: $(TEST)  ## hostile clients, files and MCP servers, each judged by other streams, memory, quotas and files; four minutes
+attack: $(TEST)  ## hostile clients, WebSockets, files and MCP servers, judged by other streams, memory, quotas and files; five minutes
 	$(BIN)/python -m benchmarks.serving.siege
 
 chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything

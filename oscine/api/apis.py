@@ -19,6 +19,7 @@ GROUP = "oscine.apis"
 # name -> class. In the order of their paths: the first path that matches serves.
 APIS = {
     "responses": "oscine.extensions.apis.responses.api:ResponsesApi",
+    "websocket": "oscine.extensions.apis.websocket.api:WebSocketApi",
     "conversations": "oscine.extensions.apis.conversations.api:ConversationsApi",
     "anthropic": "oscine.extensions.apis.anthropic.api:AnthropicApi",
     "file_search": "oscine.extensions.file_search.api:FileSearchApi",
@@ -28,10 +29,12 @@ APIS = {
     "models": "oscine.extensions.models.api:ModelsApi",
 }
 NEEDS = {  # without these an API is absent too
+    "anthropic": ("responses",),
     "batches": ("responses",),
     "conversations": ("responses",),
     "conventions": ("responses",),
     "file_search": ("batches", "responses"),
+    "websocket": ("responses",),
 }
 OPTIONS = {  # of one API alone
     "responses-db": "responses",

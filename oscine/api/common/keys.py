@@ -242,7 +242,7 @@ class KeyCheck:
         if record is not None:
             record.key = use
         scope[_KEY] = use
-        if scope["method"] == "POST":
+        if scope.get("method") == "POST":
             use.take_request()
         await self.app(scope, receive, send)
 

@@ -139,7 +139,8 @@ def test_shipped_profiles_answer_with_what_was_measured_and_others_follow() -> N
     for model in ("120b", "20b"):
         table = source.table(model, 1, 1)
         kept = [point for point in table.points if not point.held_out]
-        assert [table.step_s(point.features) * 1e3 for point in kept] == pytest.approx([point.ms for point in kept], rel=0.05)
+        found = [table.step_s(point.features) * 1e3 for point in kept]
+        assert found == pytest.approx([point.ms for point in kept], rel=0.05)  # points of equal load become one
         error = re.search(r"kept out of the table: ([\d.]+)%", source.known_error(table))
         assert error is not None
         assert float(error[1]) < 5

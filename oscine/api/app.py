@@ -1,5 +1,7 @@
 """The ASGI application: the router made from the table of endpoints, and the middleware of every request."""
 
+from dataclasses import dataclass
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -7,7 +9,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oscine.api.common.keys import KeyCheck
+from oscine.api.common.keys import AdminCheck, ApiKeys, KeyCheck
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck, OriginCheck
 from oscine.api.openapi import Operation
@@ -23,12 +25,13 @@ _RATE_LIMITS = [
 
 def create_app(service: Service) -> ASGIApp:
     """The caller starts and stops the service."""
-    if service.keys:
-        check = [Middleware(KeyCheck, service.keys)]
-    else:
-        check = [Middleware(HostCheck, service.config.server.allowed_hosts)]
-    origins = Middleware(OriginCheck, service.config.server.cors_origins)
-    routes = [_route(operation, check, origins) for operation in endpoints(service)]
+    checks = _Checks(
+        key=Middleware(KeyCheck, service.keys),
+        host=Middleware(HostCheck, service.config.server.allowed_hosts),
+        origin=Middleware(OriginCheck, service.config.server.cors_origins),
+        admin=Middleware(AdminCheck, service.keys),
+    )
+    routes = [_route(operation, checks, service.keys) for operation in endpoints(service)]
     front = next((api.front for api in apis_of(service) if api.front is not None), running)
     routes += playground_routes(front) if service.config.server.playground else [Route("/", front)]
     router = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -69,10 +72,21 @@ def open_paths(service: Service) -> list[str]:
     return [operation.path for operation in endpoints(service) if operation.open]
 
 
-def _route(operation: Operation, check: list[Middleware], origins: Middleware) -> Route:
-    middleware = [] if operation.open else check
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    key: Middleware
+    host: Middleware
+    origin: Middleware
+    admin: Middleware
+
+
+def _route(operation: Operation, checks: _Checks, keys: ApiKeys) -> Route:
+    needs_key = keys.for_admin if operation.admin else bool(keys)
+    middleware = [] if operation.open else [checks.key if needs_key else checks.host]
     if operation.body is not None and not operation.undeclared:
-        middleware = [*middleware, Middleware(JsonCheck)]
-    if operation.form is not None or operation.undeclared:
-        middleware = [*middleware, origins]
+        middleware.append(Middleware(JsonCheck))
+    if operation.form is not None or operation.undeclared or operation.admin:
+        middleware.append(checks.origin)
+    if operation.admin:
+        middleware.append(checks.admin)
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

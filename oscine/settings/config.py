@@ -410,6 +410,14 @@ class ServerOptions(Options, group="server"):
     api_keys_file: str | None = option(
         None, "YAML file of keys with names, limits and priorities; SIGHUP reads it again", "FILE"
     )
+    admin_keys: tuple[str, ...] = option(
+        (),
+        "key that may also load, unload and delete models and put them to sleep, in addition to OSCINE_ADMIN_KEY",
+        "KEY",
+        shown="without any keys, clients on this machine may",
+        name="admin-key",
+        rule=("a key with characters", bool),
+    )
     cache_salt_by_key: bool = option(False, "keep the cached prefixes of each API key apart")
     ssl_certfile: str | None = option(
         None, "PEM file with the certificate chain; with it the server speaks HTTPS", "FILE", shown="plain HTTP"

@@ -59,12 +59,14 @@ def _with_environment(config: Config, environment: Environment) -> Config:
     """Responses and files of a published model outlive its server; those of the embedded and the fake one do not."""
     server, engine = config.server, config.engine
     keys = (*server.api_keys, *filter(None, [environment.server_api_key]))
+    admin_keys = (*server.admin_keys, *filter(None, [environment.server_admin_key]))
     is_published = engine.model.model != NANO and engine.executor != "fake"
     folder = environment.state_folder / "oscine"
     responses_db = server.responses_db or (str(folder / "responses.db") if is_published else ":memory:")
     server = dataclasses.replace(
         server,
         api_keys=keys,
+        admin_keys=admin_keys,
         traces=environment.traces,
         responses_db=responses_db,
         files_dir=server.files_dir or (":temporary:" if responses_db == ":memory:" else str(folder / "files")),

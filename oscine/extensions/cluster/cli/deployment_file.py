@@ -66,9 +66,10 @@ def read_deployment(file: Path, *, finds_models: bool = True) -> Deployment:
 
 
 def with_secrets_of(environment: Environment, deployment: Deployment) -> Deployment:
-    """Adds the cluster's key and the API key of the environment."""
-    given = filter(None, [environment.server_api_key])
-    server = replace(deployment.server, api_keys=(*deployment.server.api_keys, *given))
+    """Adds the cluster's key, the API key and the administrator's key of the environment."""
+    server = deployment.server
+    given, admin = (filter(None, [key]) for key in (environment.server_api_key, environment.server_admin_key))
+    server = replace(server, api_keys=(*server.api_keys, *given), admin_keys=(*server.admin_keys, *admin))
     return replace(deployment, server=server, key=environment.cluster_key)
 
 

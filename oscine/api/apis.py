@@ -24,6 +24,7 @@ APIS = {
     "file_search": "oscine.extensions.file_search.api:FileSearchApi",
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
+    "adapters": "oscine.extensions.adapters.api:AdaptersApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
 }
 NEEDS = {  # without these an API is absent too

@@ -101,6 +101,7 @@ class ModelCard(Struct):
     owned_by: str
     root: str
     max_model_len: int | None
+    parent: str | None = None  # of a LoRA adapter: its base model
 
 
 class ModelList(Struct):

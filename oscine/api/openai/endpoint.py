@@ -59,7 +59,7 @@ class Endpoint(ABC, Generic[T]):
             body = await decode(data, self.request_type, scope)
             name, model = self.find(self.wanted(body, scope))
             caller = Caller.of(scope, receive)
-            call = Call(body, name, model.ready(caller.threads), caller, len(data), arrived_s)
+            call = Call(body, name, model.ready(caller.threads, name), caller, len(data), arrived_s)
             await self.answer(call, scope, receive, send)
 
     def wanted(self, body: T, scope: Scope) -> str | None:

@@ -58,6 +58,7 @@ class BuiltExecutor:
     decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
     graphs: GraphSizes = NO_GRAPHS
     kv: Any = None  # the pages of each group on this device, as tensors
+    adapters: Any = None  # of the extension adapters: those in host memory, where the options want some
 
 
 def build_executor(options: EngineOptions, handle: RankHandle | None = None) -> BuiltExecutor:
@@ -143,6 +144,7 @@ def _load_torch(
         decode_times=loaded.decode_times,
         graphs=executor.graphs.sizes,
         kv=executor.kv,
+        adapters=getattr(steps, "adapters", executor.adapters).host,
     )
 
 
@@ -171,6 +173,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.kv_cache_dtype != "auto"),
         (f"--activation-dtype {options.model.activation_dtype}", options.model.activation_dtype != "auto"),
         (f"--experts-on-host {options.model.experts_on_host}", options.model.experts_on_host is not None),
+        ("--enable-lora", options.adapters.enable_lora),
         (f"--speculative-config {options.speculation.method}", options.speculation.is_on),
     ):
         if is_given:

@@ -9,7 +9,15 @@ from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.shared import Start
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
+from oscine.executor.start.warm_up import (
+    KERNEL_SAMPLINGS,
+    MASKED,
+    SAMPLINGS,
+    prompts,
+    rehearse,
+    warm_up,
+    warm_up_adapters,
+)
 from oscine.ops.interface import KVCache
 from oscine.ops.native.recording import NotRecordable
 
@@ -50,15 +58,19 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
     One rank compiles for all; the compilers of the other ranks have no workers.
     """
     most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
-    layers = executor.of_each_kind()
+    layers, adapted = executor.of_each_kind(), start.adapting.is_on
     layers.state.touch()
     with compilers.compile_together():
         warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
-        layers.graphs.run_eagerly(sizes)
+        if adapted:
+            warm_up_adapters(layers, most_tokens)
+        layers.graphs.run_eagerly(sizes, adapted=adapted)
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
-    layers.graphs.run_eagerly(sizes)
+    if adapted:
+        warm_up_adapters(layers, most_tokens)
+    layers.graphs.run_eagerly(sizes, adapted=adapted)
     start.watch.lap("rehearsal")
 
 
@@ -69,10 +81,10 @@ def capture(start: Start, executor: TorchExecutor) -> None:
         if start.drafting.has_head:
             executor.drafts.capture(start.decode_sizes)
             executor.graphs.run_eagerly(sizes._replace(decode=sizes.decode[:1]))  # kernels of the head
-        executor.graphs.capture(sizes)
-        start.watch.lap(f"{len(sizes.decode) + len(sizes.prompts)} graphs")
+        executor.graphs.capture(sizes, adapted=start.adapting.is_on)
+        start.watch.lap(f"{(len(sizes.decode) + len(sizes.prompts)) * (1 + start.adapting.is_on)} graphs")
     # A capture gives cached memory back.
-    executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens))
+    executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens, adapted=start.adapting.is_on))
     executor.forget_page_zero()
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
@@ -83,7 +95,7 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
     """Gives the KV cache what weights, graphs and the largest steps leave. All ranks get the same."""
     if start.cache is None or start.budget is None:
         return
-    rehearse(executor, start.options.scheduler.max_num_batched_tokens)
+    rehearse(executor, start.options.scheduler.max_num_batched_tokens, adapted=start.adapting.is_on)
     executor.forget_page_zero()
     held = start.cache.num_bytes
     workspace = start.budget.taken - held - executor.memory.weights

@@ -26,7 +26,7 @@ class DeviceAdapters(NoAdapters):
         self.host = host
         self._layout, self._memory, self._backend, self._ops = layout, memory, backend, ops
         self._there = [-1] * len(memory)  # number of the adapter in each slot
-        self._leaving: list[tuple[HostAdapter, Mark]] = []  # that the device may still copy
+        self._leaving: list[tuple[HostAdapter, Mark]] = []  # that the device may still copy from host memory
         self._of_sequences = np.full(num_seqs + 1, -1, np.int64)  # slot of the adapter of the sequence in each slot
         # The same on the device; the last row is of the padding slot.
         self._slots = torch.full((num_seqs + 1,), -1, dtype=torch.int32, device=memory.device)
@@ -46,6 +46,8 @@ class DeviceAdapters(NoAdapters):
                 self.host.begin(number, path)
 
     def assign(self, new: NewSequence) -> None:
+        if self._leaving:
+            self._leaving = [(adapter, mark) for adapter, mark in self._leaving if not mark.passed]
         slot = -1 if new.adapter is None else new.adapter.slot
         if new.adapter is not None:
             self._bring(new.adapter)
@@ -56,7 +58,6 @@ class DeviceAdapters(NoAdapters):
     def _bring(self, place: AdapterPlace) -> None:
         """Queues the copy of an adapter, unless it is there. No earlier step that still runs reads the slot's former
         one: the copy comes after it."""
-        self._leaving = [(adapter, mark) for adapter, mark in self._leaving if not mark.passed]
         if place.number < 0 or self._there[place.slot] == place.number:
             return
         adapter, start = self.host.get(place.number), 0

@@ -50,5 +50,5 @@ class Call(Generic[T]):
             priority = min(priority + _BATCH_PRIORITY, _MOST)
         if choice:
             params = replace(params, seed=(params.seed + choice) % INT64)
-        parts = {"tenant": tenant, "cache_salt": salt, "adapter": self.model.adapter}
-        return GenerationRequest(uuid.uuid4().hex, prompt, params, priority, **parts)
+        request_id, adapter = uuid.uuid4().hex, self.model.adapter
+        return GenerationRequest(request_id, prompt, params, priority, tenant=tenant, cache_salt=salt, adapter=adapter)

@@ -23,7 +23,8 @@ class ClientAdapters:
         and EngineDied."""
         if (name in self.by_name and not in_place) or name in self._loading:
             raise ValueError(f"there is an adapter {name!r} already")
-        coming = self._loading[name] = asyncio.get_running_loop().create_future()
+        coming: asyncio.Future[AdapterInfo] = asyncio.get_running_loop().create_future()
+        self._loading[name] = coming
         self._send(LoadAdapter(name, path))
         try:
             info = await coming

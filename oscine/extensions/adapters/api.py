@@ -11,8 +11,8 @@ from oscine.api.common.errors import APIError, Error, invalid, not_found, unavai
 from oscine.api.http.body import read_body
 from oscine.api.interface import Api
 from oscine.api.openapi import POST, Operation
-from oscine.api.serving.parameters import ShortText
-from oscine.api.serving.schemas import about, decode
+from oscine.api.serving.parameters import ShortText, about
+from oscine.api.serving.schemas import decode
 from oscine.api.serving.served_model import ServedModel
 from oscine.engine.wire.stream import EngineDied
 from oscine.settings.adapters import named_adapter

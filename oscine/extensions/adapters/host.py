@@ -78,7 +78,7 @@ class HostAdapters:
         if not torch.isfinite(flat).all():
             raise ValueError(f"{shown(folder)}: a factor is too large for {self._dtype}")
         per_piece = _PIECE_BYTES // self._dtype.itemsize
-        pieces = flat.split(per_piece)
+        pieces = [flat[start : start + per_piece] for start in range(0, len(flat), per_piece)]
         if self._pins:
             for piece in pieces:
                 pin(piece, "--enable-lora")
@@ -110,7 +110,7 @@ def _identity(factors: Mapping[str, Factors]) -> str:
         into, out_of, scale = factors[name]
         digest.update(f"{name} {tuple(into.shape)} {tuple(out_of.shape)} {scale!r} {into.dtype}".encode())
         for tensor in (into, out_of):
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 

@@ -87,7 +87,7 @@ class Layout:
         field = self.layers[layer].get(name)
         if field is None:
             return None
-        return memory.narrow(-1, field.offset, prod(field.shape)).unflatten(-1, field.shape)
+        return memory.narrow(-1, field.offset, prod(field.shape)).view(*memory.shape[:-1], *field.shape)
 
     def of_layers(self, layers: Sequence[int]) -> "Layout":
         return Layout(tuple(self.layers[i] for i in layers), self.size, self.rank, self.qkv_rows)
@@ -117,7 +117,8 @@ class Packing:
             if kind == "qkv":
                 which = "qkv".index(place[len("self_attn.")])
                 start = which * self.layout.rank
-                first, second = first[start:], second.split(self.layout.qkv_rows)[which]
+                begin = sum(self.layout.qkv_rows[:which])
+                first, second = first[start:], second[begin : begin + self.layout.qkv_rows[which]]
             first[..., :rank, : into.shape[-1]] = into
             second[..., : out_of.shape[-2], :rank] = out_of
 

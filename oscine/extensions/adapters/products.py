@@ -106,7 +106,7 @@ class Reference:
 
 
 def _groups(keys_P: Tensor) -> list[tuple[int, Tensor]]:
-    return [(key, (keys_P == key).nonzero()[:, 0]) for key in keys_P.unique().tolist() if key >= 0]
+    return [(key, (keys_P == key).nonzero()[:, 0]) for key in sorted({*keys_P.tolist()}) if key >= 0]
 
 
 def _unplaned(planes: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from oscine.extensions.adapters.products import Backend, Rows
-from oscine.ops.interface import Routing
+from oscine.ops.interface import AddedProducts, Routing
 
 Factors = Mapping[str, Tensor]  # of a layer, by the names of the layout; each of all slots
 
@@ -62,7 +62,8 @@ class Layer:
     def __init__(self, backend: Backend, rows: Rows, factors: Factors, qkv_ends: tuple[int, ...]) -> None:
         """`rows`: the tokens of the step, by the slots of their adapters."""
         self._backend, self._rows, self._factors = backend, rows, factors
-        self.qkv = self.out = None
+        self.qkv: AddedProducts | None = None
+        self.out: AddedProducts | None = None
         if "qkv_in" in factors:
             self.qkv = Products(backend, rows, factors["qkv_in"], factors["qkv_out"], qkv_ends)
             self.out = Products(backend, rows, factors["out_in"], factors["out_out"])

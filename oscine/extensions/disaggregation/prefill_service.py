@@ -110,8 +110,15 @@ class PrefillService(Prefills):
         self._num_computed += 1
         request_id = f"\0prefill {self._num_computed}"  # no client's
         self._computed[request_id] = job
-        nothing, parts = SamplingParams(max_tokens=0), {"cache_salt": wanted.cache_salt, "adapter": wanted.adapter}
-        return self._loop.add(GenerationRequest(request_id, tokens, nothing, wanted.priority, **parts))
+        request = GenerationRequest(
+            request_id,
+            tokens,
+            SamplingParams(max_tokens=0),
+            wanted.priority,
+            cache_salt=wanted.cache_salt,
+            adapter=wanted.adapter,
+        )
+        return self._loop.add(request)
 
     def _promise(self, job: _Job) -> None:
         """Right after they were computed, or found."""

@@ -75,10 +75,10 @@ class DataParallelEngine(ClusterEngine):
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Those that all engines have which are ready."""
-        first, *others = [engine for engine in self.engines.values() if engine.state == "ready"] or [None]
-        if first is None:
+        ready = [engine for engine in self.engines.values() if engine.state == "ready"]
+        if not ready:
             return {}
-        return {name: info for name, info in first.adapters.items() if all(name in one.adapters for one in others)}
+        return {name: info for name, info in ready[0].adapters.items() if all(name in one.adapters for one in ready)}
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
         """Into all engines, or into none."""

@@ -1,10 +1,11 @@
-"""Adapters of a model on two ranks."""
+"""Adapters of a model on two ranks, of two engines, and of a cluster."""
 
 from pathlib import Path
 
 import pytest
 
 from oscine.checkpoint.hub import NANO_FOLDER, config_at
+from oscine.extensions.cluster.cli.deployment_file import read_deployment
 from oscine.llm import LLM
 
 from .adapters import ATTENTION, EXPERTS, random_adapter, write_peft
@@ -38,3 +39,24 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
         assert max(abs(a - b) for a, b in zip(own, other, strict=True)) < 0.05
     assert abs(one[0][-1] - one[1][-1]) > 0.1
     assert abs(one[0][-1] - one[2][-1]) > 0.1
+
+
+@pytest.mark.slow
+def test_two_engines_both_have_the_adapters(tmp_path: Path) -> None:
+    config = config_at(NANO_FOLDER)
+    folders = [write_peft(tmp_path / str(i), random_adapter(config, ATTENTION, seed=i, size=1.0)) for i in range(2)]
+    options = {"cpu_weights": "float32", "threads": 1}
+    one, two = logprobs(folders, **options), logprobs(folders, data_parallel_size=2, device="cpu", **options)
+    for own, other in zip(one, two, strict=True):
+        assert max(abs(a - b) for a, b in zip(own, other, strict=True)) < 0.05
+
+
+def test_a_deployment_file_names_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "cluster.yaml"
+    engine = "{enable-lora: true, lora-modules: [sql=adapters/sql, law=/law], max-loras: 2}"
+    file.write_text(f"models: [{{name: nano, model: oscine-nano, engine: {engine}}}]\n")
+    (model,) = read_deployment(file).models
+    adapters = model.serving.engine.adapters
+    assert adapters.modules == [("sql", str(tmp_path / "adapters/sql")), ("law", "/law")]
+    assert adapters.max_loras == 2

@@ -7,13 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import random_experts, random_routing
 from oscine.extensions.adapters.device import DeviceAdapters
 from oscine.extensions.adapters.host import HostAdapters
 from oscine.extensions.adapters.layout import Layout, Packing
 from oscine.extensions.adapters.products import Reference
+from oscine.extensions.adapters.steps import Experts
 from oscine.model.gpt_oss import GptOss
 from oscine.model.tensors import WHOLE, tensor_specs
 from oscine.ops.interface import Batch
+from oscine.ops.moe import native, reference
+from oscine.ops.native.library import unavailable
 from oscine.settings.adapters import TARGETS
 from oscine.types import AdapterPlace, NewSequence, SamplingParams
 from tests.model.tiny import CPU, Stepper, model, random_tokens, tensors, to_device
@@ -137,3 +141,30 @@ def test_layouts_of_other_tools_are_read(layout: str, tmp_path: Path) -> None:
     got = AdaptedStepper(base, adapters).step((Tokens(tokens, 0), 30))[0]
     expected = Stepper(merged(base, adapter)).step((Tokens(tokens, 0), 30))[0]
     assert (got - expected).abs().max() <= LARGEST_DIFFERENCE
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="no C compiler")
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+def test_the_c_kernels_add_to_both_products_of_experts(tokens: int) -> None:
+    """Their activations are int8, so the result differs from the definition's by about 1 %."""
+    torch.manual_seed(tokens)
+    experts, hidden, inner, rank = 5, 96, 160, 4
+    published = random_experts(experts, hidden, inner, CPU, torch.float32, scales=(118, 123))
+    shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    factors = {}
+    for name, (out, into) in shapes.items():
+        factors[f"{name}_in"] = torch.randn(2, experts, rank, into) / into**0.5
+        factors[f"{name}_out"] = torch.randn(2, experts, out, rank) / rank**0.5
+    routing = random_routing(tokens, experts, 3, CPU)
+    routing = routing._replace(expert_ids_TK=routing.expert_ids_TK.long())
+    slot_T = torch.arange(tokens) % 3 - 1
+    keys_TK = torch.where(slot_T[:, None] < 0, -1, slot_T[:, None] * experts + routing.expert_ids_TK).int()
+    backend = Reference()
+    added = Experts(backend, backend.rows(keys_TK.flatten(), experts, 3), routing.weights_TK.flatten(), factors)
+    x_TH = torch.randn(tokens, hidden)
+    expected = reference.moe(x_TH, routing._replace(added=added), published, 7.0)
+    got = native.moe(x_TH, routing._replace(added=added), native.prepare_experts(published), 7.0)
+    plain = native.moe(x_TH, routing, native.prepare_experts(published), 7.0)
+    assert (got - expected).norm() < 0.02 * expected.norm()
+    assert torch.equal(got[::3], plain[::3])
+    assert tokens == 1 or (got - plain).norm() > 0.1 * expected.norm()

@@ -61,6 +61,20 @@ class TokenLogprobs:
 # ---- scheduler -> executor -------------------------------------------------------------------------------------
 
 
+class AdapterPlace(NamedTuple):
+    """Where the low-rank adapter of a sequence is on the device."""
+
+    slot: int  # of the adapters on the device, from 0
+    number: int  # AdapterChange.number of the one that must be there; -1: whatever is there
+
+
+class AdapterChange(NamedTuple):
+    """An adapter comes into host memory, or goes."""
+
+    number: int  # each that comes has a number of its own
+    path: str | None  # its folder; None: it goes, and no sequence has it
+
+
 @dataclass(slots=True)
 class NewSequence:
     """A sequence that takes a slot of the executor with this step; it replaces whatever the slot held."""
@@ -72,7 +86,9 @@ class NewSequence:
     # Per page group: page of cached tokens [i * page_size, (i + 1) * page_size); -1 where it is out of the window.
     pages: list[list[int]]
     sampling: SamplingParams
-    cache_salt: str = ""  # of the request; with one, its tokens are no drafts of other sequences, nor theirs of it
+    # Of the request, with the identity of its adapter; with one, its tokens are no drafts of others, nor theirs of it
+    cache_salt: str = ""
+    adapter: AdapterPlace | None = None
 
 
 class ScheduledSequence(NamedTuple):
@@ -98,6 +114,7 @@ class StepPlan:
     step: int  # counts up from 0
     new: list[NewSequence]
     sequences: list[ScheduledSequence]  # at most one per slot
+    adapters: list[AdapterChange] = field(default_factory=list)  # what other ranks are told of, before the step
 
     @property
     def num_tokens(self) -> int:
@@ -210,6 +227,7 @@ class GenerationRequest:
     prefill: PrefillSource | None = None  # another engine that may compute the prompt
     tenant: str = ""  # the API key's name; a cluster's router shares fairly among tenants
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    adapter: str = ""  # AdapterInfo.identity of the low-rank adapter that is added to the model; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +277,18 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """A low-rank adapter that an engine has."""
+
+    name: str  # as requests have it
+    path: str  # folder
+    identity: str  # of its contents: adapters with equal values are equal in all engines
+    rank: int  # the highest of its matrices
+    targets: tuple[str, ...]  # parts of a layer that it changes, of settings.adapters.TARGETS
+    num_bytes: int  # in host memory, of one rank
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """The facts about an engine, from its executor to the API."""
 
@@ -272,6 +302,7 @@ class EngineInfo:
     gpus: tuple[str, ...] = ()  # UUIDs of those that compute it
     ready_s: float = 0.0  # seconds from the start of its process to ready; 0: it has none of its own
     endpoints: Endpoints | None = None  # of an engine that others may reach
+    adapters: tuple[AdapterInfo, ...] | None = None  # loaded at its start; None: it takes none
 
 
 @dataclass(slots=True)
@@ -293,6 +324,9 @@ class EngineStats:
     full_pages_total: int = gauge("Full-attention pages at most", "full_pages", "engine")
     sliding_pages_used: int = gauge("Sliding-window pages held by live requests", "sliding_pages_used", "engine")
     sliding_pages_total: int = gauge("Sliding-window pages at most", "sliding_pages", "engine")
+    adapters_loaded: int = gauge("LoRA adapters in host memory", "lora_adapters", "engine")
+    adapters_running: int = gauge("LoRA adapters on the device that a request uses", "lora_adapters_used", "engine")
+    adapters_waiting: int = gauge("Requests that wait for a place of their LoRA adapter", "lora_waiting", "engine")
     # Prompt tokens over waiting and running requests; a sequence in decode counts 0. What the prefix index has of a
     # waiting request is not known yet, and included.
     queued_tokens: int = gauge("Tokens not yet computed of live requests", "queued_tokens", "replica", "load")

@@ -25,6 +25,7 @@ APIS = {
     "file_search": "oscine.extensions.file_search.api:FileSearchApi",
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
+    "adapters": "oscine.extensions.adapters.api:AdaptersApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
     "models": "oscine.extensions.models.api:ModelsApi",
 }

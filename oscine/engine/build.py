@@ -16,6 +16,7 @@ from oscine.types import EngineInfo, RankHandle
 OFFLOAD = "oscine.extensions.offload.manager:of_engine"
 REMOTE_PREFILLS = "oscine.extensions.disaggregation.remote_prefill:of_engine"
 SPECULATION = "oscine.extensions.speculation.policy:of_engine"
+ADAPTERS = "oscine.extensions.adapters.policy:of_engine"
 EXPERT_PARALLEL_PEERS = "oscine.extensions.parallel.expert_peers:of_engine"
 SEED_OF_FOLDER = Place("--kv-offload-dir", "oscine.extensions.offload.page_files:seed_of")
 
@@ -73,7 +74,10 @@ def build_engine(
         max_attended=built.max_attended,
         extensions=[*_extensions(built, options, speculation)],
     )
-    return BuiltEngine(loop, built.info, built.transfers, built.ranks, built.sleeper)
+    info = built.info
+    for extension in loop.extensions:
+        info = extension.describe(info)
+    return BuiltEngine(loop, info, built.transfers, built.ranks, built.sleeper)
 
 
 def _extensions(
@@ -85,6 +89,8 @@ def _extensions(
         yield load(REMOTE_PREFILLS)(built, options)
     if built.max_drafts:
         yield (speculation or load(SPECULATION))(built, options)
+    if built.adapters is not None:  # the last one that holds requests: what it gives them is held until they end
+        yield load(ADAPTERS)(built, options)
     if built.expert_peers is not None:
         yield load(EXPERT_PARALLEL_PEERS)(built, options)
 

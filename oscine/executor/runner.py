@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from oscine.executor.adapters import NoAdapters
 from oscine.executor.batch.copies import Mark, download
 from oscine.executor.batch.device_state import DeviceState
 from oscine.executor.batch.slots import IntArray, PageEntries, Rows, Slots
@@ -45,6 +46,7 @@ class TorchExecutor:
         lockstep: OwnSteps | None = None,
         make_drafts: MakeDrafts = no_drafts,
         max_drafts: int = 0,
+        adapters: NoAdapters | None = None,
     ) -> None:
         """Without `new_rules`, sequences that have a grammar end with an error. `communicator`: the model's own.
         `lockstep`: how engines that share experts agree on steps.
@@ -67,17 +69,20 @@ class TorchExecutor:
         self._known = KnownTokens(self._slots, lambda slot, token_ids: self.drafts.append(slot, token_ids))
         self._prompts = PromptLogprobs(self._slots, model.head)
         self.drafts = make_drafts(StepParts(state, self._slots, self._known, self._choice.rules, memory.page_size))
-        forward = Forward(model, kv, state, self._lockstep, self.drafts)
+        self.adapters = adapters or NoAdapters()
+        forward = Forward(model, kv, state, self._lockstep, self.drafts, self.adapters)
         parts = forward, self._choice, self._prompts, self.drafts, state, self._slots, self._lockstep
-        self._steps = Steps(*parts)
+        self._steps = Steps(*parts, self.adapters)
         self.graphs = self._steps.graphs
         self._launched: deque[LaunchedStep] = deque()
 
     def of_each_kind(self) -> "TorchExecutor":
         """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
-        layers = self._model.of_layers(self._model.layer_of_each_kind)
+        kinds = self._model.layer_of_each_kind
+        layers, adapters = self._model.of_layers(kinds), self.adapters.of_layers(kinds)
         others = self.communicator, self._lockstep
-        return TorchExecutor(layers, self.memory, self.kv, self.max_num_seqs, self._new_rules, *others)
+        own = layers, self.memory, self.kv, self.max_num_seqs, self._new_rules
+        return TorchExecutor(*own, *others, adapters=adapters)
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""
@@ -105,6 +110,8 @@ class TorchExecutor:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         drafts = self.drafts.before_placing(plan)
+        if plan.adapters:
+            self.adapters.change(plan.adapters)
         self._place(plan)
         drafts = drafts or self.drafts.after_placing(plan)
         step = StepArrays.of(plan.sequences, None if drafts is None else drafts.counts)
@@ -143,7 +150,7 @@ class TorchExecutor:
             self.drafts.ends(plan.new)
         for new in plan.new:
             self._slots.assign(new, entries)
-            for part in (self._choice, self.drafts, self._prompts):
+            for part in (self._choice, self.drafts, self._prompts, self.adapters):
                 part.assign(new)
         for sequence in plan.sequences:
             self._slots.extend(sequence, entries)

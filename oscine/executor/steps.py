@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from oscine.executor.adapters import NoAdapters
 from oscine.executor.batch.copies import upload
 from oscine.executor.batch.device_state import Computed, DeviceState
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows, Slots
@@ -38,13 +39,16 @@ class Steps:
         state: DeviceState,
         slots: Slots,
         lockstep: OwnSteps,
+        adapters: NoAdapters,
     ) -> None:
         self._forward, self._choice, self._prompts, self._drafts = forward, choice, prompts, drafts
-        self._state, self._slots, self._lockstep = state, slots, lockstep
+        self._state, self._slots, self._lockstep, self._adapters = state, slots, lockstep, adapters
         self.graphs = StepGraphs(forward, self._choose_greedily, state, has_head=bool(drafts.aux_layers))
 
     def run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
         """`prompt_rows`: of PromptLogprobs. `follows`: a draft head does."""
+        if self._adapters.are_used(step.slots_S):
+            return self._run_adapted(step, rows, prompt_rows, follows)
         graphs = self.graphs.followed if follows else self.graphs.plain
         size = self._graph_size(step, graphs, suits=not prompt_rows and graphs.fits(step))
         if size is not None:
@@ -54,6 +58,17 @@ class Steps:
             computed = self.graphs.prompts.replay(step, self._slots, size)
             return Outcome(self._end(step, rows, computed if follows else computed._replace(features_TH=None)), {})
         return self._run(step, rows, prompt_rows, follows)
+
+    def _run_adapted(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
+        """A step in which a sequence has an adapter."""
+        graphs, prompts = self.graphs.adapted, self.graphs.adapted_prompts
+        if not prompt_rows and follows == self.graphs.has_head and graphs.fits(step):
+            return Outcome(self._replay(step, rows, graphs, graphs.size_of(len(step.slots_S))), {})
+        size = None if prompt_rows else prompts.size_of(step)
+        if size is None:
+            return self._run(step, rows, prompt_rows, follows, adapted=True)
+        computed = prompts.replay(step, self._slots, size)
+        return Outcome(self._end(step, rows, computed if follows else computed._replace(features_TH=None)), {})
 
     def run_padding(self, step: StepArrays, rows: Rows) -> None:
         """A step of padding, that others may compute tokens by this rank's experts."""
@@ -83,11 +98,13 @@ class Steps:
         self._follow(computed, sampled.token_ids_N)
         return sampled
 
-    def _run(self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool) -> Outcome:
+    def _run(
+        self, step: StepArrays, rows: Rows, prompt_rows: dict[int, IntArray], follows: bool, *, adapted: bool = False
+    ) -> Outcome:
         wanted_N = np.concatenate((step.sampled_rows, *prompt_rows.values()))
         flat, sizes = pack(step, self._slots, wanted_N, rows.slots_N)
         packed, count = PackedStep.of(upload(flat, self._state.device), sizes), sizes.sampled
-        computed = self._forward.any(packed, step.num_decodes, follows=follows)
+        computed = self._forward.any(packed, step.num_decodes, follows=follows, adapted=adapted)
         sampled = self._end(step, rows, computed._replace(x_NH=computed.x_NH[:count]))
         return Outcome(sampled, self._prompts.of(step, prompt_rows, computed.x_NH[count:]))
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from os import PathLike
+from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -94,6 +94,20 @@ class AsyncLLM:
         with translated():
             return self._served.ready().tokenizer
 
+    async def load_adapter(self, name: str, folder: str | PathLike[str]) -> None:
+        """Loads a LoRA adapter; requests have it with `model=name`. Needs enable_lora=True. Raises ValueError."""
+        await self.start()
+        if not self._served.options.adapters.enable_lora:
+            raise ValueError("adapters need LLM(enable_lora=True)")
+        with translated():
+            await self._served.load_adapter(name, fspath(folder))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Frees the name of a LoRA adapter. Requests that have it go on. Raises ValueError for an unknown name."""
+        if name not in self._served.engine.adapters:
+            raise ValueError(f"there is no LoRA adapter {name!r}")
+        self._served.unload_adapter(name)
+
     @overload
     async def chat(self, messages: Conversation, **parameters: Any) -> ChatResult: ...
 
@@ -103,7 +117,7 @@ class AsyncLLM:
     async def chat(self, messages: Any, **parameters: Any) -> ChatResult | list[ChatResult]:
         """The answer to a conversation, or the answers to a list of conversations in order.
 
-        `parameters`: those of chat completions, and
+        `parameters`: those of chat completions (`model` is the name of a LoRA adapter), and
         - `tools`: Python functions, which are run when the model calls them, or tools as the HTTP API has them;
         - `run_functions`: False returns the calls instead (default True);
         - `max_tool_calls`: calls that are run at most;

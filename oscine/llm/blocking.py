@@ -135,6 +135,14 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self._llm.tokenizer
 
+    def load_adapter(self, name: str, folder: str | PathLike[str]) -> None:
+        """Loads a LoRA adapter; requests have it with `model=name`. Needs enable_lora=True. Raises ValueError."""
+        self._thread.run(self._llm.load_adapter(name, folder))
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees the name of a LoRA adapter. Requests that have it go on. Raises ValueError for an unknown name."""
+        self._thread.run(self._llm.unload_adapter(name))
+
     @overload
     def chat(self, messages: Conversation, **parameters: Any) -> ChatResult: ...
 

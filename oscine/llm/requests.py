@@ -34,7 +34,7 @@ R = TypeVar("R", bound=SamplingFields)
 A = TypeVar("A", ChatAnswer, TextAnswer)
 Emit = Callable[[StreamEvent], None]
 _RETRY_S = 0.1
-_OWN = ("model", "stream", "stream_options", "messages", "prompt", "tools", "return_token_ids", "echo")
+_OWN = ("stream", "stream_options", "messages", "prompt", "tools", "return_token_ids", "echo")
 
 
 def check_names(parameters: dict[str, Any], kind: type[SamplingFields]) -> None:
@@ -116,14 +116,14 @@ class Runner:
         return await self._answered(call, turns, answer, emit)
 
     async def _call(self, fields: dict[str, Any], kind: type[R]) -> Call[R]:
-        name, served = self._service.find(None)
+        name, served = self._service.find(fields.get("model"))
         if served.engine.state in ("starting", "restarting"):
             await served.engine.wait_ready()
         try:
             size = len(msgspec.json.encode(fields))
         except TypeError as error:
             raise RequestError(f"Invalid request: {error}.") from None
-        return Call(of_objects(fields, kind), name, served.ready(), NO_CALLER, size, time.perf_counter())
+        return Call(of_objects(fields, kind), name, served.ready(name=name), NO_CALLER, size, time.perf_counter())
 
     async def _answered(
         self,

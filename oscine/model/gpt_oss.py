@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oscine.model.config import ModelConfig
 from oscine.model.weights import LayerWeights, Weights
-from oscine.ops.interface import Batch, KVCache, Ops, PageGroup, QkvProjection, SamplingBatch
+from oscine.ops.interface import AddedLayer, Batch, KVCache, Ops, PageGroup, QkvProjection, SamplingBatch
 from oscine.ops.rope.yarn import yarn_cos_sin
 
 
@@ -43,13 +43,16 @@ class GptOss:
         self.cos_sin = rope_table(config, weights.device)
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KVCache) -> Tensor:
-        """Runs one step and writes its keys and values into kv. Returns the input of the head, [N, H]."""
-        return self.hidden_and_aux(batch, kv, ())[0]
+    def hidden(self, batch: Batch, kv: KVCache, added: Sequence[AddedLayer] | None = None) -> Tensor:
+        """Runs one step and writes its keys and values into kv. Returns the input of the head, [N, H].
+
+        `added`: what adapters add to each layer.
+        """
+        return self.hidden_and_aux(batch, kv, (), added)[0]
 
     @torch.inference_mode()
     def hidden_and_aux(
-        self, batch: Batch, kv: KVCache, aux_layers: Collection[int]
+        self, batch: Batch, kv: KVCache, aux_layers: Collection[int], added: Sequence[AddedLayer] | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """As hidden; also the residual streams [T, H] before the layers `aux_layers`, by layer.
 
@@ -60,10 +63,11 @@ class GptOss:
         x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
         for index, (layer, cache) in enumerate(zip(self.weights.layers, self._layer_caches(batch, kv), strict=True)):
-            x, residual_TH = self._attend(x, residual_TH, layer, cache, batch)
+            own = None if added is None else added[index]
+            x, residual_TH = self._attend(x, residual_TH, layer, cache, batch, own)
             if index in aux_layers:
                 streams[index] = residual_TH
-            x, residual_TH = self._mix_experts(x, residual_TH, layer)
+            x, residual_TH = self._mix_experts(x, residual_TH, layer, own)
         rows_N, last = batch.logits_rows_N, len(self.weights.layers)
         if last in aux_layers:
             normed_TH, streams[last] = ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)
@@ -100,6 +104,10 @@ class GptOss:
         exponents = None if self._kv_exponents is None else [self._kv_exponents[i] for i in layers]
         return GptOss(self.config.of_layers(layers), weights, self.ops, exponents)
 
+    def with_ops(self, ops: Ops) -> "GptOss":
+        """The same model, computed by other ops that take the same weights."""
+        return GptOss(self.config, self.weights, ops, self._kv_exponents)
+
     def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""
         caches: dict[int, LayerCache] = {}
@@ -110,22 +118,36 @@ class GptOss:
         return [caches[layer] for layer in range(len(caches))]
 
     def _attend(
-        self, x: Tensor, residual_TH: Tensor | None, layer: LayerWeights, cache: LayerCache, batch: Batch
+        self,
+        x: Tensor,
+        residual_TH: Tensor | None,
+        layer: LayerWeights,
+        cache: LayerCache,
+        batch: Batch,
+        added: AddedLayer | None,
     ) -> tuple[Tensor, Tensor]:
         ops, group = self.ops, cache.group
         place = self.cos_sin, batch.positions_T, cache.kv_pages, group.slots_T
-        projection = QkvProjection(layer.qkv_weight_FH, layer.qkv_bias_F, *place, cache.exponents_2G)
+        to_qkv = None if added is None else added.qkv
+        projection = QkvProjection(layer.qkv_weight_FH, layer.qkv_bias_F, *place, cache.exponents_2G, to_qkv)
         eps = self.config.rms_norm_eps
         q_TQD, residual_TH = ops.norm_qkv(x, layer.input_norm_H, eps, residual_TH, projection)
         heads = ops.attention(q_TQD, cache.kv_pages, batch, group, layer.sinks_Q, cache.window)
-        return ops.out_proj(heads, layer.out_weight, layer.out_bias_H), residual_TH
+        x = ops.out_proj(heads, layer.out_weight, layer.out_bias_H)
+        if added is not None and added.out is not None:
+            added.out.add(heads, x)
+        return x, residual_TH
 
-    def _mix_experts(self, x: Tensor, residual_TH: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
+    def _mix_experts(
+        self, x: Tensor, residual_TH: Tensor, layer: LayerWeights, added: AddedLayer | None
+    ) -> tuple[Tensor, Tensor]:
         ops, config = self.ops, self.config
         router = layer.router_weight_EH, layer.router_bias_E, config.num_experts_per_tok
         x_TH, residual_TH, routing = ops.norm_route(
             x, layer.post_attention_norm_H, config.rms_norm_eps, residual_TH, *router
         )
+        if added is not None:
+            routing = added.routed(x_TH, routing, layer.router_weight_EH, layer.router_bias_E)
         return ops.moe(x_TH, routing, layer.experts, config.swiglu_limit), residual_TH
 
 

@@ -12,7 +12,7 @@ over J is meant. The norm reads it anyway; so a backend can split work without a
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +58,45 @@ class PreparedStep(NamedTuple):
 KVCache = tuple[Tensor, ...]
 
 
+class AddedProducts(Protocol):
+    """What low-rank adapters add to the products of one matrix, each token by its own adapter, if it has one."""
+
+    def add(self, x_TK: Tensor, out: Tensor) -> None:
+        """Adds the products of x to `out`: [T, N], or partial sums [T, J, N]. In place."""
+        ...
+
+    def make(self, x_TK: Tensor, squares_TS: Tensor, eps: float) -> Tensor:
+        """[T, N] in the dtype of x: the products of x / rms, where rms^2 is the mean of squares_TS / K + eps."""
+        ...
+
+
+class AddedExperts(Protocol):
+    """What low-rank adapters add to the two products of the experts of a step. P = T * K pairs: t * K + k."""
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        """[P, N] in the dtype of the activations, N in the order of the backend's gates and ups: before SwiGLU."""
+        ...
+
+    def second(self, h: Tensor, out: Tensor, pairs: Tensor | None = None, factor: float = 1.0) -> None:
+        """Adds the routing weights times the products of h to `out`, whose rows [P, ...] begin with H columns.
+
+        h: [P, I], or its planes of FP8 [P, 2, I] (ops/planes.py), `factor` times too large. pairs: int32 [P], the pair
+        of each row of h; None: row p is of pair p.
+        """
+        ...
+
+
+class AddedLayer(Protocol):
+    """What low-rank adapters add to one layer of a step."""
+
+    qkv: AddedProducts | None
+    out: AddedProducts | None
+
+    def routed(self, x_TH: Tensor, routing: "Routing", weight_EH: Tensor, bias_E: Tensor) -> "Routing":
+        """The routing of the tokens, with what is added to the experts."""
+        ...
+
+
 class QkvProjection(NamedTuple):
     """From normed tokens to rotated queries, and to keys and values in the cache."""
 
@@ -69,6 +108,7 @@ class QkvProjection(NamedTuple):
     slots_T: Tensor
     # uint8 [2, G], contiguous: calibrated exponents of pages in FP8 (ops/kv/fp8.py); None: each token has its own
     exponents_2G: Tensor | None = None
+    added: AddedProducts | None = None
 
 
 class UnrotatedQueries(NamedTuple):
@@ -101,6 +141,7 @@ class Routing(NamedTuple):
     prepared: Any = None  # what the moe of this backend asked the norm to make of the tokens
     # float32; only for one token, if the moe of this backend chooses. Ids and weights are unset until it has run.
     logits_TE: Tensor | None = None
+    added: AddedExperts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
+from oscine.settings.adapters import AdapterOptions
 from oscine.settings.models import ModelsOptions
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 from oscine.settings.tools import FileSearchOptions
@@ -321,6 +322,7 @@ class EngineOptions(Options, group="development"):
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
     peers: PeerOptions = option(
         PeerOptions(),
         "whether and where events of the KV cache are published for routers, in vLLM's form",
@@ -572,12 +574,13 @@ class Config:
         if "experts-on-host" in values:
             values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
-        engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler)
+        parts = {"model": model, "cache": cache, "scheduler": scheduler, "adapters": AdapterOptions.of(values)}
+        engine = EngineOptions.of(values, **parts)
         return cls(engine, ServerOptions.of(values), ToolOptions.of(values), ModelsOptions.of(values))
 
 
 _SECTIONS = (
-    *(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ModelsOptions, ToolOptions, FileSearchOptions),
-    EngineOptions,
+    *(ModelOptions, AdapterOptions, CacheOptions, SchedulerOptions, ServerOptions, ModelsOptions, ToolOptions),
+    *(FileSearchOptions, EngineOptions),
 )
 OPTIONS = {declared.name: declared for section in _SECTIONS for declared in options_of(section)}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 _EXTENSIONS = "oscine.extensions"
 # Which other extensions an extension imports. Without these it cannot be used.
 NEEDS = {
+    "adapters": ("formats",),
     "bench": ("parallel",),
     "cluster": ("replicas",),
     "doctor": ("apis", "bench", "formats", "timing"),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from oscine.engine.process.client import EngineState
 from oscine.engine.wire.stream import EngineDied, EngineError, RequestStream
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.types import AdapterInfo, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 Script = Callable[[GenerationRequest], Iterable[GenerationOutput | EngineError]]
 
@@ -23,6 +23,7 @@ class ScriptedEngine:
         self.restarts = 0
         self.gpus: tuple[str, ...] = ()
         self.info: EngineInfo | None = None
+        self.adapters: dict[str, AdapterInfo] = {}
         self.stats = EngineStats(kv_slots_total=8, full_pages_total=8, sliding_pages_total=8)
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
@@ -34,6 +35,15 @@ class ScriptedEngine:
 
     async def stop(self) -> None:
         self.state = "stopped"
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        raise NotImplementedError
+
+    def forget_adapter(self, name: str) -> AdapterInfo:
+        raise NotImplementedError
+
+    def drop_adapter(self, identity: str) -> None:
+        raise NotImplementedError
 
     async def wait_ready(self) -> EngineInfo:
         assert self.info is not None

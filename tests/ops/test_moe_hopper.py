@@ -41,7 +41,14 @@ NO_SCALES = {"scales_ptr": None, "sorted_scales_ptr": None}
 
 
 def compile_gemm(
-    tiling: hopper.Tiling, *, gated: bool, tokens: int, per_token: int = 4, intermediate: int = 2880, choice: int = 0
+    tiling: hopper.Tiling,
+    *,
+    gated: bool,
+    tokens: int,
+    per_token: int = 4,
+    intermediate: int = 2880,
+    choice: int = 0,
+    added: bool = False,
 ) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
@@ -64,6 +71,7 @@ def compile_gemm(
         "ids_ptr": "*i32",
         "weights_ptr": "*fp32",
         "tile_counters_ptr": "*i32",
+        "added_ptr": "*bf16" if added else "*fp32",
         "num_tokens": "i32",
     }
     splits = 1 if gated else tiling.splits
@@ -75,9 +83,10 @@ def compile_gemm(
     return compile_ahead(
         gemm,
         signature,
-        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct, "CHOICE": choice},
+        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct, "CHOICE": choice, "ADDED": added},
         num_warps=4,
         maxnreg=tiling.registers,
+        may_spill=added,
     )
 
 

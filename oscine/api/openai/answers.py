@@ -102,6 +102,7 @@ class ModelCard(Struct):
     root: str
     max_model_len: int | None
     state: ModelState = "ready"
+    parent: str | None = None  # of a LoRA adapter: its base model
 
 
 class ModelList(Struct):

@@ -62,7 +62,7 @@ class Endpoint(ABC, Generic[T]):
                 return
             caller = Caller.of(scope, receive)
             async with self.service.using(model, receive):
-                call = Call(body, name, model.ready(caller.threads), caller, len(data), arrived_s)
+                call = Call(body, name, model.ready(caller.threads, name), caller, len(data), arrived_s)
                 await self.answer(call, scope, receive, send)
 
     async def answered(

@@ -24,7 +24,9 @@ class Models:
     def _card(self, request: Request, name: str, model: ServedModel) -> Any:
         longest = model.engine.info.max_model_len if model.engine.info else None
         if not speaks_anthropic(request):
-            return ModelCard(name, "model", self.service.started, "oscine", model.root, longest, model.state)
+            adapter = None if name in model.names else model.engine.adapters.get(name)
+            root, parent = (model.root, None) if adapter is None else (adapter.path, model.names[0])
+            return ModelCard(name, "model", self.service.started, "oscine", root, longest, model.state, parent)
         created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)
         return {
             "id": name,
@@ -37,7 +39,8 @@ class Models:
         }
 
     async def list(self, request: Request) -> Response:
-        cards = [self._card(request, name, model) for model in self.service.models for name in model.names]
+        named = ((name, model) for model in self.service.models for name in (*model.names, *model.engine.adapters))
+        cards = [self._card(request, name, model) for name, model in named]
         if speaks_anthropic(request):
             first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
             return json_response({"data": cards, "has_more": False, "first_id": first, "last_id": last})

@@ -50,4 +50,5 @@ class Call(Generic[T]):
             priority = min(priority + _BATCH_PRIORITY, _MOST)
         if choice:
             params = replace(params, seed=(params.seed + choice) % INT64)
-        return GenerationRequest(uuid.uuid4().hex, prompt, params, priority, tenant=tenant, cache_salt=salt)
+        request_id, adapter = uuid.uuid4().hex, self.model.adapter
+        return GenerationRequest(request_id, prompt, params, priority, tenant=tenant, cache_salt=salt, adapter=adapter)

@@ -1,6 +1,7 @@
 """One model of a server: its engine, names, vocabulary and running requests. All models by their names."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
@@ -39,6 +40,7 @@ class ReadyModel:
     tokenizer: Tokenizer
     prompts: Prompts
     served: "ServedModel"
+    adapter: str = ""  # AdapterInfo.identity, where requests name an adapter of the model
 
 
 class ServedModel:
@@ -71,6 +73,8 @@ class ServedModel:
         self._ready: ReadyModel | None = None  # once it has started
         self._failure: str | None = None  # why it did not
         self._live: set[str] = set()
+        self._adapter_uses: Counter[str] = Counter()  # identity -> sequences of requests that are admitted
+        self._leaving_adapters: set[str] = set()  # identities of those without a name
 
     async def start(self) -> EngineInfo:
         """Raises EngineError or ValueError, in one line, when the model cannot be served. May be tried again."""
@@ -146,8 +150,11 @@ class ServedModel:
         """Whether requests are taken: those of a model on demand wait for it."""
         return self.state == "ready" or (self.on_demand and not self.draining)
 
-    def ready(self, threads: ThreadPoolExecutor = REQUESTS) -> ReadyModel:
-        """The model, whose long prompts are made in `threads`. Raises APIError 503 unless requests can be served."""
+    def ready(self, threads: ThreadPoolExecutor = REQUESTS, name: str = "") -> ReadyModel:
+        """The model, whose long prompts are made in `threads`. Raises APIError 503 unless requests can be served.
+
+        `name`: as the request has it; it may be one of an adapter.
+        """
         state = self.state
         if state == "asleep":
             raise unavailable("The model is asleep: POST /wake_up wakes it.", code=state)
@@ -157,7 +164,48 @@ class ServedModel:
         info = self.engine.info
         if info is not None and info.max_model_len != self._ready.info.max_model_len:  # a cluster was updated
             self._ready = self._made_ready(info, self._ready.tokenizer)
-        return replace(self._ready, prompts=self._ready.prompts.using(threads))
+        adapter = None if name in self.names else self.engine.adapters.get(name)
+        identity = "" if adapter is None else adapter.identity
+        return replace(self._ready, prompts=self._ready.prompts.using(threads), adapter=identity)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Raises ValueError, in one line, for one that cannot be loaded, and EngineDied."""
+        info = await self.engine.load_adapter(name, path)
+        self._leaving_adapters.discard(info.identity)
+
+    async def replace_adapter(self, name: str, path: str) -> None:
+        """Another adapter gets the name once it is loaded. Raises as load_adapter does; then nothing has changed."""
+        identity = self.engine.adapters[name].identity
+        info = await self.engine.load_adapter(name, path, in_place=True)
+        self._leaving_adapters.discard(info.identity)
+        if info.identity != identity:
+            self._leaving_adapters.add(identity)
+            self._drop_unused(identity)
+
+    def unload_adapter(self, name: str) -> None:
+        """Its name is free at once. Requests that have it go on; the engine drops it when they have ended.
+
+        Raises KeyError, and ValueError in one line.
+        """
+        identity = self.engine.forget_adapter(name).identity
+        self._leaving_adapters.add(identity)
+        self._drop_unused(identity)
+
+    def _drop_unused(self, identity: str) -> None:
+        if identity in self._leaving_adapters and not self._adapter_uses[identity]:
+            self._leaving_adapters.discard(identity)
+            self.engine.drop_adapter(identity)
+
+    @contextmanager
+    def _uses(self, identities: Sequence[str]) -> Iterator[None]:
+        """While requests run that have these adapters; between their turns too."""
+        self._adapter_uses.update(identities)
+        try:
+            yield
+        finally:
+            self._adapter_uses.subtract(identities)
+            for identity in {*identities}:
+                self._drop_unused(identity)
 
     @contextmanager
     def admit(self, requests: Sequence[GenerationRequest], caller: Caller) -> Iterator[None]:
@@ -174,6 +222,8 @@ class ServedModel:
             if caller.key is not None:
                 tokens = sum(prompts.values())
                 held.enter_context(caller.key.hold(len(requests), tokens, in_batch=caller.in_batch))
+            if adapters := [request.adapter for request in requests if request.adapter]:
+                held.enter_context(self._uses(adapters))
             self.metrics.admitted(requests)
             yield
 
@@ -251,7 +301,17 @@ class ServedModels:
 
     @property
     def names(self) -> list[str]:
-        return [name for name in self._by_name if name != ANY_NAME]
+        """Of models, then of their adapters."""
+        adapters = (name for model in self.models for name in model.engine.adapters)
+        return list(dict.fromkeys([*(name for name in self._by_name if name != ANY_NAME), *adapters]))
+
+    def _of_adapter(self, name: str) -> ServedModel | None:
+        """The first model with such an adapter. Names may be in Ollama's spelling."""
+        for model in self.models:
+            there = model.engine.adapters
+            if there and (name in there or meant_by(name, there) == name.removesuffix(":latest")):
+                return model
+        return None
 
     @property
     def running(self) -> int:
@@ -266,7 +326,8 @@ class ServedModels:
         """Without a name: the only model. Raises APIError 503 where there is no model yet."""
         known = self._by_name
         if name is not None:
-            return known.get(name) or known.get(ANY_NAME) or known.get(meant_by(name, known) or "")
+            own = known.get(name) or self._of_adapter(name)
+            return own or known.get(ANY_NAME) or known.get(meant_by(name, known) or "")
         models = self.models
         if not models:
             raise unavailable("The server has no model yet.", code="starting")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.prefix_index import PageEvents
 from oscine.engine.core.request import Request
-from oscine.types import EngineStats, StepPlan
+from oscine.types import EngineInfo, EngineStats, GenerationRequest, StepPlan
 
 
 class Progress(NamedTuple):
@@ -26,6 +26,10 @@ class EngineExtension:
     """Belongs to one loop, whose thread calls everything. Nothing here may wait."""
 
     fetches_prompts = False  # whether `admit` may ask another engine for the pages of a prompt
+
+    def refusal(self, request: GenerationRequest) -> str | None:
+        """Why a request cannot be run, for its sender."""
+        return None
 
     # ---- requests that an extension holds before they are scheduled; without `admit` it is not asked for any ----
 
@@ -45,6 +49,9 @@ class EngineExtension:
     def abandon(self, request: Request) -> bool:
         """A request ends. False if it is not held here."""
         return False
+
+    def ended(self, request: Request) -> None:
+        """A request has ended, wherever it was."""
 
     @property
     def is_busy(self) -> bool:
@@ -74,6 +81,14 @@ class EngineExtension:
     def fileno(self) -> int | None:
         """A descriptor that can be read when the loop should go on; it is asked for once."""
         return None
+
+    def describe(self, info: EngineInfo) -> EngineInfo:
+        """The facts about the engine, with those of this extension."""
+        return info
+
+    def command(self, command: Any, answer: Callable[[Any], None]) -> bool:
+        """A client asks for something (engine.wire.messages). Whether this extension answers, now or later."""
+        return False
 
     def count(self, stats: EngineStats) -> None:
         """Fills in statistics of its own."""

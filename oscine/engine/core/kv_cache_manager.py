@@ -70,7 +70,7 @@ class KVCacheManager:
     def find(self, request: Request) -> PrefixHit:
         """What the prefix index has of this request. Its last token is always left to compute."""
         num_pages = (len(request.token_ids) - 1) // self.page_size if self.looks_up(request) else 0
-        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
+        self._extend_digests(request, num_pages)
         return self.index.find(request.digests[:num_pages])
 
     def fits(self, request: Request, hit: PrefixHit, lower: Sequence[Request] = (), *, preempted: bool = False) -> bool:
@@ -200,11 +200,15 @@ class KVCacheManager:
         self.index.forget(group, page)
 
     def _register(self, request: Request, num_pages: int) -> None:
-        self.index.extend_digests(request.digests, request.token_ids, num_pages, request.given.cache_salt)
+        self._extend_digests(request, num_pages)
         new = range(request.num_registered, num_pages)
         for place, (pool, pages) in enumerate(zip(self.pools, request.pages, strict=True)):
             pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))
         request.num_registered = num_pages
+
+    def _extend_digests(self, request: Request, num_pages: int) -> None:
+        given = request.given
+        self.index.extend_digests(request.digests, request.token_ids, num_pages, given.cache_salt, given.adapter)
 
     def _kept_pages(self, group: KVGroup, request: Request, branch_page: int) -> frozenset[int]:
         """Pages, by their places in the prefix, that are worth keeping when no later token reads them.

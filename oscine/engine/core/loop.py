@@ -91,6 +91,8 @@ class EngineLoop:
         self._first_token = overriding(self.extensions, "first_token")
         self._after_drafts = overriding(self.extensions, "after_drafts")
         self._after_step = overriding(self.extensions, "after_step")
+        self._refusals = overriding(self.extensions, "refusal")
+        self._ended = overriding(self.extensions, "ended")
         self._requests: dict[str, Request] = {}  # live
         self._launched: deque[ScheduledStep] = deque()
         self._max_launched = 2 if self._options.overlap else 1
@@ -279,6 +281,9 @@ class EngineLoop:
             return f"{num_tokens} prompt tokens and {num_generated} generated ones are more than {self._max_model_len}"
         if self.is_full:
             return f"{self._options.max_waiting} requests are waiting already"
+        for refusal in self._refusals:
+            if (why := refusal(request)) is not None:
+                return str(why)
         end = min(num_tokens + request.sampling.max_tokens, self._max_model_len)
         num_pages = self.cache.num_pages(max(num_tokens, end - 1))
         if num_pages > self.cache.most_pages:
@@ -294,6 +299,8 @@ class EngineLoop:
         if not self._pending.remove(request):
             self._scheduler.remove(request)
         self.cache.holds.release_of(request)
+        for ended in self._ended:
+            ended(request)
         output = request.take_output()
         output.error = error
         return output

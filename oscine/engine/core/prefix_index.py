@@ -19,11 +19,13 @@ def root_of(seed: str) -> bytes:
     return bytes.fromhex(seed) or os.urandom(16)
 
 
-def salted(root: bytes, salt: str) -> bytes:
-    """The root of requests with this salt, which share prefixes only with each other; `root` without a salt.
+def salted(root: bytes, salt: str, adapter: str = "") -> bytes:
+    """The root of requests with this salt and adapter, which share prefixes only with each other; `root` without both.
 
-    No choice of a salt makes this equal to the address of a page.
+    No choice of a salt makes this equal to the address of a page, or to a root of other requests.
     """
+    if adapter:
+        root = hashlib.blake2b(root + adapter.encode(), digest_size=16, person=b"adapter").digest()
     return hashlib.blake2b(root + salt.encode(), digest_size=16, person=b"salt").digest() if salt else root
 
 
@@ -98,11 +100,13 @@ class PrefixIndex:
         self._pages: list[dict[bytes, int]] = [{} for _ in groups]
         self._digests: list[dict[int, bytes]] = [{} for _ in groups]
 
-    def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
+    def extend_digests(
+        self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "", adapter: str = ""
+    ) -> None:
         """As the function of this name, with the page size and the root of this index."""
         if len(digests) >= num_pages:
             return
-        root = self._root if digests else salted(self._root, salt)
+        root = self._root if digests else salted(self._root, salt, adapter)
         extend_digests(digests, token_ids, num_pages, page_size=self.page_size, root=root)
 
     def page(self, group: int, digest: bytes) -> int | None:

@@ -13,6 +13,7 @@ num_uncertain says how many may be.
 from dataclasses import InitVar, dataclass, field, replace
 
 from oscine.types import (
+    AdapterPlace,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
@@ -70,6 +71,8 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not yet emitted
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first output
     remote_prefill: RemotePrefill | None = None  # what became of asking another engine
+
+    adapter: AdapterPlace | None = None  # on the device; an extension gives it before the request is scheduled
 
     num_drafts: int = 0  # that the next step may verify at most
     draft_steps: float = 0.0  # steps that might verify drafts; older ones weigh less, as in the next two

@@ -271,7 +271,8 @@ class Scheduler:
                 num_cached_tokens=request.num_computed,
                 pages=hit.pages,
                 sampling=request.sampling,
-                cache_salt=request.given.cache_salt,
+                cache_salt=request.given.adapter + request.given.cache_salt,
+                adapter=request.adapter,
             )
         )
 

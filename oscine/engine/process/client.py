@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
+from oscine.engine.process.adapters import ClientAdapters
 from oscine.engine.process.connection import EngineConnection
 from oscine.engine.process.descriptors import raise_descriptor_limit
 from oscine.engine.process.member import Member
@@ -14,7 +16,7 @@ from oscine.engine.wire import messages as wire
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
 from oscine.settings.config import EngineOptions
 from oscine.system.owned_folder import OwnedFolder, make_temporary
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.types import AdapterInfo, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 __all__ = ["Engine", "EngineClient", "EngineDied", "EngineError", "EngineOverloaded", "EngineState", "RequestStream"]
 
@@ -55,6 +57,24 @@ class Engine(Protocol):
     @property
     def restarts(self) -> int:
         """Times that an engine which had been ready ended unasked."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Low-rank adapters by the names that requests use."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        """`in_place`: another one may have the name. Raises ValueError, in one line, for one that cannot be loaded, and
+        EngineDied."""
+        ...
+
+    def forget_adapter(self, name: str) -> AdapterInfo:
+        """Frees the name of an adapter, which goes on to serve requests. Raises KeyError."""
+        ...
+
+    def drop_adapter(self, identity: str) -> None:
+        """No further request will have the adapter. An adapter with another name stays."""
         ...
 
     async def start(self) -> None:
@@ -98,6 +118,23 @@ class EngineClient:
         self._connection = EngineConnection(self._receive, self._on_down, self._on_starved)
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
         self._turning: asyncio.Future[None] | None = None  # until it sleeps or is awake
+        self._adapters = ClientAdapters(self._connection.send)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        return self._adapters.by_name
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        if self.state != "ready":
+            raise EngineDied(self.error or "the engine is starting")
+        return await self._adapters.load(name, path, in_place)
+
+    def forget_adapter(self, name: str) -> AdapterInfo:
+        return self._adapters.forget(name)
+
+    def drop_adapter(self, identity: str) -> None:
+        if self.state == "ready":  # else it is gone already
+            self._adapters.drop(identity)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -200,9 +237,13 @@ class EngineClient:
         match message:
             case wire.Outputs(stats=EngineStats() as stats):
                 self.stats = stats
+            case wire.AdapterNews():
+                self._adapters.hear(message)
             case wire.Ready():
                 self.info = message.info
                 self._supervisor.mark_ready()
+                if self.state != "ready":
+                    self._adapters.ready(message.info)
                 self._enter("ready", None)
             case wire.Ending():
                 self.error = message.message
@@ -241,6 +282,7 @@ class EngineClient:
         if state != "ready":
             self.stats, self._greeted = EngineStats(), False
             self._connection.fail_all(error)
+            self._adapters.fail(error or "the engine ended")
         if state in ("failed", "stopped"):
             self._connection.disconnect()
         if state not in ("ready", "asleep") and self._turning is not None and not self._turning.done():

@@ -120,8 +120,21 @@ class EngineServer:
                     self._loop.cancel(message.request_id)
             case wire.Sleep():
                 self._wanted = client, message.asleep
+            case wire.LoadAdapter() | wire.UnloadAdapter():
+                self._command(client, message)
             case _:
                 self._prefills.handle(client, message)
+
+    def _command(self, client: bytes, command: wire.Command) -> None:
+        def answer(news: wire.ToClient) -> None:
+            self._clients.send(client, news)
+
+        taken = any(extension.command(command, answer) for extension in self._loop.extensions)
+        if not taken and isinstance(command, wire.LoadAdapter):
+            answer(wire.AdapterNews(command.name, None, "the engine takes no adapters: see --enable-lora"))
+        if not self._loop.has_work:  # no step will bring statistics
+            for known in self._known:
+                self._clients.send(known, wire.Outputs([], self._loop.stats()))
 
     def _tend_peers(self) -> None:
         """Tells other engines what became of the prompts that they wanted computed."""

@@ -60,6 +60,7 @@ class Checks:
         self._tokens("generated_token_ids", request.generated_token_ids)
         self._sampling(request.sampling)
         _at_most("cache_salt", request.cache_salt, _LONGEST_SALT)
+        _at_most("adapter", request.adapter, _LONGEST_NAME)
         if request.prefill is not None:
             _source(request.prefill)
 
@@ -81,6 +82,7 @@ class Checks:
         _require(length < self._max_model_len, f"{length} tokens are too many for a context of {self._max_model_len}")
         self._tokens("token_ids", wanted.token_ids)
         _at_most("cache_salt", wanted.cache_salt, _LONGEST_SALT)
+        _at_most("adapter", wanted.adapter, _LONGEST_NAME)
 
     def _tokens(self, name: str, ids: Sequence[int]) -> None:
         _ids(name, ids, self._vocab_size)

@@ -7,7 +7,7 @@ from msgspec import MsgspecError, Struct, msgpack
 
 from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankHandle
+from oscine.types import AdapterInfo, EngineInfo, EngineStats, GenerationOutput, GenerationRequest, RankHandle
 
 
 class Launch(Struct, frozen=True):
@@ -36,6 +36,27 @@ class Sleep(Struct, frozen=True, tag="sleep"):
     asleep: bool
 
 
+class LoadAdapter(Struct, frozen=True, tag="load_adapter"):
+    """A low-rank adapter for requests from now on; answered by AdapterNews."""
+
+    name: str
+    path: str  # folder
+
+
+class UnloadAdapter(Struct, frozen=True, tag="unload_adapter"):
+    """No request will have it. Its memory is free when the last one that has it has ended. There is no answer."""
+
+    identity: str
+
+
+class AdapterNews(Struct, frozen=True, tag="adapter_news"):
+    """What became of LoadAdapter."""
+
+    name: str
+    info: AdapterInfo | None  # None: it failed
+    error: str = ""  # one line
+
+
 class Meet(Struct, frozen=True, tag="meet"):
     """First message of another engine, which wants pages of this one; answered by Met."""
 
@@ -48,6 +69,7 @@ class Prefill(Struct, frozen=True, tag="prefill"):
     lease_s: float  # how long the pages are kept after the answer unless they are released
     priority: int
     cache_salt: str = ""
+    adapter: str = ""
 
 
 class Release(Struct, frozen=True, tag="release"):
@@ -113,8 +135,9 @@ class PrefillRefused(Struct, frozen=True, tag="prefill_refused"):
 
 FromPeer = Meet | Prefill | Release
 ToPeer = Met | Prefilled | PrefillRefused
-ToEngine = Hello | Submit | Cancel | Sleep | FromPeer
-ToClient = Ready | Failed | Ending | Refused | Outputs | Slept | ToPeer
+Command = LoadAdapter | UnloadAdapter  # for extensions of the engine
+ToEngine = Hello | Submit | Cancel | Sleep | Command | FromPeer
+ToClient = Ready | Failed | Ending | Refused | Outputs | Slept | AdapterNews | ToPeer
 
 UNREADABLE = (MsgspecError, UnicodeDecodeError)  # raised by decoding; the second for text that is not UTF-8
 

@@ -61,6 +61,7 @@ class BuiltExecutor:
     graphs: GraphSizes = NO_GRAPHS
     kv: Any = None  # the pages of each group on this device, as tensors
     sleeper: "Sleeper | None" = None  # frees the memory while the engine sleeps, where the options want it
+    adapters: Any = None  # of the extension adapters: those in host memory, where the options want some
 
 
 def build_executor(options: EngineOptions, handle: RankHandle | None = None) -> BuiltExecutor:
@@ -147,6 +148,7 @@ def _load_torch(
         graphs=executor.graphs.sizes,
         kv=executor.kv,
         sleeper=loaded.sleeper,
+        adapters=getattr(steps, "adapters", executor.adapters).host,
     )
 
 
@@ -175,6 +177,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         (f"--kv-cache-dtype {options.cache.kv_cache_dtype}", options.cache.kv_cache_dtype != "auto"),
         (f"--activation-dtype {options.model.activation_dtype}", options.model.activation_dtype != "auto"),
         (f"--experts-on-host {options.model.experts_on_host}", options.model.experts_on_host is not None),
+        ("--enable-lora", options.adapters.enable_lora),
         (f"--speculative-config {options.speculation.method}", options.speculation.is_on),
     ):
         if is_given:

@@ -18,6 +18,7 @@ from oscine.executor.start.warm_up import (
     run_samplings,
     run_sizes,
     warm_up,
+    warm_up_adapters,
 )
 from oscine.ops.interface import KVCache
 from oscine.ops.native.recording import NotRecordable
@@ -63,16 +64,20 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
     One rank compiles for all; the compilers of the other ranks have no workers.
     """
     most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
-    layers = executor.of_each_kind()
+    layers, adapted = executor.of_each_kind(), start.adapting.is_on
     layers.state.touch()
     with compilers.compile_together():  # in this order: kernels that take longest to compile come first
         run_sizes(layers, most_tokens)
-        layers.graphs.run_eagerly(sizes)
+        layers.graphs.run_eagerly(sizes, adapted=adapted)
         run_samplings(layers, (*KERNEL_SAMPLINGS, MASKED))
+        if adapted:
+            warm_up_adapters(layers, most_tokens)
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)
-    layers.graphs.run_eagerly(sizes)
+    if adapted:
+        warm_up_adapters(layers, most_tokens)
+    layers.graphs.run_eagerly(sizes, adapted=adapted)
     start.watch.lap("rehearsal")
 
 
@@ -83,10 +88,10 @@ def capture(start: Start, executor: TorchExecutor) -> None:
         if start.drafting.has_head:
             executor.drafts.capture(start.decode_sizes)
             executor.graphs.run_eagerly(sizes._replace(decode=sizes.decode[:1]))  # kernels of the head
-        executor.graphs.capture(sizes)
-        start.watch.lap(f"{len(sizes.decode) + len(sizes.prompts)} graphs")
+        executor.graphs.capture(sizes, adapted=start.adapting.is_on)
+        start.watch.lap(f"{(len(sizes.decode) + len(sizes.prompts)) * (1 + start.adapting.is_on)} graphs")
     # A capture gives cached memory back.
-    executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens))
+    executor.execute(prompts(executor, start.options.scheduler.max_num_batched_tokens, adapted=start.adapting.is_on))
     executor.forget_page_zero()
     torch.cuda.synchronize(start.opened.device)
     start.target.communicator.barrier()
@@ -97,7 +102,7 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
     """Gives the KV cache what weights, graphs and the largest steps leave. All ranks get the same."""
     if start.cache is None or start.budget is None:
         return
-    rehearse(executor, start.options.scheduler.max_num_batched_tokens)
+    rehearse(executor, start.options.scheduler.max_num_batched_tokens, adapted=start.adapting.is_on)
     executor.forget_page_zero()
     held = start.cache.num_bytes
     workspace = start.budget.taken - held - executor.memory.weights

@@ -110,5 +110,6 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     make_drafts = start.drafting.load(model, memory.groups, kv)
     if start.drafting.has_head:
         start.watch.lap("draft head")
-    others = start.target.communicator, start.lockstep, make_drafts, start.drafting.most
+    adapters = start.adapting.load(model, start.adapted_ops, most) if start.adapting.is_on else None
+    others = start.target.communicator, start.lockstep, make_drafts, start.drafting.most, adapters
     return TorchExecutor(model, memory, kv, most, new_rules, *others)

@@ -5,6 +5,7 @@ from oscine.system.extensions import Place, check_part
 
 DRAFTING = Place("--speculative-config", "oscine.extensions.speculation.start:drafting_of")
 HEAD_IDENTITY = Place("--speculative-config", "oscine.extensions.speculation.eagle.find:identity_of_head")
+ADAPTERS = Place("--enable-lora", "oscine.extensions.adapters.start:adapting_of")
 LOCKSTEP = Place("--enable-expert-parallel", "oscine.extensions.parallel.start.share:open_lockstep")
 GROUP = Place("--enable-expert-parallel", "oscine.extensions.parallel.together:EngineGroup")
 RANK_PROCESSES = Place("--tensor-parallel-size", "oscine.extensions.parallel.processes:RankProcesses")
@@ -25,6 +26,7 @@ def check_parts(options: EngineOptions) -> None:
     """Raises ValueError if an option wants a part whose extension is missing."""
     wanted = {
         DRAFTING: options.speculation.is_on,
+        ADAPTERS: options.adapters.enable_lora,
         LOAD_RANKS: options.model.tensor_parallel_size > 1,
         EXPERTS_ON_HOST: options.model.experts_on_host not in (None, "0"),
         STORE: options.cache.kv_offload_bytes,

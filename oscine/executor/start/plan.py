@@ -62,6 +62,7 @@ def plan(start: Start) -> MemoryPlan:
 
 def _weights(start: Start) -> WeightBytes:
     others = start.prepared_head_bytes + start.projection_bytes + start.drafting.num_bytes(start.prompt_sizes)
+    others += start.adapting.num_bytes
     return WeightBytes.of(start.tensor_bytes, start.config.num_hidden_layers, others)
 
 

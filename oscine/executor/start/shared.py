@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from oscine.checkpoint.opened import OpenedModel, open_model
+from oscine.executor.adapters import Adapting, MakeAdapting
 from oscine.executor.kv.allocate import dtype_name
 from oscine.executor.kv.late_cache import LateCache
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_step_tokens
@@ -16,7 +17,7 @@ from oscine.executor.sampling.rules import NewRules
 from oscine.executor.sleeper import Sleeper
 from oscine.executor.start.device_memory import Budget, device_memory, smallest_gpu
 from oscine.executor.start.drafting import Drafting, MakeDrafting
-from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, KV_SCALES, LOCKSTEP, SLEEPER
+from oscine.executor.start.parts import ADAPTERS, DRAFTING, EXPERTS_ON_HOST, KV_SCALES, LOCKSTEP, SLEEPER
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
 from oscine.kv_dtype import KVDtype
@@ -84,6 +85,10 @@ class Start:
         if options.speculation.is_on:
             make: MakeDrafting = part(DRAFTING)
             self.drafting = make(options, self.opened, self.target, self.platform, self.is_alone)
+        self.adapting = Adapting()
+        if options.adapters.enable_lora:
+            adapting: MakeAdapting = part(ADAPTERS)
+            self.adapting = adapting(self)
         self.choice = choose(self.platform.name)  # op -> backend
         self.ops = resolve(self.target, self.choice)
         self.projection_bytes = self._projection_bytes()
@@ -178,6 +183,12 @@ class Start:
         """Of CUDA graphs. Those of prompts have room for as many sequences as the largest one of decodes."""
         decode = tuple(self.decode_sizes)
         return GraphSizes(decode, tuple(self.prompt_sizes), max(decode, default=0))
+
+    @property
+    def adapted_ops(self) -> Ops:
+        """Of steps with adapters: they read which experts a token has before the experts run."""
+        ops = self._with_projections(resolve(self.target, self.choice, leave_choice=False))
+        return ops if self.on_host is None else replace(ops, moe=self.on_host.beside(ops.moe))
 
     def keep_experts(self, num_layers: int) -> None:
         """Offloads the experts of the last layers to host memory. Raises ValueError without the native kernels."""

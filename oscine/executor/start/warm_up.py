@@ -13,7 +13,7 @@ from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import ANYTHING
-from oscine.types import NewSequence, SamplingParams, ScheduledSequence, StepPlan
+from oscine.types import AdapterPlace, NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 _CHUNK = 128  # tokens of a prompt beside decodes: more than a step whose queries norm_qkv rotates
 _MAX_LOGPROBS = 20  # of a token, that an API offers
@@ -59,11 +59,21 @@ def run_samplings(executor: TorchExecutor, samplings: Sequence[SamplingParams]) 
             executor.execute(_step(executor, [1] * count, sampling))
 
 
-def rehearse(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
+def warm_up_adapters(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
+    """Steps of all sizes whose sequences have an adapter, the largest first."""
+    for tokens in _sizes(max_num_batched_tokens):
+        executor.execute(prompts(executor, tokens, adapted=True))
+    for count in decode_counts(executor.max_num_seqs):
+        executor.execute(_step(executor, [1] * count, GREEDY, adapted=True))
+
+
+def rehearse(executor: TorchExecutor, max_num_batched_tokens: int, *, adapted: bool = False) -> None:
     """The steps that take most memory: the longest prompts, also with log-probabilities, and all rows sampled in each
     way. What they took stays with the allocator."""
     torch.cuda.empty_cache()
     executor.execute(prompts(executor, max_num_batched_tokens))
+    if adapted:
+        executor.execute(prompts(executor, max_num_batched_tokens, adapted=True))
     executor.execute(prompts(executor, max_num_batched_tokens, replace(GREEDY, prompt_logprobs=_MAX_LOGPROBS)))
     for sampling in (*KERNEL_SAMPLINGS, replace(SAMPLINGS[-1], logprobs=_MAX_LOGPROBS, temperature=0.7, top_p=0.9)):
         executor.execute(_step(executor, [1] * executor.max_num_seqs, sampling))
@@ -87,19 +97,22 @@ def _sizes(most: int) -> list[int]:
     return sorted((size for size in sizes if 1 <= size <= most), reverse=True)
 
 
-def prompts(executor: TorchExecutor, num_tokens: int, sampling: SamplingParams = GREEDY) -> StepPlan:
+def prompts(
+    executor: TorchExecutor, num_tokens: int, sampling: SamplingParams = GREEDY, *, adapted: bool = False
+) -> StepPlan:
     """As many tokens of prompts, or as many as fit: each leaves room for an answer."""
     longest = executor.memory.max_model_len - 1
     num_tokens = min(num_tokens, executor.max_num_seqs * longest)
     lengths = [min(num_tokens - start, longest) for start in range(0, num_tokens, longest)]
-    return _step(executor, lengths, sampling)
+    return _step(executor, lengths, sampling, adapted=adapted)
 
 
-def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams) -> StepPlan:
-    """A new sequence of each length, all computed at once."""
+def _step(executor: TorchExecutor, lengths: list[int], sampling: SamplingParams, *, adapted: bool = False) -> StepPlan:
+    """A new sequence of each length, all computed at once. `adapted`: with the adapter in the first slot."""
+    adapter = AdapterPlace(0, -1) if adapted else None
     plan = StepPlan(0, [], [])
     for slot, length in enumerate(lengths):
         pages = [[0] * -(-length // executor.memory.page_size) for _ in executor.memory.groups]
-        plan.new.append(NewSequence(slot, [0] * length, length, 0, [[] for _ in pages], sampling))
+        plan.new.append(NewSequence(slot, [0] * length, length, 0, [[] for _ in pages], sampling, adapter=adapter))
         plan.sequences.append(ScheduledSequence(slot, 0, length, True, pages))
     return plan

@@ -100,7 +100,9 @@ class PrefillService(Prefills):
             return self._refuse(job, "a prefill needs whole pages and an id of its own")
         self._jobs[job.key] = job
         wanted = job.wanted
-        cache.index.extend_digests(job.digests, tokens, len(tokens) // cache.page_size, wanted.cache_salt)
+        cache.index.extend_digests(
+            job.digests, tokens, len(tokens) // cache.page_size, wanted.cache_salt, wanted.adapter
+        )
         if not any(cache.holds.lacking(job.digests)):
             return self._promise(job)
         if self._loop.is_full:
@@ -108,8 +110,15 @@ class PrefillService(Prefills):
         self._num_computed += 1
         request_id = f"\0prefill {self._num_computed}"  # no client's
         self._computed[request_id] = job
-        nothing, salt = SamplingParams(max_tokens=0), wanted.cache_salt
-        return self._loop.add(GenerationRequest(request_id, tokens, nothing, wanted.priority, cache_salt=salt))
+        request = GenerationRequest(
+            request_id,
+            tokens,
+            SamplingParams(max_tokens=0),
+            wanted.priority,
+            cache_salt=wanted.cache_salt,
+            adapter=wanted.adapter,
+        )
+        return self._loop.add(request)
 
     def _promise(self, job: _Job) -> None:
         """Right after they were computed, or found."""

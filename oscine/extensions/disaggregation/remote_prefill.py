@@ -141,7 +141,8 @@ class RemotePrefills(EngineExtension):
         self._fetches[fetch_id] = fetch
         tokens = request.token_ids[: num_pages * self._cache.page_size]
         lease_s, given = source.timeout_s + _LEASE_SLACK_S, request.given
-        self._links.send(source.address, Prefill(fetch_id, tokens, lease_s, given.priority, given.cache_salt))
+        wanted = Prefill(fetch_id, tokens, lease_s, given.priority, given.cache_salt, given.adapter)
+        self._links.send(source.address, wanted)
         return True
 
     def abandon(self, request: Request) -> bool:

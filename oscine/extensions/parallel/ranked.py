@@ -3,13 +3,15 @@
 import gc
 import time
 from collections import deque
+from concurrent.futures import Future
+from typing import Any
 
 from oscine.executor.runner import TorchExecutor
 from oscine.extensions.parallel.comm.collectives import CollectiveCommunicator
 from oscine.extensions.parallel.messages import decode_plan, encode_plan
 from oscine.extensions.parallel.processes import RankProcesses
 from oscine.extensions.parallel.ring import RingReader, RingWriter
-from oscine.types import RankLostError, SamplingParams, StepPlan, StepResult
+from oscine.types import AdapterChange, RankLostError, SamplingParams, StepPlan, StepResult
 
 _PAUSE_S = 0.00005
 _LOOK_S = 1.0  # a kernel waits longer for another rank before it gives up
@@ -20,12 +22,15 @@ class RankedExecutor:
 
     def __init__(self, executor: TorchExecutor, ranks: RankProcesses, plans: RingWriter) -> None:
         self._executor, self._ranks, self._plans, self._own = executor, ranks, plans, _Own(executor)
+        self.adapters = _AdaptersOfAllRanks(executor.adapters.host)
 
     def prepare(self, sampling: SamplingParams) -> bool:
         return self._executor.prepare(sampling)
 
     def launch(self, plan: StepPlan) -> None:
         self._ranks.check()
+        plan.adapters = self.adapters.changes
+        self.adapters.changes = []
         self._plans.send(encode_plan(plan))
         self._own.launch(plan)
 
@@ -40,6 +45,27 @@ class RankedExecutor:
         while not self._executor.is_done:
             look()
             time.sleep(_PAUSE_S)
+
+
+class _AdaptersOfAllRanks:
+    """The low-rank adapters in host memory: rank 0's own, and the news of them for the other ranks.
+
+    The other ranks hear of a change with the next plan. They read an adapter beside their steps, as rank 0 does.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self.host = None if own is None else self
+        self.changes: list[AdapterChange] = []
+
+    def begin(self, number: int, path: str) -> "Future[Any]":
+        self.changes.append(AdapterChange(number, path))
+        reading: Future[Any] = self._own.begin(number, path)
+        return reading
+
+    def drop(self, number: int) -> None:
+        self.changes.append(AdapterChange(number, None))
+        self._own.drop(number)
 
 
 def follow(executor: TorchExecutor, plans: RingReader) -> None:

@@ -7,7 +7,7 @@ cluster, by cached prefix and load, and go on elsewhere when an engine dies. No 
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oscine.api.serving.service import Service
@@ -25,7 +25,7 @@ from oscine.extensions.replicas.spec.snapshot import STATE_OF_ENGINE, ReplicaRep
 from oscine.settings.config import Config, EngineOptions, PeerOptions
 from oscine.settings.devices import engines_of
 from oscine.system.extensions import part
-from oscine.types import EngineStats
+from oscine.types import AdapterInfo, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,39 @@ class DataParallelEngine(ClusterEngine):
         for name, engine in self.engines.items():
             self._own_reports.take(name, engine.stats)
         return self._own_reports.total()
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Those that all engines have which are ready."""
+        ready = [engine for engine in self.engines.values() if engine.state == "ready"]
+        if not ready:
+            return {}
+        return {name: info for name, info in ready[0].adapters.items() if all(name in one.adapters for one in ready)}
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        """Into all engines, or into none."""
+        engines = list(self.engines.values())
+        found = await asyncio.gather(
+            *(one.load_adapter(name, path, in_place=in_place) for one in engines), return_exceptions=True
+        )
+        failed = next((one for one in found if isinstance(one, BaseException)), None)
+        if failed is None:
+            return next(one for one in found if isinstance(one, AdapterInfo))
+        for engine, info in zip(engines, found, strict=True):
+            if isinstance(info, AdapterInfo) and not in_place:
+                engine.forget_adapter(name)
+                engine.drop_adapter(info.identity)
+        raise failed
+
+    def forget_adapter(self, name: str) -> AdapterInfo:
+        first, *others = [one for one in self.engines.values() if name in one.adapters]
+        for engine in others:
+            engine.forget_adapter(name)
+        return first.forget_adapter(name)
+
+    def drop_adapter(self, identity: str) -> None:
+        for engine in self.engines.values():
+            engine.drop_adapter(identity)
 
     async def start(self) -> None:
         await asyncio.gather(*(engine.start() for engine in self.engines.values()))

@@ -29,6 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from oscine.ops import planes
 from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.linear.hopper_stream import descriptor
+from oscine.ops.moe import fp8
 from oscine.ops.moe.hopper_gemm import gemm
 from oscine.ops.moe.hopper_repack import UNIT, gate_up_order, padded_rows, repack
 from oscine.ops.moe.hopper_tiles import DIRECT_PAIRS
@@ -96,17 +97,17 @@ def prepare_experts(target: Target, experts: MxExperts) -> HopperExperts:
     if intermediate % 32 or experts.down_scales.shape[1] != hidden:
         sizes = f"{experts.down_scales.shape[1]} and {intermediate}"
         raise ValueError(f"the Hopper experts need hidden and intermediate sizes in multiples of 32, not {sizes}")
-    fp8 = target.activation_dtype == "fp8"
-    if fp8 and hidden % UNIT:
+    one_plane = target.activation_dtype == "fp8"
+    if one_plane and hidden % UNIT:
         raise ValueError(f"the Hopper experts need a hidden size in multiples of {UNIT} for FP8, not {hidden}")
-    order = gate_up_order(intermediate, experts.gate_up_blocks.device, tables=fp8)
+    order = gate_up_order(intermediate, experts.gate_up_blocks.device, tables=one_plane)
     return HopperExperts(
-        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias, order, fp8),
-        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias, None, fp8),
+        gate_up=_matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias, order, one_plane),
+        down=_matrix(experts.down_blocks, experts.down_scales, experts.down_bias, None, one_plane),
         hidden=hidden,
         intermediate=intermediate,
         experts=num_experts,
-        fp8=fp8,
+        fp8=one_plane,
     )
 
 
@@ -198,6 +199,9 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH
+    added = routing.added
+    assert added is None or not experts.fp8
+    added_PN = None if added is None else added.first(x_TH)
     # x is made fp16 when it is sorted
     x = Tokens(x_TH, None)
     if tiling.planes:
@@ -211,9 +215,12 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     columns = experts.gate_up.unit_rows * (UNIT // 2) if experts.fp8 else experts.intermediate
     h = Tokens(_empty_tokens(pairs, columns, tiling, x_TH.device), None)
-    work = Work(table, entries, order, routing, limit, direct)
+    work = Work(table, entries, order, routing, limit, direct, added_PN)
     _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
     _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
+    if added is not None:
+        factor = fp8.h_factor(limit) if tiling.planes else 1.0
+        added.second(h.rows, y_TJH.view(pairs, -1), None if tokens == 1 else order, factor)
     return y_TJH
 
 
@@ -226,6 +233,7 @@ class Work(NamedTuple):
     routing: Routing
     limit: float
     direct: bool
+    added_PN: Tensor | None  # [T * K, unit rows * 64], in the order of the rows: added to the first product
 
 
 class Tokens(NamedTuple):
@@ -253,6 +261,7 @@ def _launch(
     nibbles, scales = _descriptors(matrix, tiling.units)
     ids_TK, weights_TK = work.routing[:2]
     (num_tokens, per_token), logits_TE = weights_TK.shape, work.routing.logits_TE
+    adds = gated and work.added_PN is not None
     tiles = triton.cdiv(matrix.unit_rows, tiling.consumers) * splits
     grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
@@ -267,9 +276,11 @@ def _launch(
         ids_TK,
         weights_TK,
         tile_counters(out.device),
+        work.added_PN if adds else weights_TK,
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
+        ADDED=adds,
         SINGLE=num_tokens == 1,
         DIRECT=work.direct,
         CHOICE=0 if logits_TE is None else logits_TE.shape[1],

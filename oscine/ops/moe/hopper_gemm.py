@@ -31,6 +31,7 @@ from oscine.ops.moe.hopper_expand import block_scales, blocks, scaled_weights, t
 from oscine.ops.moe.hopper_tiles import (
     Config,
     find_entries,
+    first_pairs_of,
     h_factor,
     is_narrow,
     note_order,
@@ -96,6 +97,7 @@ class Pointers:
     ids: gl.tensor  # CHOICE: written by GEMM 1, as the weights are
     weights: gl.tensor
     tile_counters: gl.tensor
+    added: gl.tensor  # ADDED: to the product of each pair, [pairs, UNIT_ROWS * 64]
 
 
 @gluon.jit
@@ -418,13 +420,15 @@ def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, p
         _store(cfg, left, scale, bias, begin, tile, unit_row, source, pointers)
         _store(cfg, right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
     elif cfg.STAGED:
-        _store_staged(cfg, acc, scale, bias, begin, unit_row, source, pointers.out)
+        _store_staged(cfg, acc, scale, bias, begin, tile, unit_row, source, pointers)
     else:
         rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
         acc *= gl.convert_layout(scale, rows, assert_trivial=True)[:, None]
         if cfg.GATED and cfg.PLANES == 1:
             acc *= _token_scales(cfg, acc, begin, tile, pointers)[None, :]
         acc += gl.convert_layout(bias, rows, assert_trivial=True)[:, None]
+        if cfg.ADDED:
+            acc += _added(cfg, acc, begin, tile, unit_row, pointers)
         if cfg.GATED:
             _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
         else:
@@ -447,7 +451,7 @@ def _columns(cfg, tile, pointers):
 
 
 @gluon.jit
-def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, unit_row, source, out_ptr):
+def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
     n: gl.constexpr = acc.shape[1]
     width: gl.constexpr = 32 if cfg.GATED else 64  # results of a column
     lanes: gl.constexpr = width // 8
@@ -461,15 +465,29 @@ def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, unit_row, source, 
         acc *= scale[:, None]
         if cfg.PLANES == 1:
             acc *= factor[None, :]
-        value = _swiglu(acc + bias[:, None], cfg.LIMIT, cfg.H_FACTOR if cfg.PLANES else 1.0)
+        acc += bias[:, None]
+        if cfg.ADDED:
+            acc += _added(cfg, acc, begin, tile, unit_row, pointers)
+        value = _swiglu(acc, cfg.LIMIT, cfg.H_FACTOR if cfg.PLANES else 1.0)
     else:
         value = (acc * scale[:, None] + bias[:, None]) * factor[None, :]
     results = ring.results.index(c).slice(0, n, dim=0)
     results.store(gl.permute(value, [1, 0]).to(results.dtype))
     target = ring.targets.index(c).slice(begin, n).load(gl.SliceLayout(1, copy))
     row = unit_row * width + gl.arange(0, width, gl.SliceLayout(0, copy))
-    out_ptrs = out_ptr + target.to(gl.int64)[:, None] * cfg.ROWS + row[None, :]
+    out_ptrs = pointers.out + target.to(gl.int64)[:, None] * cfg.ROWS + row[None, :]
     gl.store(out_ptrs, results.load(copy), (target >= 0)[:, None] & (row < cfg.ROWS)[None, :])
+
+
+@gluon.jit
+def _added(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
+    """What adapters add to a part of GEMM 1, float32 in the layout of acc."""
+    column = begin + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    pair, wanted = first_pairs_of(cfg, tile, column, pointers.order)
+    row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
+    at = pair.to(gl.int64)[None, :] * (cfg.UNIT_ROWS * 64) + row[:, None]
+    inside = (row < cfg.UNIT_ROWS * 64)[:, None] & wanted[None, :]
+    return gl.load(pointers.added + at, inside, other=0).to(gl.float32)
 
 
 @gluon.jit
@@ -549,6 +567,7 @@ def gemm(
     ids_ptr,
     weights_ptr,
     tile_counters_ptr,
+    added_ptr,
     num_tokens,
     N: gl.constexpr,
     PLANES: gl.constexpr,
@@ -571,13 +590,14 @@ def gemm(
     CONSUMER_REGS: gl.constexpr,
     AHEAD: gl.constexpr,
     STAGED: gl.constexpr,
+    ADDED: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, MIDDLE, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
-        AHEAD,
+        AHEAD, ADDED,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
@@ -603,7 +623,7 @@ def gemm(
         mbarrier.init(ring.named.index(s), count=1)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
     pointers = Pointers(
-        table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, ids_ptr, weights_ptr, tile_counters_ptr
+        table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, ids_ptr, weights_ptr, tile_counters_ptr, added_ptr
     )
     if CONSUMERS == 1:
         gl.warp_specialize(

@@ -26,6 +26,9 @@ def moe(x_TH: Tensor, routing: Routing, experts: PackedExperts, swiglu_limit: fl
     out_TH = torch.empty_like(x_TH)
     ids_TK = routing.expert_ids_TK.long()
     num_experts, num_columns = experts.gate_up_bias.shape
+    added = routing.added
+    added_PN = None if added is None else added.first(x_TH).contiguous()
+    h_PI = None if added is None else torch.empty(ids_TK.numel(), num_columns // 2)
     check(
         library().oscine_moe(
             x_TH.data_ptr(),
@@ -43,6 +46,12 @@ def moe(x_TH: Tensor, routing: Routing, experts: PackedExperts, swiglu_limit: fl
             num_experts,
             ids_TK.shape[1],
             swiglu_limit,
+            None if added_PN is None else added_PN.data_ptr(),
+            None if h_PI is None else h_PI.data_ptr(),
         )
     )
+    if added is not None and h_PI is not None:
+        y_PH = x_TH.new_zeros(len(h_PI), x_TH.shape[1])
+        added.second(h_PI, y_PH)
+        out_TH += y_PH.view(len(x_TH), ids_TK.shape[1], -1).sum(1)
     return out_TH

@@ -68,7 +68,9 @@ def moe(x_TH: Tensor, routing: Routing, experts: Experts | WithFp8Activations, s
     if isinstance(experts, WithFp8Activations):
         x_TH, experts = round_rows(x_TH), experts.experts
     out_TH = torch.zeros_like(x_TH)
-    ids = routing.expert_ids_TK.flatten()
+    ids, added = routing.expert_ids_TK.flatten(), routing.added
+    added_PN = None if added is None else added.first(x_TH).float()
+    h_PI = None if added is None else x_TH.new_empty(len(ids), experts.gate_up_bias.shape[1] // 2)
     rows, counts = ids.argsort(stable=True), torch.bincount(ids, minlength=experts.gate_up_bias.shape[0])
     experts_per_token = routing.weights_TK.shape[1]
     start = 0
@@ -77,8 +79,15 @@ def moe(x_TH: Tensor, routing: Routing, experts: Experts | WithFp8Activations, s
         start += count
         if count:
             token = chosen // experts_per_token
-            y = _expert(x_TH[token], experts, expert, swiglu_limit, fp8)
+            more = None if added_PN is None else added_PN[chosen]
+            y, h = _expert(x_TH[token], experts, expert, swiglu_limit, fp8, more)
+            if h_PI is not None:
+                h_PI[chosen] = h
             out_TH.index_add_(0, token, y * routing.weights_TK.flatten()[chosen, None])
+    if added is not None and h_PI is not None:
+        y_PH = out_TH.new_zeros(len(ids), out_TH.shape[1])
+        added.second(h_PI, y_PH)
+        out_TH += y_PH.view(len(out_TH), experts_per_token, -1).sum(1)
     return out_TH.to(dtype)
 
 
@@ -96,13 +105,17 @@ def swiglu(gate_up: Tensor, limit: float) -> Tensor:
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
 
 
-def _expert(x: Tensor, experts: Experts, index: int, limit: float, fp8: bool) -> Tensor:
+def _expert(
+    x: Tensor, experts: Experts, index: int, limit: float, fp8: bool, added: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The second product, and what it multiplies. `added`: to the first product."""
     if isinstance(experts, ExpandedExperts):
         gate_up, down = experts.gate_up_weight[index], experts.down_weight[index]
     else:
         gate_up = dequantize(experts.gate_up_blocks[index], experts.gate_up_scales[index])
         down = dequantize(experts.down_blocks[index], experts.down_scales[index])
-    hidden = swiglu(functional.linear(x, gate_up, experts.gate_up_bias[index].float()), limit)
+    first = functional.linear(x, gate_up, experts.gate_up_bias[index].float())
+    hidden = swiglu(first if added is None else first + added, limit)
     if fp8:
         hidden = round_h(hidden, limit)
-    return functional.linear(hidden, down, experts.down_bias[index].float())
+    return functional.linear(hidden, down, experts.down_bias[index].float()), hidden

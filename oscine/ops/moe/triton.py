@@ -48,8 +48,13 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts, swig
     """[T, H] -> partial sums [T, K, H] in the dtype of x."""
     up = Matrix(experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias)
     down = Matrix(experts.down_blocks, experts.down_scales, experts.down_bias)
-    pairs = sort(target, routing, len(up.bias))
-    return weighted(target, gated(target, x_TH, pairs, up, swiglu_limit), pairs, down)
+    pairs, added = sort(target, routing, len(up.bias)), routing.added
+    added_PN = None if added is None else added.first(x_TH)
+    a_TKI = gated(target, x_TH, pairs, up, swiglu_limit, added_PN)
+    y_TKH = weighted(target, a_TKI, pairs, down)
+    if added is not None:
+        added.second(a_TKI.flatten(0, 1), y_TKH.flatten(0, 1))
+    return y_TKH
 
 
 class Matrix(NamedTuple):
@@ -73,9 +78,11 @@ class Pairs(NamedTuple):
         return self.routing.expert_ids_TK.shape
 
 
-def gated(target: Target, x_TH: Tensor, pairs: Pairs, up: Matrix, swiglu_limit: float) -> Tensor:
-    """[T, H] -> [T, K, I], the first product and SwiGLU."""
-    return _launch(target, x_TH, pairs, up, up.bias.shape[1] // 2, None, swiglu_limit)
+def gated(
+    target: Target, x_TH: Tensor, pairs: Pairs, up: Matrix, swiglu_limit: float, added_PN: Tensor | None = None
+) -> Tensor:
+    """[T, H] -> [T, K, I], the first product and SwiGLU. added_PN: [T * K, 2I], added to the product."""
+    return _launch(target, x_TH, pairs, up, up.bias.shape[1] // 2, None, swiglu_limit, added_PN)
 
 
 def weighted(target: Target, a_TKI: Tensor, pairs: Pairs, down: Matrix) -> Tensor:
@@ -84,7 +91,14 @@ def weighted(target: Target, a_TKI: Tensor, pairs: Pairs, down: Matrix) -> Tenso
 
 
 def _launch(
-    target: Target, x: Tensor, pairs: Pairs, matrix: Matrix, features: int, weights_TK: Tensor | None, limit: float
+    target: Target,
+    x: Tensor,
+    pairs: Pairs,
+    matrix: Matrix,
+    features: int,
+    weights_TK: Tensor | None,
+    limit: float,
+    added_PN: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty((*pairs.shape, features), dtype=x.dtype, device=x.device)
     (num_tokens, per_token), num_experts = pairs.shape, len(matrix.bias)
@@ -100,6 +114,7 @@ def _launch(
         x,
         *matrix,
         weights_TK,
+        added_PN,
         out,
         pairs.counts_E,
         pairs.slots_ET,
@@ -254,6 +269,7 @@ def _experts_kernel(
     scales,
     bias,
     weights,
+    added,
     out,
     counts,
     slots,
@@ -318,6 +334,11 @@ def _experts_kernel(
         sum_NM += tl.load(bias + row_N, mask=live_N, other=0).to(tl.float32)[:, None]
         if GATED:
             up_NM += tl.load(bias + row_N + 1, mask=live_N, other=0).to(tl.float32)[:, None]
+            if added is not None:
+                added_NM = added + pair_M.to(tl.int64)[None, :] * (2 * F) + 2 * feature_N[:, None]
+                live_NM = live_N[:, None] & live_M[None, :]
+                sum_NM += tl.load(added_NM, mask=live_NM, other=0).to(tl.float32)
+                up_NM += tl.load(added_NM + 1, mask=live_NM, other=0).to(tl.float32)
             gate_NM = tl.where(sum_NM > limit, limit, sum_NM)
             up_NM = tl.where(up_NM > limit, limit, tl.where(up_NM < -limit, -limit, up_NM))
             sum_NM = (up_NM + 1) * gate_NM * tl.sigmoid(gate_NM * ALPHA)

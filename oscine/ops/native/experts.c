@@ -64,6 +64,8 @@ struct moe {
     int64_t *active;         /* experts with pairs */
     int64_t num_active, groups_per_task;
     float limit;
+    const float *added; /* [T * K, 2I] by pair, to the first product; NULL: nothing */
+    float *kept;        /* [T * K, I] by pair: gets the activations; NULL: they are not kept */
 };
 
 /* Index of a pair among the pairs of its expert. */
@@ -83,6 +85,7 @@ static void quantize_token(void *context, int64_t t) {
 
 static void quantize_hidden(void *context, int64_t p) {
     const struct moe *a = context;
+    if (a->kept) memcpy(a->kept + a->pairs[p] * a->inner, a->hidden + p * a->inner, sizeof(float) * a->inner);
     quantize_row(a->hidden + p * a->inner, a->inner, &a->activated, tile_of_pair(a, p), p);
 }
 
@@ -105,7 +108,13 @@ static void take_gate_up(const struct moe *a, int64_t e, int64_t group, int64_t 
     const f8 second = rows < 2 * LANES ? load_some(bias + LANES, MAX(rows - LANES, 0)) : load(bias + LANES);
     for (int64_t n = 0; n < tile.count; n++) {
         const f8 *sum = sums + n * groups;
-        const f8 values = swiglu(sum[0] + first, sum[groups - 1] + second, a->limit);
+        f8 low = sum[0] + first, high = sum[groups - 1] + second;
+        if (a->added) {
+            const float *more = a->added + a->pairs[tile.first + n] * 2 * a->inner + 8 * group;
+            low += rows < LANES ? load_some(more, rows) : load(more);
+            high += rows < 2 * LANES ? load_some(more + LANES, MAX(rows - LANES, 0)) : load(more + LANES);
+        }
+        const f8 values = swiglu(low, high, a->limit);
         store_some(a->hidden + (tile.first + n) * a->inner + 4 * group, values, rows / 2);
     }
 }
@@ -188,12 +197,13 @@ static int64_t groups_per_task(int64_t num_blocks, int64_t num_pairs, int64_t nu
 int oscine_moe(
     const float *x, const int64_t *ids, const float *weights, const uint8_t *gate_up, const float *gate_up_bias,
     const uint8_t *down, const float *down_bias, float *out, int64_t num_tokens, int64_t width, int64_t inner,
-    int64_t width_blocks, int64_t inner_blocks, int64_t num_experts, int64_t per_token, float limit) {
+    int64_t width_blocks, int64_t inner_blocks, int64_t num_experts, int64_t per_token, float limit, const float *added,
+    float *kept) {
     const int64_t num_pairs = num_tokens * per_token;
     struct moe a = {
         .x = x, .weights = weights, .gate_up = gate_up, .down = down, .gate_up_bias = gate_up_bias, .down_bias = down_bias,
         .out = out, .num_tokens = num_tokens, .width = width, .inner = inner, .num_experts = num_experts,
-        .per_token = per_token, .limit = limit};
+        .per_token = per_token, .limit = limit, .added = added, .kept = kept};
     void *tokens = scratch(SCRATCH_X, quantized_bytes(num_pairs, width_blocks));
     void *activated = scratch(SCRATCH_Y, quantized_bytes(num_pairs, inner_blocks));
     a.hidden = scratch(SCRATCH_ROWS, sizeof(float) * num_pairs * inner);

@@ -22,7 +22,7 @@ void oscine_host_moe(void *context) {
         if (a->ids[i] < 0 || a->ids[i] >= a->num_experts) a->ids[i] = 0;
     const int status = oscine_moe(
         a->x, a->ids, a->weights, a->gate_up, a->gate_up_bias, a->down, a->down_bias, a->out, a->num_tokens, a->width,
-        a->inner, a->width_blocks, a->inner_blocks, a->num_experts, a->per_token, a->limit);
+        a->inner, a->width_blocks, a->inner_blocks, a->num_experts, a->per_token, a->limit, NULL, NULL);
     if (status)
         for (int64_t i = 0; i < a->num_tokens * a->width; i++) a->out[i] = NAN;
 }

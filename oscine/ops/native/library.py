@@ -37,7 +37,7 @@ OF_STEPS = {
     "oscine_norm_route": "pippfppiippiipp",
     "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
-    "oscine_moe": "ppppppppiiiiiiif",
+    "oscine_moe": "ppppppppiiiiiiifpp",
     "oscine_choose": "ppipppppippiiii",
     "oscine_accept": "ppppppiippp",
     "oscine_place": "ppiiii",

@@ -178,10 +178,13 @@ int oscine_rms_norm(
     const float *x, int64_t num_parts, const float *residual, const float *weight, float eps, float *y, float *sum,
     int64_t num_tokens, int64_t width);
 
-/* The experts of one layer: x [T, H], ids and weights [T, K] -> out [T, H]. Returns -1 without memory. */
+/* The experts of one layer: x [T, H], ids and weights [T, K] -> out [T, H]. Returns -1 without memory.
+   added [T * K, 2I], by pair t * K + k, is added to the first product; kept [T * K, I] gets its activations. Both may be
+   NULL. */
 int oscine_moe(
     const float *x, const int64_t *ids, const float *weights, const uint8_t *gate_up, const float *gate_up_bias,
     const uint8_t *down, const float *down_bias, float *out, int64_t num_tokens, int64_t width, int64_t inner,
-    int64_t width_blocks, int64_t inner_blocks, int64_t num_experts, int64_t per_token, float limit);
+    int64_t width_blocks, int64_t inner_blocks, int64_t num_experts, int64_t per_token, float limit, const float *added,
+    float *kept);
 
 #endif

@@ -82,6 +82,7 @@ def qkv_kernel(
     q_ptr,
     kv_ptr,
     exponents_ptr,
+    added_ptr,
     num_tokens,
     eps,
     kv_page_stride,
@@ -154,6 +155,11 @@ def qkv_kernel(
         b *= second_scale[:, None]
     a = a * scale_T[None, :] + first_bias[:, None]
     b = b * scale_T[None, :] + second_bias[:, None]
+    if added_ptr is not None:
+        heads: gl.constexpr = QUERY_HEADS + 2 * KV_HEADS
+        added_at = (token_T[None, :] * heads + head) * 64 + dim_R[:, None]
+        a += gl.load(added_ptr + added_at, valid_T[None, :], other=0).to(gl.float32)
+        b += gl.load(added_ptr + added_at + 32, valid_T[None, :], other=0).to(gl.float32)
     first = a * cos - b * sin
     second = b * cos + a * sin
 
@@ -190,7 +196,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
 
     Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes.
     """
-    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, exponents_2G = projection
+    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, exponents_2G, added = projection
     assert streamable(x_TH, dense_of(weight_FH))
     num_tokens, hidden = x_TH.shape
     num_kv_heads = kv_pages.shape[2]
@@ -217,6 +223,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         q_TQD,
         kv_pages,
         exponents_2G,
+        None if added is None else added.make(x_TH, squares_TS, eps),
         num_tokens,
         eps,
         page_stride,

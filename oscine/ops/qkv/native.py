@@ -4,14 +4,19 @@ import torch
 from torch import Tensor
 
 from oscine.ops.interface import QkvProjection
+from oscine.ops.linear.native import out_proj
 from oscine.ops.native.library import check, library
 from oscine.ops.native.weights import matrix
+from oscine.ops.norm.native import rms_norm
+from oscine.ops.rope.reference import rope_and_write
 
 
 def norm_qkv(
     x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
 ) -> tuple[Tensor, Tensor]:
-    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, _ = projection  # pages are never in FP8 here
+    if projection.added is not None:
+        return _with_added(x, norm_weight_H, eps, residual_TH, projection)
+    weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, *_ = projection  # pages are never in FP8 here
     address, kind, num_rows, hidden = matrix(weight_FH)
     _, _, num_kv_heads, page_size, head_dim = kv_pages.shape
     num_heads = num_rows // head_dim - 2 * num_kv_heads
@@ -42,3 +47,15 @@ def norm_qkv(
         )
     )
     return q_TQD, total_TH
+
+
+def _with_added(
+    x: Tensor, norm_weight_H: Tensor, eps: float, residual_TH: Tensor | None, projection: QkvProjection
+) -> tuple[Tensor, Tensor]:
+    """The same, op by op: adapters add to the products before the rotation."""
+    assert projection.added is not None
+    x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
+    qkv = out_proj(x_TH, projection.weight_FH, projection.bias_F)
+    projection.added.add(x_TH, qkv)
+    place = projection.cos_sin, projection.positions_T, projection.kv_pages, projection.slots_T
+    return rope_and_write(qkv, *place).contiguous(), total_TH

@@ -18,5 +18,7 @@ def norm_qkv(
     x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
     weight_FH, bias_F, *_ = projection
     qkv = functional.linear(x_TH, weight_FH, bias_F)
+    if projection.added is not None:
+        projection.added.add(x_TH, qkv)
     place = projection.cos_sin, projection.positions_T, projection.kv_pages, projection.slots_T
     return rope_and_write(qkv, *place, projection.exponents_2G), total_TH

@@ -30,6 +30,8 @@ def norm_qkv(
     x_TH, total_TH = rms_norm(target, x, norm_weight_H, eps, residual_TH)
     weight_FH, bias_F, *_ = projection
     qkv = functional.linear(x_TH, weight_FH, bias_F)
+    if projection.added is not None:
+        projection.added.add(x_TH, qkv)
     place = projection.cos_sin, projection.positions_T, projection.kv_pages, projection.slots_T
     leave_rotation &= len(qkv) > MAX_ROTATED
     queries = rope_and_write(target, qkv, *place, projection.exponents_2G, leave_rotation=leave_rotation)

@@ -53,7 +53,6 @@ REFUSED = {
         "speculative-model speculative-algorithm speculative-draft-model-path speculative-num-steps "
         "speculative-eagle-topk speculative-num-draft-tokens"
     ),
-    "LoRA adapters are not available yet": "enable-lora lora-modules lora-paths",
     "the harmony format is built in, and no template changes it": "chat-template",
     "requests carry their own reasoning_effort": "default-chat-template-kwargs",
     "requests carry their own sampling parameters": "override-generation-config preferred-sampling-params",
@@ -132,6 +131,9 @@ IGNORED = {
     "pages may send what the API knows: see --cors-origins": "allowed-methods=+ allowed-headers=+",
     "only safetensors are read, and no code": "code-revision= model-loader-extra-config=",
     "the largest number is 20": "max-logprobs=",
+    "adapters have the type of the activations, and are divided as their matrices are": (
+        "lora-dtype= fully-sharded-loras lora-backend= lora-extra-vocab-size="
+    ),
 }
 _EXPERT_RANKS = ("ep-size", "ep", "expert-parallel-size", "moe-expert-parallel-size")
 _ATTENTION_DP = ("enable-attention-dp", "enable-dp-attention")  # of TensorRT-LLM, of SGLang

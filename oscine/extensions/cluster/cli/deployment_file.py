@@ -26,6 +26,7 @@ from oscine.extensions.replicas.spec.deployment import (
     ServiceLevels,
     app_name,
 )
+from oscine.settings.adapters import named_adapter
 from oscine.settings.config import OPTIONS, EngineOptions, ServerOptions, SpeculationOptions, ToolOptions
 from oscine.settings.models import ModelsOptions
 from oscine.settings.name import NOTES, Values, merge
@@ -149,7 +150,11 @@ def _absolute(values: Values) -> Values:
 
     files = {name for name, value in values.items() if isinstance(value, str) and is_file(name, value)}
     heads = {name: _absolute_head(value) for name, value in values.items() if isinstance(value, SpeculationOptions)}
-    return values | heads | {name: str(Path(values[name]).resolve()) for name in files}
+    adapters: Values = {}
+    if "lora-modules" in values:
+        named = filter(None, map(named_adapter, values["lora-modules"]))
+        adapters = {"lora-modules": tuple(f"{name}={Path(path).resolve()}" for name, path in named)}
+    return values | heads | adapters | {name: str(Path(values[name]).resolve()) for name in files}
 
 
 def _absolute_head(drafts: SpeculationOptions) -> SpeculationOptions:

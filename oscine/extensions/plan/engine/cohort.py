@@ -89,7 +89,7 @@ class CohortScheduler(Scheduler):
 
     def _new_step(self) -> CohortStep:
         self.tick += 1
-        self._new = CohortStep(CohortPlan(self._next_step, [], [], self.tick))
+        self._new = CohortStep(CohortPlan(self._next_step, [], [], tick=self.tick))
         return self._new
 
     def schedule(self) -> CohortStep:

@@ -53,6 +53,8 @@ def set_length(request: Request, count: int) -> None:
 class AddressedIndex(PrefixIndex):
     """Takes the addresses of pages from the run of tokens, in place of hashing token ids."""
 
-    def extend_digests(self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "") -> None:
+    def extend_digests(
+        self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "", adapter: str = ""
+    ) -> None:
         if len(digests) < num_pages:
             digests += cast(TokenRun, token_ids).addresses(len(digests), num_pages)

@@ -260,8 +260,8 @@ class Dispatcher:
             self._fail(live, EngineDied(_NOT_IN_TIME))
         else:
             self.migrations.migrations += link.was_up
-            known, salt = live.request.prompt_token_ids + live.generated, live.request.cache_salt
-            live.digests = self._digests.extended(live.digests, known, salt)
+            request, known = live.request, live.request.prompt_token_ids + live.generated
+            live.digests = self._digests.extended(live.digests, known, request.cache_salt, request.adapter)
             self._seek(live)
 
     # ---- the end of a request ----

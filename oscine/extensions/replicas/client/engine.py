@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from oscine.engine.process.client import EngineState
 from oscine.engine.wire.stream import EngineDied, EngineError, RequestStream
 from oscine.extensions.replicas.client.dispatcher import LONGEST_RETRY_S, Dispatcher, MigrationLimits, retry_s
 from oscine.extensions.replicas.client.prompt_digests import PromptDigests
 from oscine.extensions.replicas.spec.placement import NoPlace, Placer
-from oscine.types import EngineInfo, EngineStats, GenerationOutput, GenerationRequest
+from oscine.types import AdapterInfo, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,21 @@ class ClusterEngine:
     def stats(self) -> EngineStats:
         """Of all replicas that this ingress has a link to, added up."""
         return self._dispatcher.reports.total()
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Those that its engines loaded at their start."""
+        there = () if self.info is None else self.info.adapters or ()
+        return {adapter.name: adapter for adapter in there}
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        raise ValueError("the adapters of a cluster are in its deployment file: lora_modules of an engine")
+
+    def forget_adapter(self, name: str) -> AdapterInfo:
+        raise ValueError("the adapters of a cluster are in its deployment file: lora_modules of an engine")
+
+    def drop_adapter(self, identity: str) -> None:
+        pass
 
     async def start(self) -> None:
         self._dispatcher.open()

@@ -3,8 +3,9 @@
 from oscine.engine.core.prefix_index import extend_digests, root_of, salted
 from oscine.types import GenerationRequest
 
-_Known = tuple[list[int], int, str, list[bytes]]  # a prompt, its length, its salt and its digests
-_NONE: _Known = ([], 0, "", [])
+_Roots = tuple[str, str]  # of a request: its salt and its adapter
+_Known = tuple[list[int], int, _Roots, list[bytes]]  # a prompt, its length, its roots and its digests
+_NONE: _Known = ([], 0, ("", ""), [])
 
 
 class PromptDigests:
@@ -20,17 +21,17 @@ class PromptDigests:
         self._page_size, self._last = page_size, _NONE
 
     def of(self, request: GenerationRequest) -> list[bytes]:
-        prompt, salt = request.prompt_token_ids, request.cache_salt
-        known, length, known_salt, _ = self._last
-        if prompt is not known or (len(prompt), salt) != (length, known_salt):
-            self._last = (prompt, len(prompt), salt, self.extended([], prompt, salt))
+        prompt, roots = request.prompt_token_ids, (request.cache_salt, request.adapter)
+        known, length, known_roots, _ = self._last
+        if prompt is not known or (len(prompt), roots) != (length, known_roots):
+            self._last = (prompt, len(prompt), roots, self.extended([], prompt, *roots))
         return self._last[3]
 
-    def extended(self, digests: list[bytes], tokens: list[int], salt: str) -> list[bytes]:
+    def extended(self, digests: list[bytes], tokens: list[int], salt: str, adapter: str = "") -> list[bytes]:
         """The digests of all whole pages of `tokens`, of which `digests` has some."""
         longer = digests.copy()
         if self._root is not None:
             assert self._page_size is not None
-            size, root = self._page_size, salted(self._root, salt)
+            size, root = self._page_size, salted(self._root, salt, adapter)
             extend_digests(longer, tokens, len(tokens) // size, page_size=size, root=root)
         return longer

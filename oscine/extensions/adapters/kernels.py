@@ -1,0 +1,401 @@
+"""The products of low-rank adapters in Triton, for any GPU from sm_80 on. Definition: products.py.
+
+Rows with one key share the factors of an adapter, or of one of its experts. A program multiplies up to BLOCK_P such
+rows with tensor cores. How it finds them depends on how many rows there are:
+
+    few rows     Each row has a program. The first row of a key works for all of them; the programs of others end.
+    many rows    Rows are sorted by key once. A program has BLOCK_P sorted rows, and goes through their keys.
+
+All launches have the same grid for a number of rows, whatever their keys, so a CUDA graph serves any mix of adapters.
+A row without an adapter costs a program that ends at once, or none of its own.
+
+Shape suffixes as in products.py; P rows of a program, Q all rows; C columns and N matrix rows of a tile.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from oscine.extensions.adapters.products import Rows
+from oscine.ops.launch import depend
+from oscine.ops.target import Target
+
+FEW_ROWS = 1024  # each program looks at the keys of so many rows in some microseconds
+_BLOCK_P = 16
+_BLOCK_C = 128
+_SPLITS = 8  # of the columns, while there are few programs
+
+
+class Kernels:
+    """A Backend."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1) -> Rows:
+        order_P = None
+        if len(keys_P) > FEW_ROWS:
+            order_P = keys_P.argsort().int()
+        return Rows(keys_P, experts, per_token, order_P)
+
+    def shrink(
+        self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
+    ) -> Tensor:
+        """As in products.py, but with partial sums: float32 [splits, P, segments * R]."""
+        count, num_columns = len(rows.keys_P), x.shape[-1]
+        rank = into.shape[-2] // segments
+        splits = _SPLITS if count <= 64 else 2 if count <= FEW_ROWS else 1
+        splits = min(splits, triton.cdiv(num_columns, _BLOCK_C))
+        y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
+        places = None
+        if pairs is not None and rows.order_P is not None:  # rows are sorted by key: where each one is in x
+            places = torch.empty_like(pairs).index_copy_(
+                0, pairs.long(), torch.arange(count, dtype=pairs.dtype, device=x.device)
+            )
+            pairs = None
+        if count:
+            _shrink_kernel[(self._programs(count, rows), segments, splits)](
+                x,
+                into,
+                rows.keys_P,
+                rows.order_P,
+                pairs,
+                places,
+                y,
+                count,
+                into.stride(0),
+                1.0 / factor,
+                E=rows.experts,
+                PER_TOKEN=rows.per_token,
+                COLUMNS=num_columns,
+                RANK=rank,
+                SEGMENTS=segments,
+                PLANES=x.dim() == 3,
+                STEPS=triton.cdiv(triton.cdiv(num_columns, _BLOCK_C), splits),
+                BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
+                BLOCK_P=_BLOCK_P,
+                BLOCK_C=_BLOCK_C,
+                num_warps=4,
+                **self._target.launch_options,
+            )
+        return y
+
+    def expand(
+        self,
+        y: Tensor,
+        rows: Rows,
+        out_of: Tensor,
+        out: Tensor,
+        *,
+        adds: bool,
+        ends: tuple[int, ...] = (),
+        weights_P: Tensor | None = None,
+        squares_TS: Tensor | None = None,
+        eps: float = 0.0,
+        width: int = 0,
+    ) -> None:
+        """As in products.py, of what `shrink` has left."""
+        count, (num_rows, rank) = len(rows.keys_P), out_of.shape[-2:]
+        first, second = (ends[0], ends[1]) if ends else (num_rows, num_rows)
+        block_n = 64 if count <= 64 else 128
+        while first % block_n or second % block_n:  # a tile has rows of one segment
+            block_n //= 2
+        if not count:
+            return
+        _expand_kernel[(self._programs(count, rows), triton.cdiv(num_rows, block_n))](
+            y,
+            out_of,
+            rows.keys_P,
+            rows.order_P,
+            weights_P,
+            squares_TS,
+            out,
+            count,
+            out_of.stride(0),
+            out.stride(0),
+            eps,
+            first,
+            second,
+            E=rows.experts,
+            ROWS=num_rows,
+            RANK=rank,
+            SEGMENTS=max(1, len(ends)),
+            SPLITS=y.shape[0],
+            SQUARES=0 if squares_TS is None else squares_TS.shape[1],
+            WIDTH=max(1, width),
+            ADDS=adds,
+            BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
+            BLOCK_P=_BLOCK_P,
+            BLOCK_N=block_n,
+            num_warps=4,
+            **self._target.launch_options,
+        )
+
+    def _programs(self, count: int, rows: Rows) -> int:
+        return count if rows.order_P is None else triton.cdiv(count, _BLOCK_P)
+
+
+@triton.jit
+def _key_of(keys, row, live, pairs):
+    """The keys of rows, which are those of pairs where they are given."""
+    pair = row if pairs is None else tl.load(pairs + row, mask=live, other=0)
+    return tl.load(keys + pair, mask=live, other=-1)
+
+
+@triton.jit
+def _members(keys, pairs, count, program, BLOCK_Q: tl.constexpr):
+    """Of few rows: (the key of the program's row, how many rows have it; 0 if an earlier row does the work)."""
+    row_Q = tl.arange(0, BLOCK_Q)
+    key_Q = _key_of(keys, row_Q, row_Q < count, pairs)
+    key = tl.max(tl.where(row_Q == program, key_Q, -1), 0)
+    mine_Q = (key_Q == key) & (row_Q < count)
+    first = tl.min(tl.where(mine_Q, row_Q, BLOCK_Q), 0)
+    number = tl.sum(mine_Q.to(tl.int32), 0)
+    return key, tl.where(first == program, number, 0)
+
+
+@triton.jit
+def _some(keys, pairs, count, key, program, number, start, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr):
+    """The rows from the `start`-th of a key on, of which there are `number`, the first one being `program`."""
+    wanted_P = start + tl.arange(0, BLOCK_P)
+    row_P = tl.where(wanted_P == 0, program, 0)
+    if number > 1:
+        row_P = tl.zeros((BLOCK_P,), tl.int32)
+        before = 0
+        for begin in range(0, count, BLOCK_S):
+            row_S = begin + tl.arange(0, BLOCK_S)
+            mine_S = (_key_of(keys, row_S, row_S < count, pairs) == key) & (row_S < count)
+            rank_S = before + tl.cumsum(mine_S.to(tl.int32), 0) - 1
+            found_PS = mine_S[None, :] & (rank_S[None, :] == wanted_P[:, None])
+            row_P += tl.sum(tl.where(found_PS, row_S[None, :], 0), 1)
+            before += tl.sum(mine_S.to(tl.int32), 0)
+    return row_P
+
+
+@triton.jit
+def _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS: tl.constexpr, PLANES: tl.constexpr):
+    live_PC = live_P[:, None] & inside_C[None, :]
+    if PLANES:
+        at_PC = at_P.to(tl.int64)[:, None] * (2 * COLUMNS) + column_C[None, :]
+        high = tl.load(x + at_PC, mask=live_PC, other=0.0).to(tl.float32)
+        low = tl.load(x + at_PC + COLUMNS, mask=live_PC, other=0.0).to(tl.float32)
+        return high + low * 0.0625
+    return tl.load(x + at_P.to(tl.int64)[:, None] * COLUMNS + column_C[None, :], mask=live_PC, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _shrink_rows(
+    x,
+    into,
+    y,
+    key,
+    pair_P,
+    at_P,
+    live_P,
+    count,
+    slot_stride,
+    scale,
+    E: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    PLANES: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Rows with one key: their products with a part of the columns."""
+    segment, split = tl.program_id(1), tl.program_id(2)
+    rank_R = tl.arange(0, RANK)
+    a = into + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (SEGMENTS * RANK * COLUMNS)
+    a_R = (segment * RANK + rank_R) * COLUMNS
+    sum_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
+    for step in range(STEPS):
+        column_C = (split * STEPS + step) * BLOCK_C + tl.arange(0, BLOCK_C)
+        inside_C = column_C < COLUMNS
+        x_PC = _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS, PLANES)
+        if PLANES:  # the places of x in the order of ops/planes.py
+            column_C = (column_C & -16) | ((column_C >> 1) & 7) | ((column_C & 1) << 3)
+        a_RC = tl.load(a + a_R[:, None] + column_C[None, :], mask=inside_C[None, :], other=0.0)
+        sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
+    at_PR = (split * count + pair_P)[:, None] * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
+    tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
+
+
+@triton.jit(do_not_specialize=["count"])
+def _shrink_kernel(
+    x,
+    into,
+    keys,
+    order,
+    pairs,
+    places,
+    y,
+    count,
+    slot_stride,
+    scale,
+    E: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    PLANES: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p."""
+    depend(PDL)
+    program = tl.program_id(0)
+    if order is None:
+        key, number = _members(keys, pairs, count, program, BLOCK_Q)
+        if key >= 0:
+            for start in range(0, number, BLOCK_P):
+                row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
+                live_P = start + tl.arange(0, BLOCK_P) < number
+                pair_P = row_P
+                if pairs is not None:
+                    pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
+                _shrink_rows(
+                    x, into, y, key, pair_P, row_P // PER_TOKEN, live_P, count, slot_stride, scale,
+                    E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
+                )  # fmt: skip
+    else:
+        place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
+        pair_P = tl.load(order + place_P, mask=place_P < count, other=0)
+        key_P = tl.where(place_P < count, tl.load(keys + pair_P), -1)
+        at_P = pair_P // PER_TOKEN
+        if places is not None:
+            at_P = tl.load(places + pair_P)
+        key = tl.max(key_P, 0)
+        while key >= 0:
+            _shrink_rows(
+                x, into, y, key, pair_P, at_P, key_P == key, count, slot_stride, scale,
+                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
+            )  # fmt: skip
+            key = tl.max(tl.where(key_P < key, key_P, -1), 0)
+
+
+@triton.jit
+def _expand_rows(
+    y,
+    out_of,
+    weights,
+    squares,
+    out,
+    key,
+    pair_P,
+    live_P,
+    count,
+    slot_stride,
+    out_stride,
+    eps,
+    first,
+    second,
+    E: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SQUARES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Rows with one key: a tile of their results."""
+    row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_N = row_N < ROWS
+    rank_R = tl.arange(0, RANK)
+    start = tl.program_id(1) * BLOCK_N
+    segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
+    if SEGMENTS == 1:
+        segment = 0
+    y_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
+    for split in tl.static_range(SPLITS):
+        at_PR = (split * count + pair_P)[:, None] * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
+        y_PR += tl.load(y + at_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :], other=0.0)
+    if squares is not None:
+        square_P = tl.zeros((BLOCK_P,), tl.float32)
+        for part in tl.static_range(SQUARES):
+            square_P += tl.load(squares + pair_P * SQUARES + part, mask=live_P, other=0.0)
+        y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
+    if weights is not None:
+        y_PR *= tl.load(weights + pair_P, mask=live_P, other=0.0)[:, None]
+    b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
+    b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=inside_N[:, None], other=0.0)
+    sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
+    out_PN = out + pair_P.to(tl.int64)[:, None] * out_stride + row_N[None, :]
+    live_PN = live_P[:, None] & inside_N[None, :]
+    if ADDS:
+        sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
+    tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
+
+
+@triton.jit
+def _write_zeros(out, pair_P, live_P, out_stride, ROWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
+    row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    out_PN = out + pair_P.to(tl.int64)[:, None] * out_stride + row_N[None, :]
+    zeros_PN = tl.zeros((BLOCK_P, BLOCK_N), out.dtype.element_ty)
+    tl.store(out_PN, zeros_PN, mask=live_P[:, None] & (row_N < ROWS)[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "first", "second"])
+def _expand_kernel(
+    y,
+    out_of,
+    keys,
+    order,
+    weights,
+    squares,
+    out,
+    count,
+    slot_stride,
+    out_stride,
+    eps,
+    first,
+    second,
+    E: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SQUARES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros."""
+    depend(PDL)
+    program = tl.program_id(0)
+    if order is None:
+        key, number = _members(keys, None, count, program, BLOCK_Q)
+        for start in range(0, number, BLOCK_P):
+            pair_P = _some(keys, None, count, key, program, number, start, BLOCK_P, 64)
+            live_P = start + tl.arange(0, BLOCK_P) < number
+            if key >= 0:
+                _expand_rows(
+                    y, out_of, weights, squares, out, key, pair_P, live_P, count, slot_stride, out_stride, eps, first,
+                    second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N,
+                )  # fmt: skip
+            elif not ADDS:
+                _write_zeros(out, pair_P, live_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
+    else:
+        place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
+        pair_P = tl.load(order + place_P, mask=place_P < count, other=0)
+        key_P = tl.where(place_P < count, tl.load(keys + pair_P), -1)
+        if not ADDS:
+            _write_zeros(out, pair_P, (key_P < 0) & (place_P < count), out_stride, ROWS, BLOCK_P, BLOCK_N)
+        key = tl.max(key_P, 0)
+        while key >= 0:
+            _expand_rows(
+                y, out_of, weights, squares, out, key, pair_P, key_P == key, count, slot_stride, out_stride, eps, first,
+                second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N,
+            )  # fmt: skip
+            key = tl.max(tl.where(key_P < key, key_P, -1), 0)

@@ -1,0 +1,116 @@
+"""The products of low-rank adapters: each row of a step by the factors of its own adapter. The definition; any device.
+
+    y[p] = A[key(p)] x[row(p)]          shrink
+    out[p] (+)= w[p] * B[key(p)] y[p]   expand
+
+A row is a token, or a pair of a token and an expert. Its key is slot * E + expert, or below 0 where it has no adapter:
+then it adds nothing.
+
+Shape suffixes: P rows, S slots, E experts (1 for matrices of all tokens), R rank, K columns, N rows of a matrix.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """The rows of one product, and which factors each has."""
+
+    keys_P: Tensor  # int32
+    experts: int  # E
+    per_token: int = 1  # rows of a token, beside each other
+    order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many
+
+
+class Backend(Protocol):
+    """`shrink` and `expand` of this module, or kernels for a GPU."""
+
+    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1) -> Rows: ...
+
+    def shrink(
+        self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
+    ) -> Tensor: ...
+
+    def expand(
+        self,
+        y: Tensor,
+        rows: Rows,
+        out_of: Tensor,
+        out: Tensor,
+        *,
+        adds: bool,
+        ends: tuple[int, ...] = (),
+        weights_P: Tensor | None = None,
+        squares_TS: Tensor | None = None,
+        eps: float = 0.0,
+        width: int = 0,
+    ) -> None: ...
+
+
+class Reference:
+    """A Backend in plain torch. It waits for values of the device."""
+
+    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1) -> Rows:
+        return Rows(keys_P, experts, per_token)
+
+    def shrink(
+        self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
+    ) -> Tensor:
+        """x [tokens, K], or [P, K] where `pairs` has the row of each. into [S, (E,) segments * R, K]. Returns float32
+        [P, segments * R]. segments: independent parts of the result."""
+        x = _unplaned(x) if x.dim() == 3 else x
+        if pairs is not None:
+            x = torch.empty_like(x).index_copy_(0, pairs.long(), x)
+        per_token = len(rows.keys_P) // len(x) if len(x) else 1
+        y = torch.zeros(len(rows.keys_P), into.shape[-2], dtype=torch.float32, device=x.device)
+        for key, chosen in _groups(rows.keys_P):
+            factors = into.flatten(0, into.dim() - 3)[key]
+            y[chosen] = x[chosen // per_token].float() @ factors.float().T / factor
+        return y
+
+    def expand(
+        self,
+        y: Tensor,
+        rows: Rows,
+        out_of: Tensor,
+        out: Tensor,
+        *,
+        adds: bool,
+        ends: tuple[int, ...] = (),
+        weights_P: Tensor | None = None,
+        squares_TS: Tensor | None = None,
+        eps: float = 0.0,
+        width: int = 0,
+    ) -> None:
+        """Adds to, or writes, the first N columns of `out` [P, ...]. out_of [S, (E,) N, R].
+
+        ends: of the parts of N, each of which reads its own R columns of y. squares_TS, eps, width: x is divided by the
+        root of its mean square, over `width` columns.
+        """
+        num_rows, rank = out_of.shape[-2:]
+        target = out.flatten(1)[:, :num_rows]
+        if not adds:
+            target.zero_()
+        if squares_TS is not None:
+            y = y * torch.rsqrt(squares_TS.sum(1, keepdim=True) / width + eps)
+        if weights_P is not None:
+            y = y * weights_P[:, None]
+        for key, chosen in _groups(rows.keys_P):
+            factors, start = out_of.flatten(0, out_of.dim() - 3)[key].float(), 0
+            for part, end in enumerate(ends or (num_rows,)):
+                own = y[chosen, part * rank : (part + 1) * rank] @ factors[start:end].T
+                target[chosen, start:end] = (target[chosen, start:end].float() + own).to(out.dtype)
+                start = end
+
+
+def _groups(keys_P: Tensor) -> list[tuple[int, Tensor]]:
+    return [(key, (keys_P == key).nonzero()[:, 0]) for key in sorted({*keys_P.tolist()}) if key >= 0]
+
+
+def _unplaned(planes: Tensor) -> Tensor:
+    """Values of rows that are two planes of FP8 (ops/planes.py), without their scales. [P, 2, K] -> float32 [P, K]."""
+    i = torch.arange(planes.shape[2], device=planes.device)
+    high, low = planes.float()[..., (i & ~15) | (i & 7) << 1 | (i >> 3) & 1].unbind(1)
+    return high + low / 16

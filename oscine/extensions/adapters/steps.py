@@ -1,0 +1,97 @@
+"""What the adapters of a step add to each layer: implements AddedLayer and its parts (ops/interface.py)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from oscine.extensions.adapters.products import Backend, Rows
+from oscine.ops.interface import AddedProducts, Routing
+
+Factors = Mapping[str, Tensor]  # of a layer, by the names of the layout; each of all slots
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """An AddedProducts."""
+
+    backend: Backend
+    rows: Rows
+    into: Tensor  # [S, segments * R, K]
+    out_of: Tensor  # [S, N, R]
+    ends: tuple[int, ...] = ()  # of the segments, in N
+
+    def add(self, x_TK: Tensor, out: Tensor) -> None:
+        y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
+        self.backend.expand(y, self.rows, self.out_of, out, adds=True, ends=self.ends)
+
+    def make(self, x_TK: Tensor, squares_TS: Tensor, eps: float) -> Tensor:
+        out = x_TK.new_empty(len(x_TK), self.out_of.shape[-2])
+        y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
+        norm = {"squares_TS": squares_TS, "eps": eps, "width": x_TK.shape[1]}
+        self.backend.expand(y, self.rows, self.out_of, out, adds=False, ends=self.ends, **norm)  # type: ignore[arg-type]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """An AddedExperts."""
+
+    backend: Backend
+    rows: Rows
+    weights_P: Tensor
+    factors: Factors
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        out_of = self.factors["gate_up_out"]
+        out = torch.empty(len(self.rows.keys_P), out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
+        y = self.backend.shrink(x_TH, self.rows, self.factors["gate_up_in"], 1)
+        self.backend.expand(y, self.rows, out_of, out, adds=False)
+        return out
+
+    def second(self, h: Tensor, out: Tensor, pairs: Tensor | None = None, factor: float = 1.0) -> None:
+        y = self.backend.shrink(h, self.rows._replace(per_token=1), self.factors["down_in"], 1, pairs, factor)
+        self.backend.expand(y, self.rows, self.factors["down_out"], out, adds=True, weights_P=self.weights_P)
+
+
+class Layer:
+    """An AddedLayer."""
+
+    def __init__(self, backend: Backend, rows: Rows, factors: Factors, qkv_ends: tuple[int, ...]) -> None:
+        """`rows`: the tokens of the step, by the slots of their adapters."""
+        self._backend, self._rows, self._factors = backend, rows, factors
+        self.qkv: AddedProducts | None = None
+        self.out: AddedProducts | None = None
+        if "qkv_in" in factors:
+            self.qkv = Products(backend, rows, factors["qkv_in"], factors["qkv_out"], qkv_ends)
+            self.out = Products(backend, rows, factors["out_in"], factors["out_out"])
+
+    def routed(self, x_TH: Tensor, routing: Routing, weight_EH: Tensor, bias_E: Tensor) -> Routing:
+        if "router_in" in self._factors:
+            routing = self._routed_again(x_TH, routing, weight_EH, bias_E)
+        if "gate_up_in" not in self._factors:
+            return routing
+        experts, per_token = len(bias_E), routing.expert_ids_TK.shape[1]
+        slot_T1 = self._rows.keys_P[:, None]
+        keys_TK = torch.where(slot_T1 < 0, -1, slot_T1 * experts + routing.expert_ids_TK.int()).int()
+        rows = self._backend.rows(keys_TK.flatten(), experts, per_token)
+        added = Experts(self._backend, rows, routing.weights_TK.flatten(), self._factors)
+        return routing._replace(added=added)
+
+    def _routed_again(self, x_TH: Tensor, routing: Routing, weight_EH: Tensor, bias_E: Tensor) -> Routing:
+        """All tokens, by logits with what adapters add to them; of equal logits any expert may go first."""
+        logits_TE = functional.linear(x_TH.float(), weight_EH.float(), bias_E.float())
+        added = Products(self._backend, self._rows, self._factors["router_in"], self._factors["router_out"])
+        added.add(x_TH, logits_TE)
+        ids_TK = routing.expert_ids_TK
+        top_TK, chosen_TK = logits_TE.topk(ids_TK.shape[1], dim=-1)
+        changed = routing._replace(expert_ids_TK=chosen_TK.to(ids_TK.dtype), weights_TK=top_TK.softmax(-1))
+        if routing.counts_E is None:
+            return changed._replace(logits_TE=None)
+        ids_P = chosen_TK.flatten()
+        before_PE = functional.one_hot(ids_P, len(bias_E)).cumsum(0)
+        ranks_P = before_PE.gather(1, ids_P[:, None]) - 1
+        counts_E = before_PE[-1].int()
+        return changed._replace(logits_TE=None, counts_E=counts_E, ranks_TK=ranks_P.int().view_as(ids_TK))

@@ -1,0 +1,157 @@
+"""Adapters in the experts' kernels: Hopper's in an interpreter and on a GPU, the portable ones likewise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.inputs import random_experts, random_routing
+from oscine.extensions.adapters.kernels import Kernels
+from oscine.extensions.adapters.products import Backend, Reference
+from oscine.extensions.adapters.steps import Experts
+from oscine.ops.interface import Routing
+from oscine.ops.moe import hopper, reference
+from oscine.ops.moe import triton as portable
+from oscine.ops.moe.hopper_repack import UNIT, gate_up_order
+from tests.ops.bound import bound, target_of
+from tests.ops.compile_ahead import run_interpreted
+from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.test_moe_hopper import compile_gemm, in_float
+from tests.ops.test_planes import round_as_torch
+
+CPU = torch.device("cpu")
+RANK = 16
+
+
+def made(experts: int, hidden: int, inner: int, device: torch.device) -> dict[str, Tensor]:
+    """Factors of two adapters, which change the products by as much as they are."""
+    shapes = {
+        "gate_up_in": (experts, RANK, hidden),
+        "gate_up_out": (experts, 2 * inner, RANK),
+        "down_in": (experts, RANK, inner),
+        "down_out": (experts, hidden, RANK),
+    }
+    return {
+        name: (torch.randn(2, *shape, device=device) / shape[-1] ** 0.5).bfloat16() for name, shape in shapes.items()
+    }
+
+
+def error(
+    moe: Callable[..., Tensor],
+    prepare: Callable[..., Any],
+    backend: Backend,
+    tokens: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    device: torch.device,
+    *,
+    reorders: bool,
+) -> tuple[float, float]:
+    """Relative errors with adapters: of the op, and of the same without adapters."""
+    torch.manual_seed(tokens)
+    routing, dtype = random_routing(tokens, experts, 4, device), torch.bfloat16
+    published = random_experts(experts, hidden, inner, device, dtype, scales=(118, 123))
+    x_TH, factors = torch.randn(tokens, hidden, device=device).bfloat16(), made(experts, hidden, inner, device)
+    slot_T = torch.arange(tokens, device=device) % 3 - 1  # every third token has no adapter
+    keys_TK = torch.where(slot_T[:, None] < 0, -1, slot_T[:, None] * experts + routing.expert_ids_TK).int()
+
+    def added(backend: Backend, factors: dict[str, Tensor]) -> Experts:
+        rows = backend.rows(keys_TK.flatten(), experts, 4)
+        return Experts(backend, rows, routing.weights_TK.flatten(), factors)
+
+    in_floats = added(Reference(), {name: factor.float() for name, factor in factors.items()})
+    exact = reference.moe(x_TH.float(), routing._replace(added=in_floats), in_float(published), 7.0)
+    if reorders:
+        order = gate_up_order(inner, device)
+        order = torch.nn.functional.pad(order, (0, -len(order) % UNIT), value=-1)
+        out_of = factors["gate_up_out"]
+        factors["gate_up_out"] = torch.where((order >= 0)[:, None], out_of[:, :, order.clamp(min=0)], 0)
+    if tokens <= 16:
+        routing = Routing(routing.expert_ids_TK, routing.weights_TK)
+    ours = routing._replace(added=added(backend, factors))
+    found = [bound(moe)(x_TH, one, prepare(published), 7.0).float().sum(1) for one in (ours, routing)]
+    assert torch.equal(found[0][::3], found[1][::3]), "tokens without adapters"
+    return tuple(float((one - exact).norm() / exact.norm()) for one in found)  # type: ignore[return-value]
+
+
+def check_hopper(backend: Backend, tokens: int, experts: int, hidden: int, inner: int, device: torch.device) -> None:
+    def prepare(published: Any) -> Any:
+        return hopper.prepare_experts(target_of(device), published)
+
+    ours, without = error(hopper.moe, prepare, backend, tokens, experts, hidden, inner, device, reorders=True)
+    assert ours < 0.01
+    assert without > 0.1 or tokens == 1
+
+
+def in_gluon_interpreter() -> None:
+    round_as_torch()
+    backend = Reference()
+    check_hopper(backend, 3, 5, 32, 32, CPU)  # not sorted
+    hopper.THIN = 0  # from here on tiles of whole experts, small as these are
+    check_hopper(backend, 2, 5, 32, 224, CPU)  # the sum in parts
+    check_hopper(backend, 9, 5, 96, 32, CPU)  # sorted
+    hopper.SPREAD = 0
+    check_hopper(backend, 17, 16, 32, 96, CPU)  # tiles of which some are half full; units that are not
+    check_hopper(backend, 40, 4, 32, 32, CPU)  # large tiles, in fp16
+
+
+def in_interpreter() -> None:
+    for tokens, experts, hidden, inner in ((3, 6, 64, 32), (30, 6, 64, 96)):
+        kernels = Kernels(target_of(CPU))
+        float32 = _in_float32(portable.moe)
+        sizes = error(float32, portable.prepare_experts, kernels, tokens, experts, hidden, inner, CPU, reorders=False)
+        assert sizes[0] < 0.01
+        assert sizes[1] > 0.1
+
+
+def _in_float32(moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The interpreter multiplies bfloat16 wrongly."""
+
+    def run(target: Any, x_TH: Tensor, routing: Routing, experts: Any, limit: float) -> Tensor:
+        added = routing.added
+        if isinstance(added, Experts):
+            factors = {name: factor.float() for name, factor in added.factors.items()}
+            routing = routing._replace(added=Experts(added.backend, added.rows, added.weights_P, factors))
+        return moe(target, x_TH.float(), routing, in_float(experts), limit)
+
+    return run
+
+
+@pytest.mark.slow
+def test_hopper_experts_with_adapters_in_the_interpreter() -> None:
+    run_gluon(in_gluon_interpreter)
+
+
+@pytest.mark.slow
+def test_portable_experts_with_adapters_in_the_interpreter() -> None:
+    run_interpreted(in_interpreter)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("tokens", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 64, 256, 1024))])
+def test_the_kernel_with_adapters_stays_in_registers(tokens: int) -> None:
+    tiling = hopper.plan(tokens, 4, 32, 2880)
+    kernel = compile_gemm(tiling, gated=True, tokens=tokens, added=True)
+    assert kernel.registers <= tiling.registers
+    assert kernel.spills_in_loops == 0
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 16, 37, 300, 1000])
+@pytest.mark.parametrize(("experts", "size"), [(8, 256), (32, 288), (5, 2880)], ids=["nano", "odd", "wide"])
+def test_hopper_experts_with_adapters(tokens: int, experts: int, size: int) -> None:
+    device = torch.device("cuda")
+    check_hopper(Kernels(target_of(device)), tokens, experts, size, size, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 3, 37, 300])
+def test_portable_experts_with_adapters(tokens: int) -> None:
+    device = torch.device("cuda")
+    kernels = Kernels(target_of(device))
+    ours, without = error(portable.moe, portable.prepare_experts, kernels, tokens, 8, 256, 256, device, reorders=False)
+    assert ours < 0.01
+    assert without > 0.1 or tokens == 1

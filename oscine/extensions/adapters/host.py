@@ -110,7 +110,7 @@ def _identity(factors: Mapping[str, Factors]) -> str:
         into, out_of, scale = factors[name]
         digest.update(f"{name} {tuple(into.shape)} {tuple(out_of.shape)} {scale!r} {into.dtype}".encode())
         for tensor in (into, out_of):
-            digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -574,9 +574,10 @@ class Config:
         if "experts-on-host" in values:
             values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
-        parts = {"model": model, "cache": cache, "scheduler": scheduler, "adapters": AdapterOptions.of(values)}
-        engine = EngineOptions.of(values, **parts)
-        return cls(engine, ServerOptions.of(values), ToolOptions.of(values), ModelsOptions.of(values))
+        adapters, models = AdapterOptions.of(values), ModelsOptions.of(values)
+        require(not (adapters.enable_lora and models.on_demand), "enable-lora", "given with --model alone", "--models")
+        engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler, adapters=adapters)
+        return cls(engine, ServerOptions.of(values), ToolOptions.of(values), models)
 
 
 _SECTIONS = (

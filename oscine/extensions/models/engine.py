@@ -1,12 +1,13 @@
 """An engine that is started when it is wanted: none of its process is there before, or after."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 from oscine.engine.process.client import EngineClient, EngineDied, EngineError, EngineState
 from oscine.engine.wire.stream import RequestStream
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineInfo, EngineStats, GenerationRequest
+from oscine.types import AdapterInfo, EngineInfo, EngineStats, GenerationRequest
 
 _NO_STATS = EngineStats()
 
@@ -46,6 +47,19 @@ class DemandEngine:
     @property
     def restarts(self) -> int:
         return self._restarts + (0 if self._client is None else self._client.restarts)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        return {}  # --enable-lora is refused
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        raise ValueError("adapters are for a server of one model: --enable-lora")
+
+    def forget_adapter(self, name: str) -> AdapterInfo:
+        raise KeyError(name)
+
+    def drop_adapter(self, identity: str) -> None:
+        """There is none."""
 
     async def start(self) -> None:
         await self.stop()

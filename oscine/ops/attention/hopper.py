@@ -100,8 +100,8 @@ def prefill_tiling(window: int | None, *, shared: bool) -> dict[str, int]:
 
 def shares_contexts(target: Target, num_tokens: int, num_kv_heads: int) -> bool:
     """Whether steps of so many tokens can be so few tiles that programs share their contexts."""
-    tiles = num_tokens // (CONSUMERS.value * TOKENS.value)
-    return tiles * num_kv_heads < ROUNDS.value * target.sm_count
+    tiles: int = num_tokens // (CONSUMERS.value * TOKENS.value)
+    return bool(tiles * num_kv_heads < ROUNDS.value * target.sm_count)
 
 
 def prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:

@@ -99,7 +99,7 @@ async def first_logprobs(llm: AsyncLLM, models: Sequence[str], count: int = 4) -
 
 def options(folders: list[Path], **more: object) -> dict[str, object]:
     modules = [f"{i}={folder}" for i, folder in enumerate(folders)]
-    return {"enable_lora": True, "lora_modules": modules, "device": "cuda", "prefix_caching": False, **more}
+    return {"enable_lora": True, "lora_modules": modules, "device": "cuda", "no_prefix_caching": True, **more}
 
 
 def test_graphs_serve_any_mix_of_adapters(folders: list[Path]) -> None:

@@ -72,7 +72,7 @@ def _for_one_client(config: Config) -> Config:
     """The configuration of a server for this batch alone: no other client reaches it."""
     if config.models.on_demand:
         raise CommandError("--models and --models-dir are for `oscine serve`", USAGE)
-    no_keys: dict[str, tuple[str, ...]] = {"api_keys": (), "admin_keys": ()}
-    server = replace(config.server, host="127.0.0.1", port=0, drain_s=0.0, log_level="warning", **no_keys)
+    server = replace(config.server, host="127.0.0.1", port=0, api_keys=(), admin_keys=())
+    server = replace(server, drain_s=0.0, log_level="warning")
     engine = replace(config.engine, quiet=config.engine.model.model == NANO)  # there in a moment: nothing to report
     return replace(config, engine=engine, server=server)

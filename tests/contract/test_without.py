@@ -11,7 +11,7 @@ def test_what_needs_a_missing_extension_is_missing_too() -> None:
     assert without(["replicas"]) == {"replicas", "cluster", "plan", "profile"}
     assert without(["tools"]) == {"tools"}
     assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "plan", "profile"}
-    assert len(extensions()) == 24
+    assert len(extensions()) == 25
 
 
 @pytest.mark.long

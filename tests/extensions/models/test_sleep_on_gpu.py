@@ -44,7 +44,7 @@ def answers(engine: BuiltEngine) -> dict[str, list[int]]:
 
 
 def agree(found: dict[str, list[int]], expected: dict[str, list[int]], device: str) -> bool:
-    """On a GPU, cached prompts and other numbers of drafts round otherwise, so a few answers may part from the first."""
+    """On a GPU, cached prompts and other numbers of drafts round otherwise, so some answers may part from the first."""
     if device == "cpu":
         return found == expected
     return sum(found[name][:8] == tokens[:8] for name, tokens in expected.items()) >= len(expected) - 2

@@ -43,6 +43,10 @@ class ModelsApi(Api):
         if self._manager is not None:
             self._manager.load_pinned()
 
+    async def drain(self) -> None:
+        if self._manager is not None:
+            self._manager.drain()
+
     async def stop(self) -> None:
         if self._manager is not None:
             await self._manager.stop()

@@ -111,8 +111,14 @@ class Manager:
             if entry.pinned:
                 self._load_soon(entry)
 
-    async def stop(self) -> None:
+    def drain(self) -> None:
+        """Requests that wait for a model are refused, and none is loaded from now on."""
         self._is_stopping = True
+        for entry in self._entries.values():
+            entry.settle(unavailable("The server is stopping.", code="draining"))
+
+    async def stop(self) -> None:
+        self.drain()
         for entry in self._entries.values():
             _forget_timer(entry)
         for task in self._tasks:
@@ -210,6 +216,8 @@ class Manager:
     def _load_soon(self, entry: Entry) -> None:
         if entry.loading is None and not self._is_stopping:
             entry.loading = self._run(self._load(entry))
+        elif self._is_stopping:
+            entry.settle(unavailable("The server is stopping.", code="draining"))
 
     async def _load(self, entry: Entry) -> None:
         error: APIError | None = None
@@ -328,7 +336,9 @@ class Manager:
 
     async def _expire(self, entry: Entry) -> None:
         async with self._changing:
-            if not (entry.running or entry.waiting):
+            if entry.served.admission.sequences:  # a response in the background
+                self._set_timer(entry)
+            elif not (entry.running or entry.waiting):
                 await self._put_away(entry)
 
     def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

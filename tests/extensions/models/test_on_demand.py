@@ -149,6 +149,21 @@ def test_a_model_serves_its_requests_before_it_makes_room(folder: Path) -> None:
         assert len(engines(server)) == 1
 
 
+def test_a_server_that_stops_refuses_those_that_wait(folder: Path) -> None:
+    with serving(folder, "--max-loaded-models", "1", "--fake-step-s", "0.005") as server, ThreadPoolExecutor(2) as pool:
+        assert chat(server, "one").status_code == 200
+        body = {"model": "one", "prompt": "a", "max_tokens": 200, "ignore_eos": True}
+        long = pool.submit(post, server, "/v1/completions", body)
+        server.wait_running(1)
+        waiting = pool.submit(chat, server, "two")
+        wait_until(lambda: server.metric("oscine:http_requests_in_progress") == 3, "a request that waits")
+        server.terminate()
+        refused = waiting.result()
+        assert (refused.status_code, refused.json()["error"]) == (503, "The server is stopping.")
+        assert long.result().json()["usage"]["completion_tokens"] == 200
+        assert server.exit_code() == 0
+
+
 @pytest.mark.slow
 def test_a_request_waits_no_longer_than_it_may(folder: Path) -> None:
     options = ("--max-loaded-models", "1", "--fake-step-s", "0.01", "--load-timeout-s", "1.5")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_link_that_dies_fails_the_transfer_and_the_next_one_connects_anew(bed:
     before = far.received_bytes()
     reader.ask()
     while far.received_bytes() - before < 500_000:
-        pass
+        time.sleep(0.1)
     far.set_link(Link(loss=1.0))
     found = reader.answer()
     assert found["state"] == "failed"

@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs nodes notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -204,6 +204,9 @@ cluster-sessions: $(TEST)  ## sessions of several turns over four replicas: pref
 
 cluster-transfer: $(TEST)  ## prompts computed by another engine: the same tokens, only missing pages moved, GB/s beside NIXL alone
 	$(BIN)/python -m benchmarks.cluster.disaggregation
+
+nodes: $(TEST)  ## several nodes on this machine, in namespaces of their own; skipped where users may have none
+	$(BIN)/python -m tests.nodes $(NODES_OPTIONS)
 
 sim: $(TEST)    ## the simulator beside production on 3,000 random loads: a minute
 	$(BIN)/python -m tests.extensions.plan.random_load 0 3000

@@ -180,6 +180,15 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Transport:
+    """What decides how pages travel from one process to another."""
+
+    host: str = ""  # equal for processes that can reach each other's memory
+    segments: str = ""  # sizes of TCP messages, as UCX is set
+    has_rdma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RankMemory:
     """The memory of one rank that other engines may read."""
 
@@ -240,6 +249,7 @@ class RemotePrefill:
     num_full_pages: int = 0  # moved
     num_sliding_pages: int = 0  # moved, of all groups with a window
     num_bytes: int = 0
+    transport: str = ""  # memory, rdma or tcp
     failure: str | None = None  # why the prompt was computed here after all, in one line
 
 
@@ -373,6 +383,21 @@ class EngineStats:
     fetched_pages: int = counter("KV pages that came from other engines", "fetched_pages", "transfers", "replica")
     fetched_bytes: int = counter("Bytes of these", "fetched_bytes", "transfers", "replica")
     fetch_s: float = seconds("Seconds that fetching them took, added up", "fetch_seconds", "transfers", "replica")
+    fetches_over_tcp: int = counter(
+        "Prompts whose pages came over TCP, without RDMA", "remote_prefills_over_tcp", "transfers", "replica"
+    )
+    fetches_declined: int = counter(
+        "Prompts computed here because their pages would have taken longer over the network",
+        "remote_prefills_declined",
+        "transfers",
+        "replica",
+    )
+    fetch_bytes_per_s: int = gauge(
+        "Bytes per second of recent fetches, of the link used last", "fetch_bytes_per_second", "transfers"
+    )
+    computed_prompt_tokens_per_s: int = gauge(
+        "Tokens per second of recent prompts computed here", "computed_prompt_tokens_per_second", "transfers"
+    )
     drafts: int = counter("Steps of a sequence that verified drafts", "spec_decode_num_drafts", "speculation")
     draft_tokens: int = counter("Drafts that were verified", "spec_decode_num_draft_tokens", "speculation")
     accepted_tokens: int = counter("Drafts that were accepted", "spec_decode_num_accepted_tokens", "speculation")

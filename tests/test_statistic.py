@@ -10,6 +10,7 @@ GAUGES = {
     *("kv_slots_used", "kv_slots_cached", "kv_slots_total"),
     *("full_pages_used", "full_pages_total", "sliding_pages_used", "sliding_pages_total", "kv_usage"),
     *("offload_host_pages", "offload_host_bytes", "offload_disk_pages", "offload_disk_bytes"),
+    *("fetch_bytes_per_s", "computed_prompt_tokens_per_s"),
 }
 
 LISTS = {"steps_by_tokens", "accepted_by_position"}

@@ -20,7 +20,7 @@ OTHERS = {
     "attributes of spans, named in extensions/tracing/spans.py": (
         *("oscine.api_key", "oscine.known_tokens", "oscine.replica", "oscine.replica.from", "oscine.replica.to"),
         *("oscine.request_id", "oscine.router.overlap_tokens", "oscine.router.queue_s", "oscine.transfer.bytes"),
-        *("oscine.transfer.full_pages", "oscine.transfer.sliding_pages"),
+        *("oscine.transfer.full_pages", "oscine.transfer.sliding_pages", "oscine.transfer.transport"),
     ),
     "loggers": ("oscine.requests", "oscine.x"),
     "keys of an ASGI scope": (

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from oscine.kv_group import KVGroup
-from oscine.types import RankMemory, Region
+from oscine.types import RankMemory, Region, Transport
 
 _ADDRESSES, _DEVICES = 1 << 64, 1 << 31
 
@@ -14,6 +14,7 @@ class KVEndpoint(Struct, frozen=True):
     model: str  # name, weights and sizes: what makes equal tokens have equal keys and values
     groups: list[KVGroup]
     ranks: list[RankMemory]
+    transport: Transport = Transport()
 
 
 def check_endpoint(endpoint: KVEndpoint) -> None:

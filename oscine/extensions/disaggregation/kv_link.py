@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from oscine.engine.wire.messages import FromPeer, ToClient
 from oscine.kv_group import KVGroup
-from oscine.types import PageMoves, RankMemory, TransferState
+from oscine.types import PageMoves, RankMemory, TransferState, Transport
 
 
 class Links(Protocol):
@@ -34,6 +34,11 @@ class Transfer(Protocol):
         """That have arrived."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """That one that has ended took, whenever that was looked at."""
+        ...
+
     def cancel(self) -> None:
         """Ends as failed as soon as nothing is being written any more."""
         ...
@@ -45,6 +50,7 @@ class Transfers(Protocol):
     model: str  # what makes equal tokens have equal keys and values
     groups: list[KVGroup]
     memories: list[RankMemory]  # of each rank
+    transport: Transport
 
     def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> Any:
         """A peer, by what describes its pages. Raises ValueError saying what keeps them from moving here."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscine.extensions.disaggregation.copies import Copy, copies
+from oscine.extensions.disaggregation.transport import KEEPALIVE, SEGMENTS, own_transport
 from oscine.kv_group import KVGroup
 from oscine.types import PageMoves, RankMemory, TransferState
 
@@ -36,6 +37,8 @@ _ENVIRONMENT = {
     "UCX_RCACHE_MAX_UNRELEASED": "1024",  # else memory that was registered once may be kept for ever
     # Without NVLink UCX would read a GPU's memory through the host: 0.5 GB/s within an H200, against 50 to 80.
     "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
+    **SEGMENTS,
+    **KEEPALIVE,
 }
 
 _LOCAL = {"UCX_NET_DEVICES": "lo"}
@@ -68,6 +71,8 @@ class NixlTransfer:
         self.state: TransferState = "running"
         self.error: str | None = None
         self.num_bytes = 0
+        self.seconds = 0.0  # once it has ended
+        self._begun_s = time.monotonic()
         self._peer, self._batches, self._kind = peer, deque(batches), kind
         self._posted: list[tuple[Any, int]] = []  # NIXL's handles, and bytes
         self._cancelled = False
@@ -86,6 +91,7 @@ class NixlTransfer:
             self._attempt(self._post, agent, batch)
         if self._posted:
             return False
+        self.seconds = time.monotonic() - self._begun_s
         self.state = "done" if self.error is None else "failed"
         return True
 
@@ -155,6 +161,7 @@ class KVTransfer:
         self._owner = owner
         self.model, self.groups, self._rank = model, list(groups), rank
         self._agent = _new_agent(local)
+        self.transport = own_transport()
         self._register(memory)
         self._memory = replace(memory, agent=bytes(self._agent.get_agent_metadata()))
         self.memories = [self._memory]

@@ -97,6 +97,10 @@ class _RankedTransfer:
     def num_bytes(self) -> int:
         return self._own.num_bytes + sum(end.num_bytes for end in self.ends.values())
 
+    @property
+    def seconds(self) -> float:
+        return self._own.seconds
+
     def cancel(self) -> None:
         if not self._cancelled:
             self._cancelled = True
@@ -116,7 +120,7 @@ class RankedTransfers:
     def __init__(self, own: KVTransfer, others: Sequence[Connection], check: Callable[[], None]) -> None:
         """Waits until every rank has told its memory. `check` raises what keeps a rank from that."""
         self._own, self._others = own, others
-        self.model, self.groups = own.model, own.groups
+        self.model, self.groups, self.transport = own.model, own.groups, own.transport
         self.memories = [*own.memories, *(_memory_of(other, check) for other in others)]
         self._numbers = count()
         self._running: dict[int, _RankedTransfer] = {}

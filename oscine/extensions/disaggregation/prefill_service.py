@@ -153,5 +153,5 @@ class PrefillService(Prefills):
 
 def of_engine(loop: EngineLoop, transfers: Transfers) -> PrefillService:
     """What other engines may have computed here."""
-    endpoint = KVEndpoint(transfers.model, transfers.groups, transfers.memories)
+    endpoint = KVEndpoint(transfers.model, transfers.groups, transfers.memories, transfers.transport)
     return PrefillService(loop, endpoint, transfers.attend)

@@ -14,6 +14,7 @@ Fetched data is trusted only while the other engine's lease is sure to last.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from oscine.engine.core.arrivals import Arrival, Arrivals
@@ -24,8 +25,10 @@ from oscine.engine.wire.links import PeerLinks
 from oscine.engine.wire.messages import Met, Prefill, Prefilled, PrefillRefused, Release
 from oscine.executor.start.build import BuiltExecutor
 from oscine.extensions.disaggregation.kv_link import Links, Transfer, Transfers
+from oscine.extensions.disaggregation.transport import Way, check_transport, way
+from oscine.extensions.disaggregation.worth import Worth
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineStats, PageMoves, PrefillSource, RemotePrefill
+from oscine.types import EngineStats, PageMoves, PrefillSource, RemotePrefill, StepPlan
 
 _LEASE_SLACK_S = 1.0  # by which a lease outlasts the reading
 
@@ -37,6 +40,7 @@ class _Source:
     transfers: Transfers
     peer: Any = None  # of Transfers, once the engine has introduced itself
     endpoint: KVEndpoint | None = None  # as it told
+    way: Way = "tcp"  # by which its pages come
     refusal: str | None = None  # why its pages are of no use here
 
     def meet(self, endpoint: KVEndpoint | None) -> None:
@@ -45,6 +49,8 @@ class _Source:
             if endpoint is None:
                 raise ValueError("it gives no pages to others")
             check_endpoint(endpoint)
+            check_transport(self.transfers.transport, endpoint.transport)
+            self.way = way(self.transfers.transport, endpoint.transport)
             self.peer = self.transfers.connect(endpoint.model, endpoint.groups, endpoint.ranks)
             self.endpoint = endpoint
         except ValueError as error:
@@ -74,6 +80,8 @@ class _Fetch:
     answer: Prefilled | None = None
     answered_s: float = 0.0
     transfer: Transfer | None = None
+    begun_s: float = 0.0  # of the transfer
+    patience_s: float = inf  # with the transfer
 
     @property
     def request(self) -> Request:
@@ -98,8 +106,14 @@ class RemotePrefills(EngineExtension):
     fetches_prompts = True
 
     def __init__(
-        self, loop: LoopState, links: Links, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self,
+        loop: LoopState,
+        links: Links,
+        transfers: Transfers,
+        clock: Callable[[], float] = time.monotonic,
+        worth: Worth | None = None,
     ) -> None:
+        """Without `worth` pages are always fetched."""
         self._cache, self._counters = loop.cache, loop.counters
         self._links, self._transfers, self._clock = links, transfers, clock
         self._sources: dict[str, _Source] = {}  # by address
@@ -107,6 +121,7 @@ class RemotePrefills(EngineExtension):
         self._ready: list[Request] = []
         self._arrivals = Arrivals(loop.cache)
         self._num_asked = 0
+        self._worth = worth
 
     @property
     def requests(self) -> list[Request]:
@@ -133,6 +148,9 @@ class RemotePrefills(EngineExtension):
         if known.refusal is not None:
             _count_failure(self._counters, request, source, known.refusal)
             return False
+        if self._is_sooner_computed(request.digests[:num_pages], source.address, num_lacking):
+            self._counters.fetches_declined += 1
+            return False
         now = self._clock()
         self._num_asked += 1
         fetch_id = f"{self._num_asked} {request.request_id}"
@@ -144,6 +162,21 @@ class RemotePrefills(EngineExtension):
         wanted = Prefill(fetch_id, tokens, lease_s, given.priority, given.cache_salt, given.adapter)
         self._links.send(source.address, wanted)
         return True
+
+    def _is_sooner_computed(self, digests: list[bytes], address: str, num_tokens: int) -> bool:
+        if self._worth is None:
+            return False
+        lacking = zip(self._transfers.groups, self._cache.holds.lacking(digests), strict=True)
+        num_bytes = sum(group.page_bytes * group.num_ranks * len(places) for group, places in lacking)
+        return self._worth.declines(address, num_bytes, num_tokens)
+
+    def after_step(self, plan: StepPlan, num_drafted: int, seconds: float, *, in_vain: bool) -> None:
+        if self._worth is not None:
+            self._worth.note_step(plan, seconds)
+
+    def count(self, stats: EngineStats) -> None:
+        if self._worth is not None:
+            self._worth.count(stats)
 
     def abandon(self, request: Request) -> bool:
         """A request ends. False if it is not here."""
@@ -171,7 +204,7 @@ class RemotePrefills(EngineExtension):
                 if fetch.arrival.hold is None and has_room:
                     has_room = self._take_pages(fetch, num_ended + num_launched)
                 if fetch.arrival.num_lacking and num_ended >= fetch.arrival.fence:
-                    fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
+                    self._begin(fetch)
         ready, self._ready = self._ready, []
         return ready
 
@@ -184,6 +217,8 @@ class RemotePrefills(EngineExtension):
                     lost = self._sources.pop(address)
                     self._fail_all(address, "the connection to {replica} was lost")
                     lost.disconnect()
+                    if self._worth is not None:
+                        self._worth.forget(address)
                 case Met():
                     source = self._sources[address]
                     source.meet(message.endpoint)
@@ -225,9 +260,27 @@ class RemotePrefills(EngineExtension):
             self._succeed(fetch, num_bytes=0)
         return True
 
+    def _begin(self, fetch: _Fetch) -> None:
+        fetch.transfer = self._transfers.start(self._sources[fetch.source.address].peer, fetch.moves())
+        fetch.begun_s = self._clock()
+        if self._worth is not None:
+            places = {i for of_group in fetch.arrival.lacking for i in of_group}
+            fetch.patience_s = self._worth.patience_s(len(places) * self._cache.page_size)
+
     def _look(self, fetch: _Fetch, transfer: Transfer) -> None:
+        took_s = self._clock() - fetch.begun_s
         if transfer.state == "done":
+            if self._worth is not None:
+                self._worth.note_transfer(fetch.source.address, transfer.seconds, transfer.num_bytes)
             self._succeed(fetch, transfer.num_bytes)
+        elif transfer.state == "running" and took_s > fetch.patience_s:
+            # Computing the prompt now costs at most as much again. What is under way has not been counted.
+            pages = zip(self._transfers.groups, fetch.arrival.lacking, strict=True)
+            num_bytes = sum(group.page_bytes * group.num_ranks * len(places) for group, places in pages)
+            assert self._worth is not None
+            self._worth.note_late(fetch.source.address, took_s, transfer.num_bytes or num_bytes // 2)
+            self._counters.fetches_declined += 1
+            self._fail(fetch, f"the pages of {fetch.source.replica} take longer than computing them")
         elif transfer.state == "failed":
             self._sources[fetch.source.address].disconnect()  # the next one connects anew
             self._fail(fetch, f"the transfer from {fetch.source.replica} failed: {transfer.error}")
@@ -238,9 +291,11 @@ class RemotePrefills(EngineExtension):
         self._arrivals.finish(fetch.arrival)
         self._forget(fetch)
         prefill_s, transfer_s = fetch.answered_s - fetch.asked_s, self._clock() - fetch.answered_s
+        of_source = self._sources[fetch.source.address].way
         fetch.request.remote_prefill = RemotePrefill(
-            fetch.source.replica, prefill_s, transfer_s, num_full, sum(num_sliding), num_bytes
+            fetch.source.replica, prefill_s, transfer_s, num_full, sum(num_sliding), num_bytes, of_source
         )
+        counters.fetches_over_tcp += of_source == "tcp" and num_bytes > 0
         counters.remote_prefills += 1
         counters.fetched_pages += num_full + sum(num_sliding)
         counters.fetched_bytes += num_bytes
@@ -272,4 +327,5 @@ def of_engine(built: BuiltExecutor, options: EngineOptions) -> MakeExtension:
     """Where the options want pages to move between engines."""
     transfers = built.transfers
     assert transfers is not None
-    return lambda loop: RemotePrefills(loop, PeerLinks(options.peers.key), transfers)
+    worth = Worth() if options.executor != "fake" else None  # a fake executor computes any prompt at once
+    return lambda loop: RemotePrefills(loop, PeerLinks(options.peers.key), transfers, worth=worth)

@@ -3,35 +3,10 @@
 from dataclasses import dataclass, field
 from math import inf
 
+from oscine.engine.core.rates import Rate, note_prompt_step
 from oscine.types import StepPlan
 
-_KEPT = 0.8  # share of the earlier measurements in each new one
 _OVERHEAD_S = 0.001  # of a copy: threads that wake up, looks of the loop
-_DISCOUNT = 0.95  # of a tier that was refused, so that it is tried again after a while
-
-
-@dataclass(slots=True)
-class Rate:
-    """Seconds per unit, over recent measurements; before the first, what is assumed, or 0."""
-
-    _seconds: float = 0.0
-    _units: float = 0.0
-    _assumed: float = 0.0
-
-    @property
-    def per_unit(self) -> float:
-        return self._seconds / self._units if self._units else self._assumed
-
-    def assume(self, seconds: float, units: float) -> None:
-        self._assumed = seconds / units
-
-    def note(self, seconds: float, units: float) -> None:
-        self._seconds = _KEPT * self._seconds + seconds
-        self._units = _KEPT * self._units + units
-
-    def discount(self) -> None:
-        self._seconds *= _DISCOUNT
-        self._assumed *= _DISCOUNT
 
 
 @dataclass(slots=True)
@@ -41,11 +16,7 @@ class Rates:
     disk: Rate = field(default_factory=Rate)  # bytes
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """Only steps that are mostly prompt say how long a prompt takes."""
-        num_tokens = plan.num_tokens
-        num_prompt = sum(sequence.num_tokens for sequence in plan.sequences if sequence.num_tokens > 1)
-        if 2 * num_prompt >= num_tokens > len(plan.sequences):
-            self.token.note(seconds, num_tokens)
+        note_prompt_step(self.token, plan, seconds)
 
     def load_s(self, host_bytes: int, disk_bytes: int) -> float:
         return _OVERHEAD_S + host_bytes * self.host.per_unit + disk_bytes * self.disk.per_unit

@@ -168,6 +168,7 @@ class SequenceSpans:
             moved = {
                 "oscine.transfer.full_pages": prefill.num_full_pages,
                 "oscine.transfer.sliding_pages": prefill.num_sliding_pages,
+                "oscine.transfer.transport": prefill.transport,
                 "oscine.transfer.bytes": prefill.num_bytes,
             }
             self._span(engine, "kv_transfer", computed_s, computed_s + prefill.transfer_s, replica | moved)

@@ -45,3 +45,10 @@ def test_engines_of_a_replica_have_a_gpu_each_and_share_the_tokens_of_a_step() -
     assert [one.model.device for one in options.engines] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert {one.scheduler.max_num_batched_tokens for one in options.engines} == {2048}
     assert {one.num_threads for one in options.engines} == {2}
+
+
+def test_replicas_are_spread_and_kept_where_a_resource_is() -> None:
+    model = ModelSpec(("m",), (RoleSpec(cpus=2, resource="rack-1", max_replicas_per_node=1),))
+    spread = model_app(model, Deployment((model,)))._bound_deployment
+    assert spread.ray_actor_options == {"num_cpus": 2, "num_gpus": 0, "resources": {"rack-1": 1}}
+    assert spread._replica_config.max_replicas_per_node == 1

@@ -27,6 +27,7 @@ from oscine.types import (
     Region,
     RemotePrefill,
     SamplingParams,
+    Transport,
 )
 from tests.engine.harness import PAGE, Run, Setting
 from tests.engine.pool_check import check_pools
@@ -46,11 +47,13 @@ class PageTransfer:
     error: str | None = None
     num_bytes: int = 0
     cancelled: bool = False
+    seconds: float = 0.0
 
     def cancel(self) -> None:
         self.cancelled = True
 
     def tick(self) -> None:
+        self.seconds += 1.0
         if self.source.is_dead:
             self.state, self.error = "failed", "the other side is gone"
             return
@@ -69,7 +72,9 @@ class PageTransfers:
     """A Transfers: `fails` of the transfers to come fail in the middle."""
 
     source: "Prefiller"
+    groups: list[KVGroup]
     target: Run = field(init=False)  # set before the first transfer
+    transport: Transport = field(default_factory=lambda: Transport("here"))
     running: list[PageTransfer] = field(default_factory=list)
     fails: int = 0
 
@@ -175,7 +180,7 @@ class Pair:
         self, here: Setting, there: Setting | None = None, model: str | None = "m", *, fetches: bool = True
     ) -> None:
         self.there, self.wire = Prefiller(there or here, model), Wire()
-        self.transfers = PageTransfers(self.there)
+        self.transfers = PageTransfers(self.there, list(here.groups))
 
         def fetch(loop: LoopState) -> RemotePrefills:
             return RemotePrefills(loop, self.wire, self.transfers, lambda: self.here.now)

@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from oscine.extensions.offload.rates import Rate, Rates
+from oscine.engine.core.rates import Rate
+from oscine.extensions.offload.rates import Rates
 from oscine.extensions.offload.tiers import DiskTier, HostTier
 from oscine.types import ScheduledSequence, StepPlan
 

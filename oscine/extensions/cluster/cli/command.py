@@ -119,6 +119,7 @@ def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
 
     if deployment.ray != LOCAL:
         local_ray.connect(deployment.ray)
+        _check_machines(file, deployment)
         yield
         return
     with local_ray.alone(_state()):
@@ -132,6 +133,7 @@ def _ray_for(deployment: "Deployment", file: Path) -> Iterator[None]:
     try:
         running.connect()
         _check_fits(file, deployment, "gpus", local_ray.num_gpus())
+        _check_machines(file, deployment)
         yield
     except BaseException:
         if started is not None:
@@ -146,6 +148,16 @@ def _check_fits(file: Path, deployment: "Deployment", kind: Literal["cpus", "gpu
     if wanted > there:
         rule = f"the replicas ask for {wanted:g} {kind[:-1].upper()}s, and this machine has {there:g}"
         raise CommandError(f"{file}: {kind}: {rule}: give each fewer (0.5 is allowed)", USAGE)
+
+
+def _check_machines(file: Path, deployment: "Deployment") -> None:
+    """Raises CommandError if the replicas cannot be placed on the machines of the connected Ray."""
+    from oscine.extensions.cluster.ray import local as local_ray
+    from oscine.extensions.replicas.spec.fit import misfit
+
+    reason = misfit(deployment, local_ray.machines())
+    if reason is not None:
+        raise CommandError(f"{file}: {reason}", USAGE)
 
 
 def _num_cpus() -> int:

@@ -49,11 +49,13 @@ def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: se
         key=cluster.key,
         share_experts=role.enable_expert_parallel and role.engine.executor != "fake",
     )
+    resources = {"resources": {role.resource: 1}} if role.resource else {}
     deployment = _deployment(
         ReplicaActor,
         name=role.role,
         **_scale(model, role),
-        ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus},
+        ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus, **resources},
+        max_replicas_per_node=role.max_replicas_per_node or None,
         **_lifecycle(options, drain_s, surge=role.surge),
     )
     return deployment.bind(options, *companions)

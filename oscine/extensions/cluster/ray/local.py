@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from oscine.extensions.replicas.spec.fit import Machine
 from oscine.system.owned_folder import MARK, Kind, make_temporary, remove_left
 from oscine.system.python_child import CHECKOUT, child_environment, module_command
 
@@ -126,6 +127,13 @@ def num_gpus() -> float:
     import ray
 
     return float(ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
+
+
+def machines() -> list[Machine]:
+    """Of the cluster that this process is a client of."""
+    import ray
+
+    return [Machine(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def disconnect() -> None:

@@ -9,7 +9,7 @@ from oscine.engine.wire.endpoint import KVEndpoint
 from oscine.engine.wire.messages import FromPeer, Meet, ToPeer
 from oscine.extensions.plan.clock.agenda import NEVER, Agenda, Clock, ns_of
 from oscine.kv_group import KVGroup, Slots
-from oscine.types import PageMoves, RankMemory, Region, TransferState
+from oscine.types import PageMoves, RankMemory, Region, TransferState, Transport
 
 Handle = Callable[[str, FromPeer], None]  # of the name of the peer
 
@@ -103,6 +103,7 @@ class Copy:
 
     def __init__(self, clock: Clock, end_ns: int, num_bytes: int, is_there: Callable[[], bool]) -> None:
         self.num_bytes = num_bytes
+        self.seconds = (end_ns - clock.ns) / 1e9
         self._clock, self._end_ns, self._is_there = clock, end_ns, is_there
 
     @property
@@ -136,11 +137,12 @@ class Copies:
         }
         regions = [Region(0, num_pages[place], group.page_bytes) for place, group in enumerate(groups)]
         self.memories = [RankMemory(address.encode(), "DRAM", 0, regions)] * groups[0].num_ranks
+        self.transport = Transport(address, "", has_rdma=True)
         self._network, self._clock = network, clock
 
     @property
     def endpoint(self) -> KVEndpoint:
-        return KVEndpoint(self.model, self.groups, self.memories)
+        return KVEndpoint(self.model, self.groups, self.memories, self.transport)
 
     def connect(self, model: str, groups: list[KVGroup], ranks: list[RankMemory]) -> str:
         if model != self.model:

@@ -57,8 +57,12 @@ class RoleSpec(Options, group="role"):
         True, "whether an update starts new replicas before it ends old ones; false where there is no room for both"
     )
 
+    resource: str = option("", "custom resource of Ray; replicas run only on nodes that have it, and each takes 1")
+    max_replicas_per_node: int = option(0, "most replicas on one node; 0 for any number", at_least=0, at_most=100)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require(self.resource not in ("CPU", "GPU"), "resource", "the name of a custom resource", self.resource)
         _require(self.gpus <= 1 or self.gpus == int(self.gpus), "gpus", "whole, or below 1", self.gpus)
         size, engines = self.engine.model.tensor_parallel_size, self.data_parallel_size
         if engines == 1:

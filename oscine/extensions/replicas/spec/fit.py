@@ -1,0 +1,73 @@
+"""Whether a deployment has room on the machines of a cluster, before anything starts.
+
+What is refused can not be placed in any way: each rule is a bound that every placement keeps. What passes may still
+have to wait, as other programs may use the machines.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import floor
+
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
+
+_SLACK = 1e-6  # of sums of fractions
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    address: str
+    resources: Mapping[str, float]  # CPU, GPU and custom resources, used or not
+
+
+def needs_of(role: RoleSpec) -> dict[str, float]:
+    """Of one replica, on one machine."""
+    found = {"CPU": role.cpus, "GPU": role.gpus}
+    if role.resource:
+        found[role.resource] = 1.0
+    return {kind: number for kind, number in found.items() if number}
+
+
+def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
+    """Why the fewest replicas of all roles find no room, with the arithmetic in one line; None if they may."""
+    roles = [(model, role) for model in deployment.models for role in model.roles if role.replicas.min]
+    for model, role in roles:
+        found = _misfit_of_role(model, role, machines)
+        if found is not None:
+            return found
+    for kind in {kind: None for _, role in roles for kind in needs_of(role)}:
+        parts = [(role.replicas.min, needs_of(role).get(kind, 0.0)) for _, role in roles]
+        wanted, there = sum(count * each for count, each in parts), _total(machines, kind)
+        if wanted > there + _SLACK:
+            terms = " + ".join(f"{count} x {each:g}" for count, each in parts if each)
+            return f"the replicas take {terms} = {wanted:g} {kind}, and {_machines(machines)} {there:g} together"
+    return None
+
+
+def _misfit_of_role(model: ModelSpec, role: RoleSpec, machines: list[Machine]) -> str | None:
+    needs, count = needs_of(role), role.replicas.min
+    what = f"{model.name}, {role.role}: a replica takes {', '.join(f'{n:g} {kind}' for kind, n in needs.items())}"
+    for kind, number in needs.items():
+        most = max((machine.resources.get(kind, 0.0) for machine in machines), default=0.0)
+        if number > most + _SLACK:
+            rule = "; all GPUs of an engine are in one machine" if kind == "GPU" and number > 1 else ""
+            return f"{what}, and no machine has more than {most:g} {kind}{rule}"
+    rooms = [_room(role, machine) for machine in machines]
+    if sum(rooms) < count:
+        bound = f" ({role.max_replicas_per_node} per machine at most)" if role.max_replicas_per_node else ""
+        terms = ", ".join(f"{machine.address}: {room}" for machine, room in zip(machines, rooms, strict=True))
+        return f"{what}{bound}, so {sum(rooms)} of {count} have room on empty machines ({terms})"
+    return None
+
+
+def _room(role: RoleSpec, machine: Machine) -> int:
+    """Replicas that the machine could take if it were empty."""
+    most = min(floor(machine.resources.get(kind, 0.0) / each + _SLACK) for kind, each in needs_of(role).items())
+    return min(most, role.max_replicas_per_node or most)
+
+
+def _total(machines: Iterable[Machine], kind: str) -> float:
+    return sum(machine.resources.get(kind, 0.0) for machine in machines)
+
+
+def _machines(machines: list[Machine]) -> str:
+    return "1 machine has" if len(machines) == 1 else f"{len(machines)} machines have"

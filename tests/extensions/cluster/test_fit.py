@@ -1,0 +1,78 @@
+"""What cannot be placed on the machines of a cluster is said with the arithmetic, before anything starts."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.extensions.replicas.spec.fit import Machine, misfit, needs_of
+from oscine.settings.config import EngineOptions, ModelOptions
+from oscine.settings.option import FileKeyError
+
+
+def machine(number: int, cpus: float, gpus: float = 0.0, **more: float) -> Machine:
+    return Machine(f"10.0.0.{number}", {"CPU": cpus, "GPU": gpus, **more})
+
+
+def deployment(*roles: RoleSpec) -> Deployment:
+    return Deployment((ModelSpec(("m",), roles),))
+
+
+def role(count: int, cpus: float = 1.0, gpus: float = 0.0, **more: object) -> RoleSpec:
+    engine = EngineOptions(ModelOptions(tensor_parallel_size=max(1, int(gpus))))
+    return RoleSpec("decode", engine, Replicas(count, max(1, count)), gpus, cpus=cpus, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("one", "said"), [
+    (role(1, 8, 16), "m, decode: a replica takes 8 CPU, 16 GPU, and no machine has more than 8 GPU; all GPUs of an "
+                     "engine are in one machine"),
+    (role(1, 65), "m, decode: a replica takes 65 CPU, and no machine has more than 64 CPU"),
+    (role(1, resource="rack-2"), "m, decode: a replica takes 1 CPU, 1 rack-2, and no machine has more than 0 rack-2"),
+    (role(3, 1, max_replicas_per_node=1), "m, decode: a replica takes 1 CPU (1 per machine at most), so 2 of 3 have "
+                                          "room on empty machines (10.0.0.1: 1, 10.0.0.2: 1)"),
+    (role(3, 8, 5), "m, decode: a replica takes 8 CPU, 5 GPU, so 2 of 3 have room on empty machines "
+                    "(10.0.0.1: 1, 10.0.0.2: 1)"),
+    (role(2, 8, 8), None),
+    (role(0, 1000), None),
+    (role(4, 8, 4, resource="rack-1"), "m, decode: a replica takes 8 CPU, 4 GPU, 1 rack-1, so 2 of 4 have room on "
+                                       "empty machines (10.0.0.1: 2, 10.0.0.2: 0)"),
+])  # fmt: skip
+def test_one_role(one: RoleSpec, said: str | None) -> None:
+    machines = [machine(1, 64, 8, **{"rack-1": 8}), machine(2, 64, 8)]
+    assert misfit(deployment(one), machines) == said
+
+
+def test_roles_together() -> None:
+    two = deployment(role(2, 8, 4), role(1, 4, 8))
+    assert misfit(two, [machine(1, 64, 8), machine(2, 64, 8)]) is None
+    assert misfit(two, [machine(1, 64, 12)]) == (
+        "the replicas take 2 x 4 + 1 x 8 = 16 GPU, and 1 machine has 12 together"
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=2),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3),
+)
+def test_what_is_refused_has_no_placement(kinds: list[tuple[int, int, int]], sizes: list[tuple[int, int]]) -> None:
+    """Against all placements, tried one by one."""
+    roles = [role(count, cpus, gpus) for count, cpus, gpus in kinds]
+    machines = [machine(i, *size) for i, size in enumerate(sizes)]
+    replicas = [needs_of(one) for one in roles for _ in range(one.replicas.min)]
+
+    def fits(places: tuple[int, ...]) -> bool:
+        return all(
+            sum(needs.get(kind, 0.0) for needs, place in zip(replicas, places, strict=True) if place == i) <= there
+            for i, one in enumerate(machines)
+            for kind, there in one.resources.items()
+        )
+
+    if misfit(deployment(*roles), machines) is not None:
+        assert not any(fits(places) for places in product(range(len(machines)), repeat=len(replicas)))
+
+
+def test_cpus_and_gpus_are_no_custom_resources() -> None:
+    with pytest.raises(FileKeyError, match="resource must be the name of a custom resource"):
+        role(1, resource="GPU")

@@ -1,5 +1,8 @@
 """The table of backends: its choices and its refusals."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from oscine.ops.platforms import table
 from oscine.ops.platforms.table import PLATFORMS, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
-from tests.ops.chips import SIZES
+from tests.ops.chips import AMD_CHIPS, SIZES
 
 
 def gpu(arch: int) -> Target:
@@ -24,6 +27,22 @@ def test_a_chip_has_its_platform() -> None:
     assert platform_of(CPU_TARGET).name == "cpu"
     for arch in SIZES:
         assert platform_of(gpu(arch)).name == ("hopper" if arch == 90 else "cuda")
+
+
+def test_an_amd_gpu_is_described_as_rocm_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls it a CUDA device of capability 9.4; as such it would get Hopper's launches."""
+    chip = SimpleNamespace(
+        major=9, minor=4, multi_processor_count=304, shared_memory_per_block=65536, gcnArchName="gfx942:sramecc+:xnack-"
+    )
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    target = Target.of(torch.device("cuda"))
+    assert target == replace(AMD_CHIPS["gfx942"], device=torch.device("cuda"), communicator=target.communicator)
+    assert {target.dependent_launch, target.warp_groups, target.tensor_memory} == {False}
+    assert platform_of(target).name == "rocm"
+    assert target.program({"num_warps": 32, "maxnreg": 64}) == {"num_warps": 16}
+    with pytest.raises(ValueError, match="gfx1100"):
+        platform_of(replace(target, architecture="gfx1100"))
 
 
 def test_float32_is_computed_by_the_references_on_any_gpu() -> None:

@@ -10,7 +10,7 @@ _FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert e4m3 to other types
 
 
 def _matches(target: Target, dtype: torch.dtype) -> bool:
-    return target.device.type == "cuda" and dtype != torch.float32
+    return target.device.type == "cuda" and dtype != torch.float32 and not target.architecture
 
 
 def _lacking_for_keys(target: Target, dtype: KVDtype) -> str | None:

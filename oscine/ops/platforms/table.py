@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
-from oscine.ops.platforms import cuda, hopper, native, reference
+from oscine.ops.platforms import cuda, hopper, native, reference, rocm
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
@@ -69,7 +69,7 @@ BESIDE = {
 }
 
 # Of those that match a target, the first one serves it.
-PLATFORMS = (native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, cuda.PLATFORM)
+PLATFORMS = (native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, rocm.PLATFORM, cuda.PLATFORM)
 _NAMES = ", ".join(platform.name for platform in PLATFORMS)
 
 
@@ -78,7 +78,8 @@ def platform_of(target: Target, dtype: torch.dtype = torch.bfloat16) -> Platform
     for platform in PLATFORMS:
         if platform.matches(target, dtype):
             return platform
-    raise ValueError(f"device {target.device.type!r} is not supported: {_NAMES}")
+    device = f"GPU {target.architecture}" if target.architecture else f"device {target.device.type!r}"
+    raise ValueError(f"{device} is not supported: {_NAMES}")
 
 
 def named(name: str) -> Platform:

@@ -20,7 +20,7 @@ from typing import Literal
 
 from oscine.extensions.bench.roofline import expert_bytes
 from oscine.model.config import gpt_oss_120b
-from oscine.ops.moe import hopper
+from oscine.ops.moe import blackwell, hopper
 from oscine.ops.moe.hopper import Tiling
 
 Routing = Literal["uniform", "power law"]
@@ -256,16 +256,10 @@ OPERAND_CYCLES = BLOCK * BLOCK / 128  # the weights of a unit, a byte each, are 
 TENSOR_CYCLES = 2 * FP8_CYCLES  # of a column of a unit; nominal: 2
 
 
-def blackwell_tokens(tokens: int) -> int:
-    """Of a tile: the least power of two that most experts' rows fit in."""
-    mean = tokens * PER_TOKEN / EXPERTS
-    return 16 if mean <= 8 else 32 if mean <= 16 else 64 if mean <= 48 else 128
-
-
 def blackwell_experts(chip: Chip, tokens: int, routing: Routing) -> float:
     """Seconds of one layer's experts, MXFP4 weights times MXFP8 tokens. No instruction expands weights."""
-    tiling = Tiling(blackwell_tokens(tokens), halves=True)
-    needed = work(tokens, tiling, routing)
+    tiling = blackwell.plan(tokens, PER_TOKEN, EXPERTS)
+    needed = work(tokens, Tiling(tiling.tokens), routing)
     row_tiles = -(-2 * INTERMEDIATE // BLOCK) - (-HIDDEN // BLOCK)
     units = row_tiles * -(-HIDDEN // BLOCK) / chip.sms
     cycles = units * max(needed.entries * OPERAND_CYCLES, needed.columns * TENSOR_CYCLES)

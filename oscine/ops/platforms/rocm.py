@@ -3,7 +3,7 @@
 import torch
 
 from oscine.kv_dtype import KVDtype
-from oscine.ops.platforms.interface import Platform, needs_hopper
+from oscine.ops.platforms.interface import Platform, needs_hopper_or_blackwell
 from oscine.ops.target import Target
 
 ARCHITECTURES = ("gfx942", "gfx950")  # that the kernels are compiled for in tests
@@ -22,6 +22,6 @@ PLATFORM = Platform(
     _matches,
     {"*": "triton", "chooser": "reference", "choose_few": "reference"},
     lacking_for_keys=_lacking_for_keys,
-    lacking_for_fp8_experts=needs_hopper,
+    lacking_for_fp8_experts=needs_hopper_or_blackwell,
     uses_triton=True,
 )

@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -136,7 +136,7 @@ clients: $(TEST)  ## unmodified clients against the embedded model, the Vercel A
 	npm --prefix runs/vercel install --no-fund --no-audit --silent
 	$(BIN)/python -m pytest tests/clients -m 'node or not node' --ignore tests/clients/test_agent_recipes.py
 
-agents: $(TEST)  ## the newest Codex, Claude Code and opencode by npm, with their recipes in docs/clients.md; 2 minutes
+agents: $(TEST)  ## the newest Codex, Claude Code and opencode by npm, with their recipes in docs/clients.md; six minutes
 	mkdir -p runs/agents
 	npm --prefix runs/agents install --no-fund --no-audit --silent @openai/codex@latest @anthropic-ai/claude-code@latest opencode-ai@latest
 	$(BIN)/python -m pytest tests/clients/test_agent_recipes.py -m node
@@ -164,11 +164,14 @@ eval-tools: $(TEST)  ## the embedded model with tools and schemas, through the A
 soak: $(TEST)   ## 1,000 mixed requests, one in ten cancelled
 	$(BIN)/python -m benchmarks.serving.soak
 
-attack: $(TEST)  ## hostile clients, files and MCP servers, each judged by other streams, memory, quotas and files; four minutes
+attack: $(TEST)  ## hostile clients, WebSockets, files and MCP servers, judged by other streams, memory, quotas and files; five minutes
 	$(BIN)/python -m benchmarks.serving.siege
 
 chaos: $(TEST)  ## engines killed under streams, stored responses after the death of everything
 	$(BIN)/python -m benchmarks.serving.chaos
+
+switching: $(TEST)  ## two models that take turns in memory under four clients for eight minutes
+	$(BIN)/python -m benchmarks.serving.switching --minutes 8 --clients 4
 
 bench: $(TEST)  ## the cost of the server itself, with a fake executor, and of the client that measures servers
 	$(BIN)/python -m benchmarks.serving.overhead

@@ -33,6 +33,11 @@ CASES: dict[str, tuple[Sequences, int | None]] = {
     "8,192": (((8192, 8192),), None),
     "8,192 of 32,768": (((8192, 32768),), None),
     "8,192 of 120,000": (((8192, 120000),), None),
+    "32 of 65,536": (((32, 65536),), None),
+    "128 of 16,384": (((128, 16384),), None),
+    "512 of 32,768": (((512, 32768),), None),
+    "128 of 2,048": (((128, 2048),), None),
+    "64": (((64, 64),), None),
     "8 x 1,024, window": (((1024, 1024),) * 8, WINDOW),
     "1 x 1,024, window": (((1024, 1024),), WINDOW),
     "8,192 of 32,768, window": (((8192, 32768),), WINDOW),
@@ -43,7 +48,11 @@ SMALL: tuple[Sequences, ...] = (
 )
 MAX_ERROR = 8e-3  # relative, of results rounded to bfloat16 twice
 BATCH = 0.004  # seconds of replays between two events
-TILINGS = {"128 keys": {"BLOCK": 128, "STAGES": 4}, "64 keys": {"BLOCK": 64, "STAGES": 8}}
+TILINGS = {
+    "128 keys": {"BLOCK": 128, "STAGES": 4, "SHARES": 1},
+    "128, shared": {"BLOCK": 128, "STAGES": 4, "SHARES": 16},
+    "64 keys": {"BLOCK": 64, "STAGES": 8, "SHARES": 1},
+}
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,30 @@ GROUP = "oscine.apis"
 # name -> class. In the order of their paths: the first path that matches serves.
 APIS = {
     "responses": "oscine.extensions.apis.responses.api:ResponsesApi",
+    "websocket": "oscine.extensions.apis.websocket.api:WebSocketApi",
     "conversations": "oscine.extensions.apis.conversations.api:ConversationsApi",
     "anthropic": "oscine.extensions.apis.anthropic.api:AnthropicApi",
     "file_search": "oscine.extensions.file_search.api:FileSearchApi",
     "batches": "oscine.extensions.apis.batches.api:BatchesApi",
     "ollama": "oscine.extensions.apis.ollama.api:OllamaApi",
     "conventions": "oscine.extensions.apis.conventions.api:ConventionsApi",
+    "models": "oscine.extensions.models.api:ModelsApi",
 }
 NEEDS = {  # without these an API is absent too
+    "anthropic": ("responses",),
     "batches": ("responses",),
     "conversations": ("responses",),
     "conventions": ("responses",),
     "file_search": ("batches", "responses"),
+    "websocket": ("responses",),
 }
-OPTIONS = {"responses-db": "responses", "files-dir": "batches", "embeddings-url": "file_search"}  # of one API alone
+OPTIONS = {  # of one API alone
+    "responses-db": "responses",
+    "files-dir": "batches",
+    "embeddings-url": "file_search",
+    "models": "models",
+    "models-dir": "models",
+}
 
 
 def installed() -> list[str]:
@@ -43,9 +53,9 @@ def installed() -> list[str]:
 
 def check_options(config: Config) -> None:
     """Raises OptionError for an option, as the user gave it, whose API is missing."""
-    given = {**vars(config.server), **vars(config.tools.file_search)}
+    given = {**vars(config.server), **vars(config.tools.file_search), **vars(config.models)}
     for option, name in OPTIONS.items():
-        if given[OPTIONS_BY_NAME[option].field] is not None and name not in installed():
+        if given[OPTIONS_BY_NAME[option].field] not in (None, ()) and name not in installed():
             raise OptionError(option, lacking(APIS[name]))
 
 

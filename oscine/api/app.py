@@ -1,13 +1,17 @@
 """The ASGI application: the router made from the table of endpoints, and the middleware of every request."""
 
+from dataclasses import dataclass
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import RedirectResponse
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oscine.api.common.keys import KeyCheck
+from oscine.api.common.errors import APIError
+from oscine.api.common.keys import AdminCheck, ApiKeys, KeyCheck
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck, OriginCheck
 from oscine.api.openapi import Operation
@@ -23,12 +27,17 @@ _RATE_LIMITS = [
 
 def create_app(service: Service) -> ASGIApp:
     """The caller starts and stops the service."""
-    if service.keys:
-        check = [Middleware(KeyCheck, service.keys)]
-    else:
-        check = [Middleware(HostCheck, service.config.server.allowed_hosts)]
-    origins = Middleware(OriginCheck, service.config.server.cors_origins)
-    routes = [_route(operation, check, origins) for operation in endpoints(service)]
+    checks = _Checks(
+        key=Middleware(KeyCheck, service.keys),
+        host=Middleware(HostCheck, service.config.server.allowed_hosts),
+        origin=Middleware(OriginCheck, service.config.server.cors_origins),
+        admin=Middleware(AdminCheck, service.keys),
+    )
+    routes: list[BaseRoute] = [_route(operation, checks, service.keys) for operation in endpoints(service)]
+    for path, session in websockets_of(service).items():
+        check = checks.key if service.keys else checks.host
+        routes.append(WebSocketRoute(path, session, middleware=[check, checks.origin]))
+        routes.append(Route(path, _upgrade_required, methods=["GET"]))
     front = next((api.front for api in apis_of(service) if api.front is not None), running)
     routes += playground_routes(front) if service.config.server.playground else [Route("/", front)]
     router = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -59,7 +68,7 @@ class _BelowPath:
             where = f"{self._root}/?{query}" if query else f"{self._root}/"
             await RedirectResponse(where)(scope, receive, send)  # without a host, which the client names
             return
-        if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
+        if scope["type"] in ("http", "websocket") and scope["path"].startswith(f"{self._root}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._root)}
         await self._app(scope, receive, send)
 
@@ -69,10 +78,38 @@ def open_paths(service: Service) -> list[str]:
     return [operation.path for operation in endpoints(service) if operation.open]
 
 
-def _route(operation: Operation, check: list[Middleware], origins: Middleware) -> Route:
-    middleware = [] if operation.open else check
+def websockets_of(service: Service) -> dict[str, ASGIApp]:
+    """The WebSockets of all APIs by their paths."""
+    return {path: session for api in apis_of(service) for path, session in api.websockets.items()}
+
+
+def websocket_paths(service: Service) -> list[str]:
+    """As clients name them."""
+    root = service.config.server.root_path.rstrip("/")
+    return [path for own in websockets_of(service) for path in {own, root + own}]
+
+
+def _upgrade_required(request: Request) -> Response:
+    message = f"GET {request.url.path} opens a WebSocket: it needs the header 'Upgrade: websocket'."
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    raise APIError(message, status=426, code="upgrade_required", headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    key: Middleware
+    host: Middleware
+    origin: Middleware
+    admin: Middleware
+
+
+def _route(operation: Operation, checks: _Checks, keys: ApiKeys) -> Route:
+    needs_key = keys.for_admin if operation.admin else bool(keys)
+    middleware = [] if operation.open else [checks.key if needs_key else checks.host]
     if operation.body is not None and not operation.undeclared:
-        middleware = [*middleware, Middleware(JsonCheck)]
-    if operation.form is not None or operation.undeclared:
-        middleware = [*middleware, origins]
+        middleware.append(Middleware(JsonCheck))
+    if operation.form is not None or operation.undeclared or operation.admin:
+        middleware.append(checks.origin)
+    if operation.admin:
+        middleware.append(checks.admin)
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

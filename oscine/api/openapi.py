@@ -23,7 +23,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 _STATUSES = {
     "400": "The request cannot be served; the error says why",
     "401": "No API key, or not one of this server",
-    "403": "The server has no API keys and is not known by this name",
+    "403": "The API key lacks a right, or the server has no keys and is not known by this name",
     "404": "There is no such thing",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
@@ -49,6 +49,7 @@ class Operation:
     undeclared: bool = False  # whether the JSON may come under any media type: that of curl -d is a form's
     answer: type | str = "application/json"  # the msgspec struct of the answer's JSON, or a media type
     open: bool = False  # whether it needs no API key
+    admin: bool = False  # whether it needs the right `admin`
     error: type = Error  # the struct of its errors
     events: str = SSE  # the media type of a stream
     query: Any = None  # the msgspec struct of what may stand behind the question mark
@@ -70,16 +71,17 @@ GET, POST, DELETE = partial(Operation, "GET"), _post, partial(Operation, "DELETE
 PROBE = partial(GET, open=True)
 
 
-def describe(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. `keys`: whether the server requires them."""
+def describe(operations: Sequence[Operation], *, keys: bool, admin_keys: bool = False) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. `keys`: whether the server requires them; `admin_keys`: for the right `admin` alone."""
     kinds = [kind for o in operations for kind in (o.body, o.form, o.answer, o.error, *o.other.values())]
     types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=_REF)
     paths: dict[str, Any] = {}
     for operation in operations:
-        paths.setdefault(plain_path(operation), {})[operation.method.lower()] = _describe(operation, keys)
+        needed = (keys or (admin_keys and operation.admin)) and not operation.open
+        paths.setdefault(plain_path(operation), {})[operation.method.lower()] = _describe(operation, needed)
     components: dict[str, Any] = {"schemas": schemas}
-    if keys:
+    if keys or admin_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     info = {"title": "Oscine", "version": oscine.__version__, "description": "gpt-oss behind OpenAI's API."}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
@@ -90,7 +92,7 @@ def plain_path(operation: Operation) -> str:
     return _PARAMETER.sub(r"{\1}", operation.path)
 
 
-def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
+def _describe(operation: Operation, needs_key: bool) -> dict[str, Any]:
     words = re.findall(r"\w+", operation.path)
     described: dict[str, Any] = {
         "operationId": "_".join([operation.method.lower(), *words]),
@@ -105,8 +107,8 @@ def _describe(operation: Operation, keys: bool) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
     if operation.form is not None:
         described["requestBody"] = {"required": True, "content": {_FORM: {"schema": _reference(operation.form)}}}
-    described["responses"] = {"200": _answer(operation)} | _errors(operation, names, keys)
-    if keys and not operation.open:
+    described["responses"] = {"200": _answer(operation)} | _errors(operation, names, needs_key)
+    if needs_key:
         described["security"] = [{"key": []}]
     return described
 
@@ -126,16 +128,16 @@ def _answer(operation: Operation) -> dict[str, Any]:
     return {"description": "The answer", "content": content}
 
 
-def _errors(operation: Operation, parameters: Sequence[str], keys: bool) -> dict[str, Any]:
+def _errors(operation: Operation, parameters: Sequence[str], needs_key: bool) -> dict[str, Any]:
     statuses = {"404"} if parameters or operation.body is not None else set()
     if operation.query is not None:
         statuses |= {"400"}
     if operation.body is not None:
         statuses |= {"400", "408", "413", "503"} if operation.undeclared else {"400", "408", "413", "415", "503"}
         statuses |= {"529"} if operation.error is AnthropicError else set()
-    if keys and not operation.open:
+    if needs_key:
         statuses |= {"401", "429"} if operation.method == "POST" else {"401"}
-    if not keys and not operation.open:
+    if operation.admin or not (needs_key or operation.open):
         statuses |= {"403"}
     answers = dict.fromkeys(statuses, operation.error) | dict(operation.other)
     content = {status: {_JSON: {"schema": _reference(kind)}} for status, kind in sorted(answers.items())}
@@ -149,14 +151,14 @@ def _reference(kind: type) -> dict[str, str]:
 class Description:
     """Serves both; the document is made when it is first asked for."""
 
-    def __init__(self, operations: Sequence[Operation], *, keys: bool) -> None:
+    def __init__(self, operations: Sequence[Operation], *, keys: bool, admin_keys: bool) -> None:
         """`operations` may still grow before the first request."""
-        self._operations, self._keys = operations, keys
+        self._operations, self._keys, self._admin_keys = operations, keys, admin_keys
         self._page = _PAGE.read_bytes()
 
     @cached_property
     def _document(self) -> bytes:
-        return msgspec.json.encode(describe(self._operations, keys=self._keys))
+        return msgspec.json.encode(describe(self._operations, keys=self._keys, admin_keys=self._admin_keys))
 
     async def document(self, request: Request) -> Response:
         return Response(self._document, media_type=_JSON)

@@ -57,7 +57,7 @@ def endpoints(service: Service) -> list[Operation]:
         PROBE("/version", health.version, "Version of Oscine", answer=answers.Version),
         PROBE("/metrics", health.metrics, "Metrics for Prometheus", answer="text/plain"),
     ]
-    description = Description(table, keys=bool(service.keys))
+    description = Description(table, keys=bool(service.keys), admin_keys=service.keys.for_admin)
     table.append(PROBE("/openapi.json", description.document, "This description"))
     table.append(PROBE("/docs", description.page, "This description as a page", answer="text/html"))
     return table

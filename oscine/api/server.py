@@ -17,11 +17,12 @@ from typing import Any
 import uvicorn
 
 from oscine.api.apis import make_service
-from oscine.api.app import create_app, open_paths
+from oscine.api.app import create_app, open_paths, websocket_paths
 from oscine.api.common.errors import APIError
 from oscine.api.common.record import RequestRecord
 from oscine.api.http.tls_listener import TlsListener
 from oscine.api.http.uvicorn_protocol import protocol
+from oscine.api.http.websocket import PING_S
 from oscine.api.port_file import PortFile
 from oscine.api.serving.placement import place
 from oscine.api.serving.service import Service
@@ -112,7 +113,11 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(self.service),
                 loop="uvloop",
-                ws="none",
+                ws="none",  # the HTTP protocol makes WebSockets itself
+                ws_max_size=options.max_body_bytes,
+                ws_per_message_deflate=False,
+                ws_ping_interval=PING_S,
+                ws_ping_timeout=None,
                 lifespan="off",
                 log_config=None,
                 access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.DEBUG),
@@ -136,6 +141,8 @@ class Server(uvicorn.Server):
         self.config.http_protocol_class = protocol(
             _max_connections(options.max_connections),
             probes=open_paths(self.service),
+            websockets=websocket_paths(self.service),
+            bodies=self.service.bodies,
             on_refused=self._note_refused,
         )
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))

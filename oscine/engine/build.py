@@ -26,6 +26,16 @@ class BuiltEngine:
     info: EngineInfo
     transfers: Any = None  # of the extension disaggregation, where the options want pages to move between engines
     ranks: Any = None  # of the extension parallel, where the model has several ranks
+    sleeper: Any = None  # of the extension models, where the options want it: an oscine.executor.sleeper.Sleeper
+
+    def sleep(self) -> None:
+        """Frees memory. The loop has no work, and forgets what it has cached; it must get none until `wake`."""
+        self.loop.cache.clear()
+        self.sleeper.sleep()
+
+    def wake(self) -> None:
+        """Raises MemoryError if there is too little memory; then the engine sleeps on."""
+        self.sleeper.wake()
 
     def announce(self, events: KVPublisher) -> None:
         """Reports page events to `events` from now on, and lets extensions report the pages that they have."""
@@ -63,7 +73,7 @@ def build_engine(
         max_attended=built.max_attended,
         extensions=[*_extensions(built, options, speculation)],
     )
-    return BuiltEngine(loop, built.info, built.transfers, built.ranks)
+    return BuiltEngine(loop, built.info, built.transfers, built.ranks, built.sleeper)
 
 
 def _extensions(

@@ -23,7 +23,7 @@ from triton.runtime.cache import get_cache_manager
 from oscine.ops.compile_worker import Job, send
 from oscine.system.python_child import bound_command, child_environment
 
-MAX_WORKERS = 12
+MAX_WORKERS = 16
 _LONGEST_NAME = 150  # of a kernel, in the names of Triton's files
 
 
@@ -89,6 +89,7 @@ class _Zeros(TorchFunctionMode):
         return result.zero_() if function in _EMPTY else result
 
 
+_UNDER_WAY = object()  # in place of a kernel
 _EMPTY = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty)
 
 
@@ -98,15 +99,32 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
     def __init__(self, threads: ThreadPoolExecutor, compilers: Compilers) -> None:
         super().__init__(threads)
         self._compilers = compilers
+        self._asked: list[tuple[dict[Any, Any], Any]] = []  # kernels of a function, and the key of one
 
     def __enter__(self) -> Any:
-        self._run = run = triton.JITFunction.run
-        triton.JITFunction.run = lambda kernel, *args, **named: run(kernel, *args, **{**named, "warmup": True})
+        self._run, self._do_compile = triton.JITFunction.run, triton.JITFunction._do_compile
+        run, do_compile, asked = self._run, self._do_compile, self._asked
+
+        def ask_once(function: Any, key: Any, signature: Any, device: int, *others: Any) -> Any:
+            """Before 3.9, Triton would hash a kernel anew at each launch until it is compiled, which takes a ms."""
+            do_compile(function, key, signature, device, *others)
+            kernels = function.device_caches[device][0]
+            if kernels.get(key) is None:
+                kernels[key] = _UNDER_WAY
+            asked.append((kernels, key))
+
+        triton.JITFunction.run = lambda function, *args, **named: run(function, *args, **{**named, "warmup": True})
+        triton.JITFunction._do_compile = ask_once
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        triton.JITFunction.run = self._run
-        super().__exit__(*raised)
+        triton.JITFunction.run, triton.JITFunction._do_compile = self._run, self._do_compile
+        try:
+            super().__exit__(*raised)
+        finally:
+            for kernels, key in self._asked:
+                if kernels.get(key) is _UNDER_WAY:
+                    del kernels[key]
 
     def submit(self, key: Any, compile_fn: Callable[[], Any], *ends: Callable[[Any], None]) -> None:
         """`ends`: callbacks for a compilation that succeeded and, since Triton 3.9, for one that failed."""
@@ -134,7 +152,8 @@ def _job(compile_fn: Callable[[], Any]) -> tuple[str, bytes | None]:
         source, options = values["src"], values["options"].__dict__
         kernel = source.fn
         arguments = source.signature, source.constants, source.attrs
-        job = Job(type(source), kernel.module, kernel.fn.__name__, *arguments, values["target"], options)
+        name = kernel.module, kernel.fn.__name__, kernel.cache_key
+        job = Job(type(source), *name, *arguments, values["target"], options)
         return source.name, pickle.dumps(job)
     except (KeyError, AttributeError, TypeError, pickle.PicklingError):
         return "", None

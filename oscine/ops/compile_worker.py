@@ -23,6 +23,7 @@ class Job:
     source_type: type  # ASTSource or its like
     module: str
     name: str
+    function_hash: str
     signature: dict[str, Any]
     constants: dict[Any, Any]
     attributes: dict[Any, Any]
@@ -40,6 +41,8 @@ def _compile(job: Job) -> None:
     from triton.backends.nvidia.driver import CudaLauncher
 
     kernel = getattr(import_module(job.module), job.name)
+    # Else Triton would hash it anew. Its hash depends on which functions were hashed before, and names a cached kernel.
+    kernel.hash = job.function_hash
     source = job.source_type(kernel, job.signature, job.constants, job.attributes)
     compiled = triton.compile(source, target=job.target, options=job.options)
     CudaLauncher(source, compiled.metadata)

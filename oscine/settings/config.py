@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
+from oscine.settings.models import ModelsOptions
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, require
 from oscine.settings.tools import FileSearchOptions
 from oscine.settings.tools import ToolOptions as ToolOptions
@@ -173,6 +174,7 @@ class CacheOptions(Options, group="KV cache"):
         "FOLDER",
         shown="no files",
     )
+    left_bytes: int = 0  # of each GPU, for engines that will sleep beside this one
     kv_offload_disk_bytes: int = option(
         16 << 30, "most bytes of the files in --kv-offload-dir, of all engines together", BYTES, above=0
     )
@@ -368,6 +370,12 @@ class EngineOptions(Options, group="development"):
         aliases=("watchdog-timeout",),
         at_least=0,
     )
+    sleep_mode: bool = option(
+        False,
+        "keep a copy of the weights in host memory, so that /sleep can free the GPU and /wake_up is quick",
+        name="enable-sleep-mode",
+        group="server",
+    )
     quiet: bool = False  # no memory plan and no progress bar
 
     def __post_init__(self) -> None:
@@ -410,6 +418,14 @@ class ServerOptions(Options, group="server"):
     )
     api_keys_file: str | None = option(
         None, "YAML file of keys with names, limits and priorities; SIGHUP reads it again", "FILE"
+    )
+    admin_keys: tuple[str, ...] = option(
+        (),
+        "key that may also load, unload and delete models and put them to sleep, in addition to OSCINE_ADMIN_KEY",
+        "KEY",
+        shown="without any keys, clients on this machine may",
+        name="admin-key",
+        rule=("a key with characters", bool),
     )
     cache_salt_by_key: bool = option(False, "keep the cached prefixes of each API key apart")
     ssl_certfile: str | None = option(
@@ -549,6 +565,7 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     tools: ToolOptions = field(default_factory=ToolOptions)
+    models: ModelsOptions = field(default_factory=ModelsOptions)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Config":
@@ -557,10 +574,11 @@ class Config:
             values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
         engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler)
-        return cls(engine, ServerOptions.of(values), ToolOptions.of(values))
+        return cls(engine, ServerOptions.of(values), ToolOptions.of(values), ModelsOptions.of(values))
 
 
 _SECTIONS = (
-    *(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ToolOptions, FileSearchOptions, EngineOptions),
+    *(ModelOptions, CacheOptions, SchedulerOptions, ServerOptions, ModelsOptions, ToolOptions, FileSearchOptions),
+    EngineOptions,
 )
 OPTIONS = {declared.name: declared for section in _SECTIONS for declared in options_of(section)}

@@ -58,6 +58,11 @@ class Environment:
         return _secret("OSCINE_API_KEY")
 
     @property
+    def server_admin_key(self) -> str | None:
+        """One more key with the right `admin`. Raises VariableError."""
+        return _secret("OSCINE_ADMIN_KEY")
+
+    @property
     def embeddings_key(self) -> str | None:
         """Sent to the server of --embeddings-url. Raises VariableError."""
         return _secret("OSCINE_EMBEDDINGS_KEY")

@@ -1,4 +1,4 @@
-"""Opens NVML, the library of NVIDIA's driver, and reads its counter of energy. Nothing is sampled.
+"""Opens NVML, the library of NVIDIA's driver, and reads its counter of energy, and free memory. Nothing is sampled.
 
 The counter grows since the driver was loaded. Volta and newer GPUs have it; a part of a GPU (MIG) has none.
 """
@@ -36,6 +36,27 @@ def energy_counters(uuids: Iterable[str], library: str = LIBRARY) -> list[Energy
         return []
     found = (_counter(nvml, name) for name in names)
     return [counter for counter in found if counter is not None and counter.joules() is not None]
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def free_bytes(uuids: Iterable[str], library: str = LIBRARY) -> int | None:
+    """The least free memory of these GPUs; None if one of them, or none, can be asked."""
+    found: list[int] = []
+    nvml = open_nvml(library)
+    for name in dict.fromkeys(uuids) if nvml is not None else ():
+        assert nvml is not None
+        device, memory = ctypes.c_void_p(), _Memory()
+        if nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) != SUCCESS:
+            return None
+        if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != SUCCESS:
+            return None
+        found.append(memory.free)
+    return min(found, default=None)
 
 
 def open_nvml(library: str = LIBRARY) -> ctypes.CDLL | None:

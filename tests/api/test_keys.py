@@ -31,6 +31,7 @@ def read(tmp_path: Path, text: str, *plain: str) -> ApiKeys:
         ("- {name: a, key: secret, max_parallel: 0}", "'a': a limit must be at least 1"),
         ("- {name: a}", "'a': give either 'key' or 'sha256'"),
         (f"- {{name: a, key: secret, sha256: {DIGEST}}}", "'a': give either 'key' or 'sha256'"),
+        ("- {name: a, key: secret, rights: [root]}", "Invalid enum value 'root' - at `$[0].rights[0]`"),
         ("- {name: a, sha256: abc}", "'a': 'sha256' must be 64 hexadecimal digits"),
         ("- {name: '', key: secret}", "a key needs a name"),
         ("- {name: a, key: secret}\n- {name: a, key: other}", "'a' is there twice"),
@@ -62,3 +63,28 @@ def test_an_empty_list_locks_everybody_out(tmp_path: Path) -> None:
 def test_a_key_of_the_file_is_none_of_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'api-key-1' is what a key of --api-key is called"):
         read(tmp_path, "- {name: api-key-1, key: other, requests_per_minute: 1}", "plain")
+
+
+def test_a_key_of_an_administrator_is_no_other_key(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--admin-key must not be a key of --api-key"):
+        ApiKeys(ServerOptions(api_keys=("one", "two"), admin_keys=("two",)))
+    path = tmp_path / "keys.yaml"
+    path.write_text("- {name: a, key: root}")
+    with pytest.raises(ValueError, match="'a' has a key of --admin-key, but no right 'admin'"):
+        ApiKeys(ServerOptions(admin_keys=("root",), api_keys_file=str(path)))
+    path.write_text("- {name: a, key: root, rights: [admin]}")
+    assert ApiKeys(ServerOptions(admin_keys=("root",), api_keys_file=str(path)))
+    path.write_text("- {name: admin-key-1, key: other}")
+    with pytest.raises(ValueError, match="'admin-key-1' is what a key of --admin-key is called"):
+        ApiKeys(ServerOptions(admin_keys=("root",), api_keys_file=str(path)))
+
+
+def test_a_right_may_be_given_and_taken_while_the_server_runs(tmp_path: Path) -> None:
+    keys, scope = read(tmp_path, "- {name: a, key: secret}"), {"type": "http", "headers": [(b"x-api-key", b"secret")]}
+    assert not keys.is_admin(scope)
+    (tmp_path / "keys.yaml").write_text("- {name: a, key: secret, rights: [admin]}")
+    keys.reload()
+    assert keys.is_admin(scope)
+    (tmp_path / "keys.yaml").write_text("- {name: a, key: secret, rights: []}")
+    keys.reload()
+    assert not keys.is_admin(scope)

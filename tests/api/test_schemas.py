@@ -19,6 +19,7 @@ from oscine.chat.messages import FunctionTool
 from oscine.extensions.apis.anthropic.request import answer_form as messages_form
 from oscine.extensions.apis.anthropic.request import chat_request
 from oscine.extensions.apis.anthropic.schemas import MessagesRequest
+from oscine.extensions.apis.compaction.seal import Seal
 from oscine.extensions.apis.ollama.request import answer_form as ollama_form
 from oscine.extensions.apis.ollama.schemas import OllamaChatRequest
 from oscine.extensions.apis.responses.plan import _text_format
@@ -71,7 +72,7 @@ def by_messages(schema: dict[str, Any]) -> Form | None:
     config = {"format": {"type": "json_schema", "schema": schema}}
     asked = {"model": "x", "messages": USER, "max_tokens": 9, "output_config": config}
     body = msgspec.convert(asked, MessagesRequest)
-    return messages_form(body, chat_request(body))
+    return messages_form(body, chat_request(body, Seal(b"")))
 
 
 def by_ollama(schema: dict[str, Any]) -> Form | None:

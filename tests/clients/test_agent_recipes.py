@@ -3,9 +3,12 @@
 The server is a real one with the embedded model's vocabulary; its answers are the fake executor's.
 """
 
+import contextlib
 import os
 import re
+import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -99,6 +102,83 @@ def test_the_recipe_runs_and_a_second_folder_finds_the_prefix(
         )
         shares.append(hits / queries)
     assert shares[1] > 0.8, shares
+
+
+class Relay:
+    """Context manager: passes connections on to a server, and keeps what each client has sent."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server, self.sent = server, list[bytearray]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> "Relay":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((self._server.host, self._server.port))
+                kept = bytearray()
+                self.sent.append(kept)
+                for pair in ((client, server, kept), (server, client, None)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, kept: bytearray | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if kept is not None:
+                    kept += data
+                to.sendall(data)
+        for one in (source, to):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.node
+def test_codex_asks_over_one_connection(server: ServerProcess, tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "shop"
+    for path in (home, folder):
+        path.mkdir()
+    with Relay(server) as relay:
+        text = recipe("Codex", server).replace(server.url, relay.url)
+        prepare_codex(text, home, folder)
+        assert TEXT.strip() in run(commands(text), home, folder)
+        (sent,) = relay.sent
+        assert sent.startswith(b"GET /v1/responses HTTP/1.1")
+        assert b"Upgrade: websocket" in sent
+        assert sent.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.node
+def test_codex_compacts_before_the_end_of_the_context(tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "shop"
+    for path in (home, folder):
+        path.mkdir()
+    with fake("--max-model-len", "64000") as server:
+        prepare_codex(recipe("Codex", server).replace("131072", "64000").replace("98304", "48000"), home, folder)
+        for command in ("exec", *["exec resume --last"] * 6):  # whose messages alone are longer than the context
+            assert TEXT.strip() in run(f'codex {command} "$LONG"', home, folder, LONG=LONG * 2)
+
+
+@pytest.mark.node
+def test_opencode_compacts_at_the_end_of_the_context(tmp_path: Path) -> None:
+    """It answers then, and its status is 1, since a request was refused on the way."""
+    home, folder = tmp_path / "home", tmp_path / "shop"
+    for path in (home, folder):
+        path.mkdir()
+    with fake("--max-model-len", "64000") as server:
+        prepare_opencode(recipe("opencode", server).replace("131072", "64000"), home, folder)
+        for command, count in (("run", 2), *[("run --continue", 1)] * 2):
+            assert TEXT.strip() in run(f'opencode {command} "$LONG"', home, folder, LONG=LONG * count)
+        assert TEXT.strip() in run('opencode run --continue "$LONG" || test $? = 1', home, folder, LONG=LONG)
+        counted = [line for line in server.get("/metrics").splitlines() if line.startswith("oscine:http_responses_")]
+        assert any('status="400"' in line for line in counted), counted
 
 
 @pytest.mark.node

@@ -11,7 +11,7 @@ def test_what_needs_a_missing_extension_is_missing_too() -> None:
     assert without(["replicas"]) == {"replicas", "cluster", "plan", "profile"}
     assert without(["tools"]) == {"tools"}
     assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "plan", "profile"}
-    assert len(extensions()) == 23
+    assert len(extensions()) == 24
 
 
 @pytest.mark.long
@@ -22,7 +22,7 @@ def test_the_rest_works_without_it(case: list[str]) -> None:
 
 
 NEEDING = {  # what is absent with an API
-    "responses": {"responses", "batches", "conventions", "conversations", "file_search"},
+    "responses": {"responses", "anthropic", "batches", "conventions", "conversations", "file_search", "websocket"},
     "batches": {"batches", "file_search"},
 }
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from oscine.engine.core.page_pool import PagePool, Pools
 from oscine.kv_group import Slots, apart
@@ -139,6 +139,21 @@ class PoolsMachine(RuleBasedStateMachine):
             group, page = data.draw(st.sampled_from(found))
             self.pools[group].mark_indexed([page])
             self.indexed[group].add(page)
+
+    @precondition(lambda self: not any(pages.total() for pages in self.held))
+    @rule()
+    def clear(self) -> None:
+        self.pools.clear()
+        assert not any(self.indexed)
+
+    @rule(clear=st.booleans())
+    def release_all(self, clear: bool) -> None:
+        for group in self.places:
+            for page in sorted(self.held[group].elements()):
+                self.pools[group].release(page)
+            self.held[group] = Counter()
+        if clear:
+            self.clear()
 
     @invariant()
     def counts_add_up(self) -> None:

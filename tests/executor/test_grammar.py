@@ -235,7 +235,12 @@ def test_a_grammar_that_cannot_be_had_ends_its_request_alone(grammars: GrammarCa
         assert found[name].finish_reason == "error"
         assert "grammar cannot be compiled" in (found[name].error or "")
     assert found["plain"].token_ids == naive_greedy(tuple(prompt(20)), 8)
-    without = constrained_engine(GrammarCache(None, TINY.vocab_size))
+
+
+def test_without_a_vocabulary_no_process_tries_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = GrammarSandbox()
+    monkeypatch.setattr(sandbox, "_add_thread", lambda: pytest.fail("a process was started"))
+    without = constrained_engine(GrammarCache(None, TINY.vocab_size, sandbox))
     assert "tokenizer.json" in (run(without, request("a", [1], grammar=grammar(1, 1)))["a"].error or "")
 
 

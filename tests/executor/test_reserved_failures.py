@@ -52,6 +52,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(reserved, "_driver", lambda: made)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     buffer = (ctypes.c_uint8 * (4 * UNIT))()
     monkeypatch.setattr(ReservedMemory, "bytes", torch.frombuffer(buffer, dtype=torch.uint8))
     return made
@@ -75,3 +76,41 @@ def test_a_call_that_fails_leaves_nothing_mapped(
     assert driver.mapped == {BASE: UNIT, BASE + UNIT: UNIT}
     del memory
     assert driver.mapped == {}
+
+
+def test_memory_is_released_and_restored_at_the_same_addresses(driver: Driver) -> None:
+    memory = ReservedMemory(4 * UNIT, torch.device("cuda", 0))
+    memory.map(0, 1)
+    memory.map(2 * UNIT, 4 * UNIT)
+    mapped = dict(driver.mapped)
+    memory.bytes.fill_(7)
+    memory.release()
+    assert driver.mapped == {}
+    assert memory.num_mapped == 0
+    memory.release()  # once more changes nothing
+    memory.restore(zero=False)
+    assert driver.mapped == mapped
+    assert memory.bytes.all(), "what is not wanted zero was written"
+    memory.release()
+    memory.restore()
+    assert driver.mapped == mapped
+    written = memory.bytes.view(4, UNIT).any(dim=1).tolist()
+    assert written == [False, True, False, False], "zero is what is mapped, and no more"
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemSetAccess"])
+def test_memory_that_cannot_be_restored_stays_released(driver: Driver, call: str) -> None:
+    memory = ReservedMemory(4 * UNIT, torch.device("cuda", 0))
+    memory.map(0, 1)
+    memory.map(2 * UNIT, 3 * UNIT)
+    mapped = dict(driver.mapped)
+    memory.release()
+    driver.fails[call] = OUT_OF_MEMORY
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            memory.restore()
+        assert driver.mapped == {}
+        assert driver.handles == set()
+    del driver.fails[call]
+    memory.restore()
+    assert driver.mapped == mapped

@@ -116,13 +116,16 @@ def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool =
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("rotated", [False, True], ids=["rotates", "rotated"])
-@pytest.mark.parametrize("window", [None, 128])
-def test_prefill_on_hopper_shares_the_registers(window: int | None, rotated: bool) -> None:
-    signature = {"queries": box_type(8, 8, 64), "pages": box_type(1, 1, 1, 64, 64), "scale": "fp32"}
+@pytest.mark.parametrize(("window", "shared"), [(None, False), (None, True), (128, False)])
+def test_prefill_on_hopper_shares_the_registers(window: int | None, shared: bool, rotated: bool) -> None:
+    signature = {"queries": box_type(8, 8, 64), "pages": box_type(1, 1, 1, 64, 64)}
     signature |= dict.fromkeys(("out_ptr", "sinks_ptr"), "*bf16")
     signature |= dict.fromkeys(("table_ptr", "starts_ptr", "lens_ptr", "counts_ptr", "counter_ptr"), "*i32")
     signature |= dict.fromkeys(("table_stride", "first_sequence", "num_sequences", "num_tokens"), "i32")
-    constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.prefill_tiling(window)
+    signature["sums_ptr"] = "*fp32"
+    constants: dict[str, int | None] = {"KV_HEADS": 8, "WINDOW": window or 0} | hopper.prefill_tiling(
+        window, shared=shared
+    )
     if rotated:
         constants["angles"] = None
     else:
@@ -254,6 +257,7 @@ LARGE_CASES = tuple(
         ),
         ("more chunks than are searched at once", tuple((1 + i % 30, 30 + i * 11 % 400) for i in range(70))),
         ("last chunk of a long prompt", ((300, 20_000),)),
+        ("chunks of few tokens", ((33, 30_000), (1, 9_001), (7, 64), (24, 1_030))),
     )
     for window in (None, 128)
 )
@@ -333,9 +337,13 @@ def test_interpreted_decodes_on_hopper() -> None:
     run_gluon(interpret_decodes_on_hopper)
 
 
+# Prompts of few tokens, whose contexts several programs share: all, some, and none of a tile's parts have a mask.
+SHARED = (((3, 5_000),), ((26, 4_100),), ((1, 4_096), (5, 60)))
+
+
 def interpret_prefill_on_hopper() -> None:
     """Several sequences, prefixes, ragged lengths, chunks longer than the ring of blocks, and padding."""
-    for sequences in (((1, 70), (9, 130), (40, 40)), ((77, 300), (150, 150), (1, 129), (3, 64)), ((30, 800),)):
+    for sequences in (((1, 70), (9, 130), (40, 40)), ((77, 300), (150, 150), (1, 129), (3, 64)), ((30, 800),), *SHARED):
         for window in (None, 128):
             case = AttentionCase("", sequences, num_query_heads=16, num_kv_heads=2, window=window)
             check_rotating(hopper.attention, case, all_as_chunks(case, CPU, torch.bfloat16))
@@ -346,6 +354,11 @@ def interpret_prefill_on_hopper() -> None:
             found = run(inputs, case, bound(hopper.attention))
             assert not found[10:49].any()
             torch.testing.assert_close(found[first:], in_plain_torch(inputs, case)[first:], rtol=2e-2, atol=2e-2)
+
+
+def test_steps_of_few_tokens_share_contexts() -> None:
+    assert hopper.shares_contexts(CHIPS[90], 1_583, 8)
+    assert not hopper.shares_contexts(CHIPS[90], 1_584, 8)  # four tiles and key heads per program
 
 
 def test_interpreted_prefill_on_hopper() -> None:

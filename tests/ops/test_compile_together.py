@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher
-from triton.compiler.compiler import ASTSource
+from triton.compiler.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 
 from oscine.ops.compile_together import Compilers
@@ -47,8 +47,23 @@ def add_one(x, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x + i, tl.load(x + i, mask=i < count) + 1, mask=i < count)
 
 
+ONE = tl.constexpr(1)
+
+
+@triton.jit
+def next_of(value):  # type: ignore[no-untyped-def]
+    return value + ONE
+
+
+@triton.jit
+def add_one_by_another(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = x + tl.arange(0, BLOCK)
+    tl.store(i, next_of(tl.load(i)))
+
+
 def compiled(kernel: object) -> int:
-    return len(kernel.device_caches[0][0])  # type: ignore[attr-defined]
+    """How many variants a launch would find."""
+    return sum(isinstance(it, CompiledKernel) for it in kernel.device_caches[0][0].values())  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -83,6 +98,22 @@ def test_what_is_compiled_already_is_not_launched_within() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_kernel_is_asked_for_at_its_first_launch_alone(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    compile_of = triton.JITFunction._do_compile
+    monkeypatch.setattr(
+        triton.JITFunction, "_do_compile", lambda self, *rest: (hashed.append(rest[0]), compile_of(self, *rest))[1]
+    )
+    with closing(Compilers(workers)) as compilers, compilers.compile_together():
+        for _ in range(5):
+            add_one[(1,)](torch.zeros(8), 7, BLOCK=2048, enable_fp_fusion=True)
+    assert len(hashed) == 1
+    kernels = add_one.device_caches[0][0]
+    assert (hashed[0] in kernels) == bool(workers), "nothing stands in for a kernel afterwards"
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_what_kernels_do_not_write_is_zero() -> None:
     """Torch may use it as indices: rows of a step are such outputs, and a gather outside its range ends the process."""
     rows, used = torch.arange(1000.0), torch.full((4096,), 9999)
@@ -105,7 +136,8 @@ def test_workers_fill_the_cache_and_survive_a_bad_job(tmp_path: Path) -> None:
     target = GPUTarget("cuda", 90, 32)
 
     def job(name: str, block: int) -> bytes:
-        return pickle.dumps(Job(ASTSource, __name__, name, signature, {(2,): block}, {}, target, {"num_warps": 1}))
+        types = ASTSource, __name__, name, add_one.cache_key, signature
+        return pickle.dumps(Job(*types, {(2,): block}, {}, target, {"num_warps": 1}))
 
     with closing(Compilers(1)) as compilers:
         compilers.fill_cache(job("no_such_kernel", 8))
@@ -113,6 +145,15 @@ def test_workers_fill_the_cache_and_survive_a_bad_job(tmp_path: Path) -> None:
         assert in_cache(tmp_path) == 0
         compilers.fill_cache(job("add_one", 32))
     assert in_cache(tmp_path) == 1
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_workers_compile_what_was_asked_for_in_any_order_of_kernels(tmp_path: Path) -> None:
+    """Triton's hash of a kernel depends on whether what it calls was hashed before, as by another kernel."""
+    assert next_of.cache_key
+    with closing(Compilers(1)) as compilers, compilers.compile_together():
+        add_one_by_another[(1,)](torch.zeros(8), BLOCK=8)
+    assert in_cache(tmp_path) == 1, "compiled again here"
 
 
 # What a launcher calls of the CUDA driver.

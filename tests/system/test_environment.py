@@ -11,7 +11,12 @@ from oscine.cli import main
 from oscine.system.environment import Environment, VariableError
 from oscine.system.home import give_home
 
-SECRETS = {"OSCINE_API_KEY": "server_api_key", "OPENAI_API_KEY": "api_key", "OSCINE_CLUSTER_KEY": "cluster_key"}
+SECRETS = {
+    "OSCINE_API_KEY": "server_api_key",
+    "OSCINE_ADMIN_KEY": "server_admin_key",
+    "OPENAI_API_KEY": "api_key",
+    "OSCINE_CLUSTER_KEY": "cluster_key",
+}
 
 
 @pytest.mark.parametrize(("name", "field"), SECRETS.items())

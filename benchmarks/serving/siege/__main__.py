@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.serving.promises import keep, with_server
 from benchmarks.serving.server import Server
+from benchmarks.serving.siege import socket_attacks
 from benchmarks.serving.siege.clients import GREEDY, HEALTHY, HOSTILE, MODEL, make_all
 from benchmarks.serving.siege.file_attacks import (
     HOSTILE_FILES,
@@ -130,6 +131,27 @@ def handshakes(root: Path, gap_s: float) -> str:
         return Ground(server, streams, allowed_s, outside, Memory(server)).attack(single("TLS", handshakes_held))
 
 
+def sockets(root: Path, seed: int, gap_s: float) -> int:
+    """WebSockets, at a server that takes many. Returns 1 for a broken promise."""
+    outside = root / "outside of sockets"
+    outside.mkdir()
+    most = str(socket_attacks.MAX_CONNECTIONS)
+    with (
+        Server(*OPTIONS, "--max-connections", most) as server,
+        HealthyStreams(server, STREAMS, HEALTHY) as streams,
+    ):
+        allowed_s = allowed_gap_s(gap_s, floor_gap_s(streams, 1.0))
+        ground = Ground(server, streams, allowed_s, outside, Memory(server))
+        rows = (
+            single("idle sockets", socket_attacks.idle_sockets),  # and they may ask
+            single("busy sockets", socket_attacks.busy_sockets),  # the same text for all
+            single("slow sockets", socket_attacks.slow_sockets),  # their work ends when they leave
+            single("unfinished messages", socket_attacks.unfinished_messages, BODIES_BYTES),
+            single("broken frames", socket_attacks.broken_frames(seed)),  # close their own connection alone
+        )
+        return keep({row.name: partial(ground.attack, row) for row in rows})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=6000, help="requests in all (default: %(default)s)")
@@ -155,6 +177,8 @@ def main() -> int:
             "the model": lambda: with_server(model),
         }
         broken |= keep({name: run for name, run in others.items() if wanted(name)})
+        if wanted("sockets"):
+            broken |= sockets(root, args.seed, args.gap_s)
     load, took_s = os.getloadavg()[0], time.monotonic() - began_s
     print(f"{took_s:.0f} s; load of the machine: {load:.1f}, on {os.cpu_count()} cores")
     return broken

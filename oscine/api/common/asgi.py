@@ -8,6 +8,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+INSIDE = "oscine.inside"  # in the scope of a WebSocket: the application for requests that come over it
 Write = Callable[[bytes], Awaitable[None]]  # sends a part of a body
 
 

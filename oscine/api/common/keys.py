@@ -1,13 +1,13 @@
 """API keys, sent in `Authorization: Bearer KEY` or `X-Api-Key: KEY`. rate_limits has the limits of a key.
 
-Keys are held as their SHA-256.
+Keys are held as their SHA-256. What changes the models of a server asks for the right `admin`: ApiKeys.check_admin.
 """
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,11 +18,13 @@ from oscine.api.common.record import current, header
 from oscine.api.common.work import BATCHES, BODIES, REQUESTS
 from oscine.settings.config import ServerOptions
 from oscine.settings.option import OptionError
+from oscine.system.addresses import is_loopback
 from oscine.system.yaml_text import YamlError, parse_yaml
 
 _KEY = "oscine.key"  # in an ASGI scope: the KeyUse of the request
 _BATCH = "oscine.batch"  # the same: whether it is a line of a batch
 _DIGITS = frozenset("0123456789abcdef")
+_PROXY_HEADERS = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via")  # sent by proxies for a client elsewhere
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,6 +37,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
     priority: int = 0  # of its requests; lower runs sooner
+    rights: tuple[Literal["admin"], ...] = ()
 
     def digest(self) -> bytes:
         if self.key:
@@ -85,31 +88,42 @@ class ApiKeys:
 
     def __init__(self, options: ServerOptions) -> None:
         self._path = options.api_keys_file
-        # Keys of the command line have no limits.
-        plain = {hashlib.sha256(key.encode()).digest(): i for i, key in enumerate(options.api_keys, 1)}
-        self._plain = {digest: KeyUse(f"api-key-{i}", KeyLimits()) for digest, i in plain.items()}
-        self._by_digest = dict(self._plain)
+        self._plain = _given("api-key", options.api_keys)
+        self._admin = _given("admin-key", options.admin_keys, is_admin=True)
+        if self._plain.keys() & self._admin.keys():
+            raise OptionError("admin-key", "must not be a key of --api-key, which has no right 'admin'", "api-key")
+        self._by_digest = self._plain | self._admin
         self.reload()
 
     def __bool__(self) -> bool:
-        """Whether requests need a key. With an empty file of keys, no request has one."""
+        """Whether all requests need a key. With an empty file of keys, no request has one."""
         return bool(self._plain) or self._path is not None
+
+    @property
+    def for_admin(self) -> bool:
+        """Whether a request that needs the right `admin` needs a key."""
+        return bool(self) or bool(self._admin)
 
     def reload(self) -> None:
         """Reads the file again; keys that stay keep their usage. If it raises ValueError, nothing has changed."""
         if self._path is None:
             return
         entries = _read(self._path)
-        if shared := {entry.name for entry in entries} & {use.name for use in self._plain.values()}:
-            raise _refused(f"{self._path}: {min(shared)!r} is what a key of --api-key is called")
+        given = self._plain | self._admin
+        if shared := {entry.name for entry in entries} & {use.name for use in given.values()}:
+            raise _refused(f"{self._path}: {(name := min(shared))!r} is what a key of --{name[:-2]} is called")
+        for entry in entries:
+            if not entry.rights and entry.digest() in self._admin:
+                raise _refused(f"{self._path}: {entry.name!r} has a key of --admin-key, but no right 'admin'")
         known = {use.name: use for use in self._by_digest.values()}
         by_digest = {}
         for entry in entries:
             limits = KeyLimits(entry.requests_per_minute, entry.tokens_per_minute, entry.max_parallel)
             use = known.get(entry.name) or KeyUse(entry.name, limits, entry.priority)
             use.change(limits, entry.priority)
+            use.is_admin = "admin" in entry.rights
             by_digest[entry.digest()] = use
-        self._by_digest = by_digest | self._plain
+        self._by_digest = by_digest | given
 
     def named(self, name: str) -> KeyUse | None:
         return next((use for use in self._by_digest.values() if use.name == name), None)
@@ -118,6 +132,61 @@ class ApiKeys:
         scheme, _, key = header(scope, b"authorization").partition(b" ")
         shown = key.strip() if scheme.lower() == b"bearer" else header(scope, b"x-api-key")
         return self._by_digest.get(hashlib.sha256(shown).digest())
+
+    def check(self, scope: Scope) -> KeyUse:
+        """The key of a request. Raises APIError 401."""
+        use = self.find(scope)
+        if use is not None:
+            return use
+        shown = header(scope, b"authorization") or header(scope, b"x-api-key")
+        what = "wrong: this server does not know it" if shown else "missing: send it as 'Authorization: Bearer KEY'"
+        headers = {"WWW-Authenticate": "Bearer"}
+        kind, code = "authentication_error", "invalid_api_key"
+        raise APIError(f"The API key is {what}.", status=401, type=kind, code=code, headers=headers)
+
+    def check_admin(self, scope: Scope) -> None:
+        """For what loads, unloads, fetches, deletes or replaces models, or puts them to sleep.
+
+        The request needs a key with the right `admin`. Where the server has no keys at all, it must come from this
+        machine, and through no proxy. Raises APIError 401 or 403.
+        """
+        if not self.for_admin:
+            if not _is_local(scope):
+                message = (
+                    "Without keys only clients on the server's own machine may change its models: "
+                    "start the server with --admin-key."
+                )
+                raise _forbidden(message)
+        elif not (use := self.check(scope)).is_admin:
+            message = (
+                f"The API key {use.name!r} may not change the models of this server: "
+                "that needs a key of --admin-key, or 'rights: [admin]' in the file of keys."
+            )
+            raise _forbidden(message)
+
+    def is_admin(self, scope: Scope) -> bool:
+        """Whether check_admin would let the request pass."""
+        try:
+            self.check_admin(scope)
+        except APIError:
+            return False
+        return True
+
+
+def _given(option: str, keys: tuple[str, ...], *, is_admin: bool = False) -> dict[bytes, KeyUse]:
+    """Keys of the command line, which have no limits, by their digest."""
+    numbers = {hashlib.sha256(key.encode()).digest(): i for i, key in enumerate(keys, 1)}
+    return {digest: KeyUse(f"{option}-{i}", KeyLimits(), is_admin=is_admin) for digest, i in numbers.items()}
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the client is on this machine, as far as can be known."""
+    client = scope.get("client")
+    return client is not None and is_loopback(client[0]) and not any(header(scope, name) for name in _PROXY_HEADERS)
+
+
+def _forbidden(message: str) -> APIError:
+    return APIError(message, status=403, type="permission_error", code="admin_required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +237,23 @@ class KeyCheck:
         self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        use = self.keys.find(scope)
-        if use is None:
-            shown = header(scope, b"authorization") or header(scope, b"x-api-key")
-            what = "wrong: this server does not know it" if shown else "missing: send it as 'Authorization: Bearer KEY'"
-            headers = {"WWW-Authenticate": "Bearer"}
-            kind, code = "authentication_error", "invalid_api_key"
-            raise APIError(f"The API key is {what}.", status=401, type=kind, code=code, headers=headers)
+        use = self.keys.check(scope)
         record = current.get()
         if record is not None:
             record.key = use
         scope[_KEY] = use
-        if scope["method"] == "POST":
+        if scope.get("method") == "POST":
             use.take_request()
+        await self.app(scope, receive, send)
+
+
+class AdminCheck:
+    """Middleware of an endpoint that needs the right `admin`."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.keys.check_admin(scope)
         await self.app(scope, receive, send)

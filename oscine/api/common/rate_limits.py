@@ -58,10 +58,17 @@ class KeyUse:
     """The usage of a key; lives as long as the key's name."""
 
     def __init__(
-        self, name: str, limits: KeyLimits, priority: int | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        limits: KeyLimits,
+        priority: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_admin: bool = False,
     ) -> None:
-        """`priority`: the base of the key's requests; None: they may have any."""
+        """`priority`: the base of the key's requests; None: they may have any. `is_admin`: it has the right `admin`."""
         self.name = name
+        self.is_admin = is_admin
         self.limits = limits
         self.priority = priority
         self._clock = clock

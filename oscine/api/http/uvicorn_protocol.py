@@ -13,6 +13,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oscine.api.common.errors import APIError, unavailable
+from oscine.api.common.memory import Bodies
+from oscine.api.http.websocket import BoundedWebSocket
+from oscine.api.http.websocket_frames import Freeing, ReadingTurn
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
@@ -75,6 +78,9 @@ class _Parser(HttpRequestParser):
             super().feed_data(data)
         except HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
+            if self._reader.is_for_websocket():
+                self._reader.rest = rest
+                raise
             if self.framing:
                 self._of_body = HttpRequestParser(self._body_callbacks())
                 self._of_body.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n\r\n%b" % (self.framing, rest))
@@ -102,6 +108,7 @@ class _RequestReader:
     in_head = True  # waiting for the end of a head, also on a new connection
     head_timer: asyncio.TimerHandle | None = None
     unparsed = b""  # kept while a request is answered
+    rest = b""  # what follows the head of a request for a WebSocket
     _head_bytes = 0
     _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
     _framing_bytes = 0  # size of the request's trailers and chunk extensions
@@ -151,7 +158,13 @@ class _RequestReader:
                 return
             end = begin + (_SLICE_BYTES if self.in_head else max(_SLICE_BYTES, self._body_left))
             self._parse_slice(data[begin:end])
+            if self._http.websocket is not None:
+                self._http.websocket.data_received(data[end:])
+                return
             begin = end
+
+    def is_for_websocket(self) -> bool:
+        return self._http.is_for_websocket()
 
     def _parse_slice(self, data: bytes) -> None:
         self._ended_here, self._accounted_bytes = False, 0
@@ -201,7 +214,7 @@ class _RequestReader:
             self.head_timer.cancel()
             self.head_timer = None
         parser, headers = self._http.parser, self._http.headers
-        if parser.should_upgrade():
+        if parser.should_upgrade() and not self._http.is_for_websocket():
             framing = (b"%b: %b" % (n, v) for n, v in headers if n in (b"content-length", b"transfer-encoding"))
             parser.framing = next(framing, b"")
         self._http.on_headers_complete()
@@ -232,7 +245,8 @@ class ConnectionLimit:
     def __init__(self, most: int, probes: frozenset[bytes]) -> None:
         """`probes`: paths."""
         self.most, self.probes = most, probes
-        self.idle: dict[BoundedHttp, None] = {}  # connections without a request, oldest first
+        self.reading, self.freeing = ReadingTurn(), Freeing()  # of all WebSockets
+        self.idle: dict[BoundedHttp | BoundedWebSocket, None] = {}  # connections without a request, oldest first
 
     def enter(self, http: "BoundedHttp") -> bool:
         """Counts the connection; closes the oldest idle one at the limit. Returns whether there are too many still."""
@@ -242,9 +256,9 @@ class ConnectionLimit:
         self.idle[http] = None
         return len(http.connections) > self.most
 
-    def leave(self, http: "BoundedHttp") -> None:
-        self.idle.pop(http, None)
-        http.connections.discard(http)
+    def leave(self, connection: "BoundedHttp | BoundedWebSocket") -> None:
+        self.idle.pop(connection, None)
+        connection.connections.discard(connection)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -253,6 +267,10 @@ class BoundedHttp(HttpToolsProtocol):
     # For the whole process; the server makes a subclass with its own values.
     limit: ConnectionLimit
     on_refused: Callable[[str | None, APIError], None]
+    websockets: frozenset[bytes]  # paths
+    bodies: Bodies  # counts the memory of their messages
+
+    websocket: BoundedWebSocket | None = None  # which has the connection from now on
 
     flow: _Flow
     parser: _Parser
@@ -346,6 +364,23 @@ class BoundedHttp(HttpToolsProtocol):
         if above:
             self.cycle.keep_alive = False
 
+    def is_for_websocket(self) -> bool:
+        """Whether the request whose head was read goes on as a WebSocket."""
+        path = self.url.partition(b"?")[0]
+        return path in self.websockets and self._get_upgrade() == b"websocket" and self.parser.get_method() == b"GET"
+
+    def _should_upgrade(self) -> bool:
+        return self.is_for_websocket() and not self.transport.is_closing()
+
+    def handle_websocket_upgrade(self) -> None:
+        self.limit.leave(self)
+        self._unset_keepalive_if_required()
+        head = [b"GET %b HTTP/1.1\r\n" % self.url, *(b"%b: %b\r\n" % field for field in self.headers), b"\r\n"]
+        self.websocket = BoundedWebSocket(self.limit, self.bodies, self.config, self.server_state, self.app_state)
+        self.websocket.connection_made(self.transport)
+        self.transport.set_protocol(self.websocket)
+        self.websocket.begin(b"".join(head), self._reader.rest)
+
     def on_message_complete(self) -> None:
         if self._linger_timer is not None:
             self._linger_timer.cancel()
@@ -391,11 +426,16 @@ def protocol(
     max_connections: int,
     *,
     probes: Collection[str] = (),
+    websockets: Collection[str] = (),
+    bodies: Bodies | None = None,
     on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
 ) -> type[BoundedHttp]:
-    """`probes`: paths that are answered even when all connections have requests.
+    """`probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets,
+    the memory of whose messages `bodies` counts.
 
     `on_refused(address, error)` is called for errors answered here, which never reach the application.
     """
     limit = ConnectionLimit(max_connections, frozenset(path.encode() for path in probes))
-    return type("Http", (BoundedHttp,), {"limit": limit, "on_refused": staticmethod(on_refused)})
+    paths = frozenset(path.encode() for path in websockets)
+    values = {"limit": limit, "websockets": paths, "bodies": bodies or Bodies()}
+    return type("Http", (BoundedHttp,), {**values, "on_refused": staticmethod(on_refused)})

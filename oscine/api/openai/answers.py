@@ -101,6 +101,7 @@ class ModelCard(Struct):
     owned_by: str
     root: str
     max_model_len: int | None
+    state: ModelState = "ready"
 
 
 class ModelList(Struct):

@@ -58,9 +58,18 @@ class Endpoint(ABC, Generic[T]):
             data = await read_body(Request(scope, receive), self.service.config.server.max_body_bytes)
             body = await decode(data, self.request_type, scope)
             name, model = self.find(self.wanted(body, scope))
+            if await self.answered(body, name, model, scope, receive, send):
+                return
             caller = Caller.of(scope, receive)
-            call = Call(body, name, model.ready(caller.threads), caller, len(data), arrived_s)
-            await self.answer(call, scope, receive, send)
+            async with self.service.using(model, receive):
+                call = Call(body, name, model.ready(caller.threads), caller, len(data), arrived_s)
+                await self.answer(call, scope, receive, send)
+
+    async def answered(
+        self, body: T, name: str, model: ServedModel, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Answers a request that needs no model in memory. Whether it was one. Raises APIError."""
+        return False
 
     def wanted(self, body: T, scope: Scope) -> str | None:
         """The name of the model, as the request gives it."""

@@ -24,7 +24,7 @@ class Models:
     def _card(self, request: Request, name: str, model: ServedModel) -> Any:
         longest = model.engine.info.max_model_len if model.engine.info else None
         if not speaks_anthropic(request):
-            return ModelCard(name, "model", self.service.started, "oscine", model.root, longest)
+            return ModelCard(name, "model", self.service.started, "oscine", model.root, longest, model.state)
         created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)
         return {
             "id": name,

@@ -23,7 +23,8 @@ class Tokenize:
         received = await read_body(request, self.service.config.server.max_body_bytes)
         body = await decode(received, TokenizeRequest, request.scope)
         _, model = self.service.find(body.model)
-        ready = model.ready()
+        async with self.service.using(model):
+            ready = model.ready()
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either 'prompt' or 'messages'")
         if body.prompt is not None:
@@ -46,7 +47,8 @@ class Tokenize:
         received = await read_body(request, self.service.config.server.max_body_bytes)
         body = await decode(received, DetokenizeRequest, request.scope)
         _, model = self.service.find(body.model)
-        ready = model.ready()
+        async with self.service.using(model):
+            ready = model.ready()
         await run_in_thread(lambda: check_ids("tokens", body.tokens, ready.info.vocab_size), len(received))
         text = await ready.prompts.decode(body.tokens)
         return json_response(Text(text))

@@ -1,13 +1,14 @@
-"""One model of a server: its engine, names, vocabulary and running requests."""
+"""One model of a server: its engine, names, vocabulary and running requests. All models by their names."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from oscine.api.common.asgi import Receive
 from oscine.api.common.errors import unavailable
 from oscine.api.common.keys import Caller
 from oscine.api.common.record import current
@@ -24,7 +25,7 @@ from oscine.engine.wire.stream import RequestStream
 from oscine.settings.config import EngineOptions
 from oscine.types import EngineInfo, GenerationRequest
 
-ModelState = Literal["starting", "ready", "restarting", "draining", "failed", "stopped"]
+ModelState = Literal["unloaded", "starting", "ready", "asleep", "restarting", "draining", "failed", "stopped"]
 _LIVE_STATES = ("ready", "restarting")
 ANY_NAME = "*"  # as a name of a model: requests may use any name
 _FAREWELL_S = 1.0  # for cancelled requests to tell their clients
@@ -65,13 +66,15 @@ class ServedModel:
         scheduler = options.scheduler
         self.admission = Admission(scheduler.max_num_seqs + scheduler.max_waiting, scheduler.max_queued_tokens)
         self.draining = False
+        self.on_demand = False  # loaded when a request names it, and unloaded again
         self.cache_salt_by_key = cache_salt_by_key
         self._ready: ReadyModel | None = None  # once it has started
         self._failure: str | None = None  # why it did not
         self._live: set[str] = set()
 
     async def start(self) -> EngineInfo:
-        """Raises EngineError or ValueError, in one line, when the model cannot be served."""
+        """Raises EngineError or ValueError, in one line, when the model cannot be served. May be tried again."""
+        self._failure = None
         try:
             return await self._start()
         except Exception as error:
@@ -138,9 +141,16 @@ class ServedModel:
         """Why it could not be started, or why its engine last failed."""
         return self._failure or self.engine.error
 
+    @property
+    def is_served(self) -> bool:
+        """Whether requests are taken: those of a model on demand wait for it."""
+        return self.state == "ready" or (self.on_demand and not self.draining)
+
     def ready(self, threads: ThreadPoolExecutor = REQUESTS) -> ReadyModel:
         """The model, whose long prompts are made in `threads`. Raises APIError 503 unless requests can be served."""
         state = self.state
+        if state == "asleep":
+            raise unavailable("The model is asleep: POST /wake_up wakes it.", code=state)
         if state != "ready" or self._ready is None:
             reason = f": {self.error}" if self.error else ""
             raise unavailable(f"The server is {state}{reason}.", code=state)
@@ -261,3 +271,44 @@ class ServedModels:
         if not models:
             raise unavailable("The server has no model yet.", code="starting")
         return models[0] if len(models) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class PullProgress:
+    """How far a download is."""
+
+    status: str
+    digest: str | None = None
+    total: int = 0  # bytes
+    completed: int = 0
+
+
+class Demand(Protocol):
+    """Loads models when requests name them: the extension models has one. It belongs to the server's event loop."""
+
+    def use(self, model: ServedModel, receive: Receive | None) -> AbstractAsyncContextManager[None]:
+        """The model is loaded, and stays, until the context ends.
+
+        Raises APIError 503 if that takes too long or fails, and ClientLeftError if the client leaves meanwhile.
+        """
+        ...
+
+    def keep(self, model: ServedModel, seconds: float) -> None:
+        """How long the model stays after its last request; settings.models.FOREVER: until others need room."""
+        ...
+
+    def expires_at(self, model: ServedModel) -> float | None:
+        """Seconds since 1970 of its end in memory, if no further request comes. None: it has none."""
+        ...
+
+    async def unload(self, model: ServedModel) -> None:
+        """Takes the model out of memory once its requests have ended, also out of that of the host."""
+        ...
+
+    def pull(self, name: str) -> AsyncIterator[PullProgress]:
+        """Downloads a model, which is served then. Raises APIError."""
+        ...
+
+    async def delete(self, model: ServedModel) -> None:
+        """Unloads the model, removes its files, and serves it no longer. Raises APIError."""
+        ...

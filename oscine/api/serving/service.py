@@ -6,14 +6,16 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from oscine.api.common.asgi import Receive
 from oscine.api.common.errors import invalid, not_found
 from oscine.api.common.keys import ApiKeys
 from oscine.api.common.memory import Bodies
 from oscine.api.common.record import current
 from oscine.api.serving.reasoning_memory import ReasoningMemory
-from oscine.api.serving.served_model import ModelState, ServedModel, ServedModels
+from oscine.api.serving.served_model import Demand, ModelState, ServedModel, ServedModels
 from oscine.api.serving.tools import ServerTools
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.api.telemetry.engine_metrics import EngineCollector
@@ -27,7 +29,9 @@ from oscine.types import EngineInfo
 logger = logging.getLogger(__name__)
 
 _FOUND_S = 1.0  # from a request's finding its model to its being admitted, at most
-_WORST_FIRST: tuple[ModelState, ...] = ("failed", "stopped", "starting", "restarting", "draining", "ready")
+_WORST_FIRST: tuple[ModelState, ...] = (
+    *("failed", "stopped", "unloaded", "starting", "restarting", "draining", "asleep", "ready"),
+)
 
 
 class ServiceApi:
@@ -77,6 +81,7 @@ class Service:
         self.draining = False
         self.started = int(time.time())
         self.served = ServedModels()
+        self.demand: Demand | None = None  # loads models when requests name them
         self._retiring: set[asyncio.Task[None]] = set()  # of replaced models
 
     def add(self, engine: Engine, options: EngineOptions, names: Sequence[str] = ()) -> ServedModel:
@@ -196,18 +201,24 @@ class Service:
         """The state of the worst model; ready if all are."""
         if self.draining:
             return "draining"
-        return min((model.state for model in self.models), key=_WORST_FIRST.index, default="starting")
+        states: list[ModelState] = ["ready" if model.is_served else model.state for model in self.models]
+        return min(states, key=_WORST_FIRST.index, default="starting" if self.demand is None else "ready")
 
     @property
     def failed(self) -> bool:
         """Whether no model will ever be ready."""
         models = self.models
-        return bool(models) and not self.draining and all(model.state == "failed" for model in models)
+        has_failed = all(model.state == "failed" and not model.on_demand for model in models)
+        return bool(models) and not self.draining and has_failed
 
     @property
     def date(self) -> str:
         """The date in prompts. It is the same all day, so that prompts keep their common prefix."""
         return self.config.server.date or datetime.datetime.now(datetime.UTC).date().isoformat()
+
+    def using(self, model: ServedModel, receive: Receive | None = None) -> AbstractAsyncContextManager[None]:
+        """The model stays in memory until the context ends: Demand.use, where models are loaded on demand."""
+        return nullcontext() if self.demand is None else self.demand.use(model, receive)
 
     def find(self, name: str | None) -> tuple[str, ServedModel]:
         """The name to answer with, and its model. Without a name: the only model. Names may be in Ollama's spelling.

@@ -5,7 +5,7 @@ It is around Starlette, not within it, because Starlette's response to a crash s
 
 import time
 
-from oscine.api.common.asgi import ASGIApp, Message, Receive, Scope, Send
+from oscine.api.common.asgi import INSIDE, ASGIApp, Message, Receive, Scope, Send
 from oscine.api.common.errors import ANTHROPIC_PATH
 from oscine.api.common.memory import Bodies, Held
 from oscine.api.common.record import CLIENT_LEFT, RequestRecord, current
@@ -31,6 +31,7 @@ class Observe:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            scope[INSIDE] = self
             await self.app(scope, receive, send)
             return
         record = RequestRecord.of(scope)

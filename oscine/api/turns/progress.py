@@ -231,6 +231,14 @@ class Turn:
         self.finish_reason = reason
         self._calls.remember()
 
+    def stop(self) -> bool:
+        """Ends the turn after the last event, before its own end. Returns whether it would have gone on."""
+        if self.finish_reason is not None or self._parser.num_tool_calls:
+            return False
+        self.interrupted = False
+        self._finish("stop")
+        return True
+
     @property
     def _all_tokens(self) -> list[int]:
         return [*self.request.prompt_token_ids, *self.generated[self._begin :]]

@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> None:
     with ended_by(ValueError):  # before it listens
         check_local(config.engine.model)
     service = None
-    if config.server.data_parallel_size > 1:
+    if config.models.on_demand:
+        with ended_by(ValueError, status=USAGE):
+            service = make_service(config)
+    elif config.server.data_parallel_size > 1:
         from oscine.api.serving.placement import place
 
         with ended_by(ValueError, status=USAGE):
@@ -59,12 +62,15 @@ def _with_environment(config: Config, environment: Environment) -> Config:
     """Responses and files of a published model outlive its server; those of the embedded and the fake one do not."""
     server, engine = config.server, config.engine
     keys = (*server.api_keys, *filter(None, [environment.server_api_key]))
-    is_published = engine.model.model != NANO and engine.executor != "fake"
+    admin_keys = (*server.admin_keys, *filter(None, [environment.server_admin_key]))
+    names = {engine.model.model} if not config.models.on_demand else {*config.models.models, config.models.models_dir}
+    is_published = bool(names - {NANO, None}) and engine.executor != "fake"
     folder = environment.state_folder / "oscine"
     responses_db = server.responses_db or (str(folder / "responses.db") if is_published else ":memory:")
     server = dataclasses.replace(
         server,
         api_keys=keys,
+        admin_keys=admin_keys,
         traces=environment.traces,
         responses_db=responses_db,
         files_dir=server.files_dir or (":temporary:" if responses_db == ":memory:" else str(folder / "files")),

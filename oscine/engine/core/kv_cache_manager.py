@@ -175,6 +175,10 @@ class KVCacheManager:
         request.pages, request.first_held = [], []
         request.page_event, request.fast_end = NEVER, 0
 
+    def clear(self) -> None:
+        """Forgets all that is cached. No page may be held."""
+        self.pools.clear()
+
     def _count_growing(self, request: Request, by: int) -> None:
         """Adds `by` to num_growing of each group in which the running request grows."""
         for place, pool in enumerate(self.pools):

@@ -107,6 +107,11 @@ class Pools:
                 found[group] = self._pools[group].allocate(counts[group], most_opened)
         return [found[group] for group in range(len(found))]
 
+    def clear(self) -> None:
+        """Evicts every cached page. No page may be held."""
+        for _, arena in self._arenas:
+            arena.clear()
+
     def next_evicted(self, count: int | None = None) -> Iterator[tuple[int, int]]:
         """(group, page) of the cached pages that the next `count` slots of each arena would evict; None: all slots.
 
@@ -159,6 +164,11 @@ class Arena:
             pool.evict(slot)
             slots.append(slot)
         return slots
+
+    def clear(self) -> None:
+        """Evicts every cached page. No page may be held."""
+        assert self.num_open == self.num_slots, "a page is held"
+        self._free += self.open_some(self.num_slots)[::-1]
 
     def take(self, slot: int) -> None:
         """A page of this slot is held now."""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _WATCH_S = 0.05  # the watch over a silent engine sleeps no less
 _LOOKS = 4  # of the watch in the time that an engine may be silent
 
-EngineState = Literal["starting", "ready", "restarting", "failed", "stopped"]
+EngineState = Literal["unloaded", "starting", "ready", "asleep", "restarting", "failed", "stopped"]
 
 
 class Engine(Protocol):
@@ -97,6 +97,7 @@ class EngineClient:
         self._greeted = False  # asked whether it is there; no answer yet
         self._connection = EngineConnection(self._receive, self._on_down, self._on_starved)
         self._changed = asyncio.Event()  # set, and replaced, at each change of state
+        self._turning: asyncio.Future[None] | None = None  # until it sleeps or is awake
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -130,6 +131,26 @@ class EngineClient:
         self._connection.close()
         if self._folder is not None:
             self._folder.remove(logger.warning)
+
+    async def sleep(self) -> None:
+        """Frees the engine's memory, once it has no request. Returns when it is done. Raises EngineError."""
+        await self._turn(asleep=True)
+
+    async def wake(self) -> None:
+        """Undoes `sleep`. Raises EngineError; if memory was lacking, the engine sleeps on."""
+        await self._turn(asleep=False)
+
+    async def _turn(self, *, asleep: bool) -> None:
+        if self.state not in ("ready", "asleep"):
+            raise EngineError(self.error or f"the engine is {self.state}")
+        if self._turning is not None:
+            raise EngineError("the engine falls asleep or wakes up just now")
+        self._turning = asyncio.get_running_loop().create_future()
+        try:
+            self._connection.send(wire.Sleep(asleep))
+            await self._turning
+        finally:
+            self._turning = None
 
     async def wait_ready(self) -> EngineInfo:
         while self.state in ("starting", "restarting"):
@@ -188,11 +209,16 @@ class EngineClient:
             case wire.Failed():
                 self._supervisor.give_up()
                 self._enter("failed", message.message)
+            case wire.Slept():
+                self._enter("asleep" if message.asleep else "ready", None)
+                if self._turning is not None and not self._turning.done():
+                    why = message.error
+                    self._turning.set_result(None) if why is None else self._turning.set_exception(EngineError(why))
 
     def _on_down(self) -> None:
         """The engine's socket is gone; the next engine gets a link of its own."""
         self._connection.disconnect()
-        if self.state == "ready":
+        if self.state in ("ready", "asleep"):
             self.restarts += 1
             self._enter("restarting", self.error or "the engine process ended")
         if self.state in ("starting", "restarting"):
@@ -207,7 +233,7 @@ class EngineClient:
         """The process is gone, whether or not its socket ever was there; live streams end when the socket has."""
         if gave_up and self.state in ("starting", "restarting"):
             self._enter("failed", reason)
-        elif self.state in ("ready", "starting", "restarting"):
+        elif self.state in ("ready", "asleep", "starting", "restarting"):
             self.error = reason
 
     def _enter(self, state: EngineState, error: str | None) -> None:
@@ -217,5 +243,7 @@ class EngineClient:
             self._connection.fail_all(error)
         if state in ("failed", "stopped"):
             self._connection.disconnect()
+        if state not in ("ready", "asleep") and self._turning is not None and not self._turning.done():
+            self._turning.set_exception(EngineError(error))
         self._changed.set()
         self._changed = asyncio.Event()

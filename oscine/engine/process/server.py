@@ -58,6 +58,8 @@ class EngineServer:
         self._known: set[bytes] = set()  # clients that said hello
         self._owners: dict[str, bytes] = {}  # live request id -> client
         self._statistics = DueStatistics(time.monotonic)
+        self._asleep = False
+        self._wanted: tuple[bytes, bool] | None = None  # the client that wants it to sleep, or to wake, and which
 
     def run(self, parent: Parent) -> None:
         """Raises what a failing step or a lost rank raised, after every request was told."""
@@ -71,6 +73,7 @@ class EngineServer:
         idle_ms = None if self._events is None else _IDLE_STATS_MS
         while not parent.asks_to_stop:
             self._tend_peers()
+            self._sleep_or_wake()
             if not loop.has_work:
                 poller.poll(self._prefills.patience_ms or idle_ms)
             for client, message in self._clients.receive():
@@ -115,6 +118,8 @@ class EngineServer:
             case wire.Cancel():
                 if self._owners.get(message.request_id) == client:
                     self._loop.cancel(message.request_id)
+            case wire.Sleep():
+                self._wanted = client, message.asleep
             case _:
                 self._prefills.handle(client, message)
 
@@ -126,13 +131,31 @@ class EngineServer:
             if not self._clients.send(client, message):
                 self._prefills.lose(client)
 
+    def _sleep_or_wake(self) -> None:
+        """As the newest Sleep wants it, once there is nothing else to do."""
+        if self._wanted is None or (self._loop.has_work and not self._asleep):
+            return
+        (client, asleep), error = self._wanted, None
+        self._wanted = None
+        if self._engine.sleeper is None:
+            error = "the engine was started without --enable-sleep-mode"
+        elif asleep != self._asleep:
+            try:
+                self._engine.sleep() if asleep else self._engine.wake()
+            except MemoryError as lacking:
+                error = str(lacking)
+            else:
+                self._asleep = asleep
+        self._clients.send(client, wire.Slept(self._asleep, error))
+
     def _submit(self, client: bytes, request: GenerationRequest) -> None:
         request_id = request.request_id
         if request_id in self._owners:
             error = GenerationOutput(request_id, finish_reason="error", error=f"request id {request_id!r} is in use")
             self._clients.send(client, wire.Outputs([error], None))
-        elif self._loop.is_full:
-            self._clients.send(client, wire.Refused(request_id, "too many requests are waiting"))
+        elif self._asleep or self._loop.is_full:
+            why = "the engine is asleep" if self._asleep else "too many requests are waiting"
+            self._clients.send(client, wire.Refused(request_id, why))
         else:
             self._owners[request_id] = client
             self._loop.add(request)

@@ -30,6 +30,12 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
+class Sleep(Struct, frozen=True, tag="sleep"):
+    """Wants the engine to free its memory, or to wake up. It does so once it has no request; answered by Slept."""
+
+    asleep: bool
+
+
 class Meet(Struct, frozen=True, tag="meet"):
     """First message of another engine, which wants pages of this one; answered by Met."""
 
@@ -74,6 +80,13 @@ class Refused(Struct, frozen=True, tag="refused"):
     message: str
 
 
+class Slept(Struct, frozen=True, tag="slept"):
+    """What has become of the newest Sleep."""
+
+    asleep: bool  # whether the engine sleeps now
+    error: str | None = None  # why that is not what was asked for; one line
+
+
 class Outputs(Struct, frozen=True, tag="outputs"):
     """The news of one step for one client: all its sequences in one message."""
 
@@ -100,8 +113,8 @@ class PrefillRefused(Struct, frozen=True, tag="prefill_refused"):
 
 FromPeer = Meet | Prefill | Release
 ToPeer = Met | Prefilled | PrefillRefused
-ToEngine = Hello | Submit | Cancel | FromPeer
-ToClient = Ready | Failed | Ending | Refused | Outputs | ToPeer
+ToEngine = Hello | Submit | Cancel | Sleep | FromPeer
+ToClient = Ready | Failed | Ending | Refused | Outputs | Slept | ToPeer
 
 UNREADABLE = (MsgspecError, UnicodeDecodeError)  # raised by decoding; the second for text that is not UTF-8
 

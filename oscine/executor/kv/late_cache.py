@@ -20,25 +20,25 @@ class LateCache:
         (slots,) = plan.slots
         self._slot_bytes = slots.slot_bytes
         most = torch.cuda.get_device_properties(device).total_memory // slots.slot_bytes
-        self._reserved = ReservedMemory((most + 1) * slots.slot_bytes, device)
-        self._reserved.map(0, slots.slot_bytes)
-        self._reserved.map(most * slots.slot_bytes, (most + 1) * slots.slot_bytes)
-        data = self._reserved.bytes[: (most + 1) * slots.slot_bytes]
+        self.reserved = ReservedMemory((most + 1) * slots.slot_bytes, device)
+        self.reserved.map(0, slots.slot_bytes)
+        self.reserved.map(most * slots.slot_bytes, (most + 1) * slots.slot_bytes)
+        data = self.reserved.bytes[: (most + 1) * slots.slot_bytes]
         self.kv: KVCache = pages_of(plan.groups, plan.slots, [data])
 
     @property
     def num_bytes(self) -> int:
         """Bytes that have memory."""
-        return self._reserved.num_mapped
+        return self.reserved.num_mapped
 
     def room(self, num_bytes: int) -> int:
         """Slots that `num_bytes` hold."""
-        unit = self._reserved.granularity
+        unit = self.reserved.granularity
         return num_bytes // unit * unit // self._slot_bytes - 1  # for padding
 
     def fill(self, count: int) -> None:
         """Gives memory to the first `count` slots. Raises MemoryError if there is too little."""
-        self._reserved.map(0, count * self._slot_bytes)
+        self.reserved.map(0, count * self._slot_bytes)
 
 
 def filled(plan: MemoryPlan, config: ModelConfig, asked: int | None, count: int) -> MemoryPlan:

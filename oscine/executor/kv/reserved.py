@@ -56,6 +56,7 @@ class ReservedMemory:
         _call("cuMemAddressReserve", ctypes.byref(address), _size(self.num_bytes), _size(0), _U64(0), _U64(0))
         self._address = address.value
         self._mapped: list[tuple[int, int]] = []  # start and end, in bytes
+        self._released: list[tuple[int, int]] = []  # of what was mapped before `release`
 
     @property
     def num_mapped(self) -> int:
@@ -77,6 +78,31 @@ class ReservedMemory:
         for low, high in self._gaps(start // unit * unit, -(-end // unit) * unit):
             self._map(low, high)
             self.bytes[low:high].zero_()
+
+    def release(self) -> None:
+        """Gives all memory back to the GPU. The addresses stay, and must not be used until `restore`."""
+        torch.cuda.synchronize(self._device)
+        while self._mapped:
+            start, end = self._mapped.pop()
+            _driver().cuMemUnmap(_U64(self._address + start), _size(end - start))
+            self._released.append((start, end))
+
+    def restore(self, *, zero: bool = True) -> None:
+        """Maps memory where it was before `release`. Its content is gone. `zero`: it is zero again.
+
+        Raises MemoryError if the GPU has not enough left; then nothing is mapped, and it may be tried again.
+        """
+        wanted, self._released = self._released, []
+        try:
+            for start, end in sorted(wanted):
+                self._map(start, end)
+        except BaseException:
+            self.release()
+            self._released = wanted
+            raise
+        if zero:
+            for start, end in self._mapped:
+                self.bytes[start:end].zero_()
 
     def _gaps(self, start: int, end: int) -> list[tuple[int, int]]:
         found, at = [], start

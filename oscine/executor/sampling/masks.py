@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ _MAX_COMPILED = 512  # cached grammars, some 20 to 200 KB each
 _MAX_UNUSED = 1 << 16  # ids that a vocabulary may have beyond the model's
 _COMPILERS = 2  # threads: a slow grammar does not delay a fast one
 _MAX_THREADS = 16  # that make masks
+_T = TypeVar("_T")
 _UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a grammar without a result
 # All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
 _STEP_S = 0.02  # CPU time allowed per token of a sequence
@@ -81,11 +82,15 @@ class GrammarCache:
 
     def __init__(self, tokenizer_file: Path | None, vocab_size: int, sandbox: GrammarSandbox | None = None) -> None:
         """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
-        self._file, self.vocab_size = tokenizer_file, vocab_size
+        self.vocab_size = vocab_size
         self._sandbox = sandbox or shared_sandbox()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._markers = Markers(-1, -1, -1, -1)  # before they are read in another thread
-        self._vocabulary = self._threads.submit(self._read)
+        self._vocabulary: Future[LLTokenizer] = Future()
+        if tokenizer_file is not None and tokenizer_file.is_file():
+            self._threads.submit(_settle, self._vocabulary, lambda: self._read(tokenizer_file))
+        else:
+            self._vocabulary.set_exception(ValueError(f"the model has no {TOKENIZER}"))
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -129,6 +134,9 @@ class GrammarCache:
     def _begin(self, grammar: str) -> Future["LLMatcher"]:
         """Tries it, then compiles it. No thread of the compilers waits for the check. Raises TooManyGrammarsError."""
         compiled: Future[LLMatcher] = Future()
+        if self._vocabulary.done() and (error := self._vocabulary.exception()):
+            compiled.set_exception(error)  # nothing to try
+            return compiled
 
         def compile_if_sound(judged: "Future[Problem | None]") -> None:
             self._threads.submit(_settle, compiled, lambda: self._compile(grammar, judged.result()))
@@ -152,13 +160,11 @@ class GrammarCache:
 
         return LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
 
-    def _read(self) -> "LLTokenizer":
-        if self._file is None or not self._file.is_file():
-            raise ValueError(f"the model has no {TOKENIZER}")
-        with library_errors(f"no grammars for {self._file}"):
+    def _read(self, file: Path) -> "LLTokenizer":
+        with library_errors(f"no grammars for {file}"):
             from llguidance import LLTokenizer
 
-            vocabulary, text = read_tokenizer(self._file)
+            vocabulary, text = read_tokenizer(file)
             num_tokens = max(1 + max(vocabulary.get_vocab().values()), self.vocab_size)
             if num_tokens > self.vocab_size + _MAX_UNUSED:
                 raise ValueError(f"it has ids up to {num_tokens - 1}, and the model has {self.vocab_size} tokens")
@@ -169,7 +175,7 @@ class GrammarCache:
             return LLTokenizer(text, n_vocab=num_tokens, eos_token=end, slices=_SLICES)
 
 
-def _settle(future: Future["LLMatcher"], work: Callable[[], "LLMatcher"]) -> None:
+def _settle(future: "Future[_T]", work: Callable[[], _T]) -> None:
     try:
         future.set_result(work())
     except Exception as error:

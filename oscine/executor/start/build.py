@@ -14,6 +14,7 @@ from oscine.executor.fake import FakeExecutor, Script
 from oscine.executor.kv.fake_memory import FakePages
 from oscine.executor.sampling.masks import TOKENIZER, GrammarCache
 from oscine.executor.start.parts import (
+    FAKE_SLEEPER,
     FAKE_STORE,
     FAKE_TRANSFERS,
     LOAD_RANKS,
@@ -33,6 +34,7 @@ from oscine.timing.read import read_table
 from oscine.types import DecodeTimes, EngineInfo, Executor, RankHandle
 
 if TYPE_CHECKING:  # they need torch
+    from oscine.executor.sleeper import Sleeper
     from oscine.executor.start.load import Loaded
     from oscine.executor.threaded import ThreadedExecutor
 
@@ -58,6 +60,7 @@ class BuiltExecutor:
     decode_times: Mapping[int, DecodeTimes] | None = None  # by number of sequences; None if not measured
     graphs: GraphSizes = NO_GRAPHS
     kv: Any = None  # the pages of each group on this device, as tensors
+    sleeper: "Sleeper | None" = None  # frees the memory while the engine sleeps, where the options want it
 
 
 def build_executor(options: EngineOptions, handle: RankHandle | None = None) -> BuiltExecutor:
@@ -143,6 +146,7 @@ def _load_torch(
         decode_times=loaded.decode_times,
         graphs=executor.graphs.sizes,
         kv=executor.kv,
+        sleeper=loaded.sleeper,
     )
 
 
@@ -197,6 +201,7 @@ def _build_fake(options: EngineOptions) -> BuiltExecutor:
         slots=apart(num_pages),
         transfers=part(FAKE_TRANSFERS)(options, config, groups, num_pages[0]) if options.peers.kv_transfer else None,
         store=None if pages is None else part(FAKE_STORE)(options, groups, pages),
+        sleeper=part(FAKE_SLEEPER)(options) if options.sleep_mode else None,
     )
 
 

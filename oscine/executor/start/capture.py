@@ -9,7 +9,16 @@ from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.shared import Start
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, prompts, rehearse, warm_up
+from oscine.executor.start.warm_up import (
+    KERNEL_SAMPLINGS,
+    MASKED,
+    SAMPLINGS,
+    prompts,
+    rehearse,
+    run_samplings,
+    run_sizes,
+    warm_up,
+)
 from oscine.ops.interface import KVCache
 from oscine.ops.native.recording import NotRecordable
 
@@ -28,9 +37,13 @@ def allocate_cache(start: Start, memory: MemoryPlan) -> KVCache:
     options, device = start.options, start.opened.device
     late = start.on_gpu and options.cache.kv_cache_bytes is None and not options.peers.kv_transfer
     shares = start.lockstep.shares_experts
+    sleeper = start.sleeper
     if not late or shares or torch.cuda.get_device_properties(device).is_integrated:
-        return allocate_kv(memory, device, padding=shares or bool(start.prompt_sizes))
+        allocate = allocate_kv if sleeper is None else sleeper.allocate
+        return allocate(memory, device, padding=shares or bool(start.prompt_sizes))
     start.cache = LateCache(memory, device)
+    if sleeper is not None:
+        sleeper.free_asleep(start.cache.reserved)
     return start.cache.kv
 
 
@@ -52,9 +65,10 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
     most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
     layers = executor.of_each_kind()
     layers.state.touch()
-    with compilers.compile_together():
-        warm_up(layers, most_tokens, (*KERNEL_SAMPLINGS, MASKED))
+    with compilers.compile_together():  # in this order: kernels that take longest to compile come first
+        run_sizes(layers, most_tokens)
         layers.graphs.run_eagerly(sizes)
+        run_samplings(layers, (*KERNEL_SAMPLINGS, MASKED))
     start.target.communicator.barrier()
     start.watch.lap("kernels")
     warm_up(layers, most_tokens, SAMPLINGS)

@@ -19,7 +19,8 @@ def device_memory(device: torch.device, options: EngineOptions, held: int = 0) -
     """`held`: bytes of the model that are already on the device. They count as free."""
     free, total = torch.cuda.mem_get_info(device)
     chip: Any = torch.cuda.get_device_properties(device)
-    found = DeviceMemory(total, free, unified=bool(chip.is_integrated))
+    left = options.cache.left_bytes
+    found = DeviceMemory(total - left, free - left, unified=bool(chip.is_integrated))
     return capped(with_cache(found, available_bytes()), options.cache.gpu_memory_bytes, held)
 
 
@@ -53,7 +54,7 @@ def engine_bytes(device: torch.device, options: EngineOptions) -> int:
     free, total = torch.cuda.mem_get_info(device)
     memory, context = device_memory(device, options), min(total - free, _MAX_CONTEXT)
     share = 1.0 if options.cache.kv_cache_free_gpu_memory_fraction is not None else memory.share(options)
-    return min(int(share * memory.total) - context, free - memory.margin)
+    return min(int(share * memory.total) - context, free - options.cache.left_bytes - memory.margin)
 
 
 class Budget:

@@ -19,6 +19,7 @@ from oscine.executor.lockstep import OwnSteps
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import TOKENIZER
 from oscine.executor.sampling.rules import grammar_rules
+from oscine.executor.sleeper import Sleeper
 from oscine.executor.start.capture import allocate_cache, capture, compile_kernels, fill_cache, record
 from oscine.executor.start.plan import plan, plan_again
 from oscine.executor.start.shared import MakeCommunicator, Report, RulesOf, Start
@@ -34,6 +35,7 @@ class Loaded(NamedTuple):
     executor: TorchExecutor
     lockstep: OwnSteps
     decode_times: Mapping[int, DecodeTimes] | None  # by number of sequences; None if not measured
+    sleeper: Sleeper | None = None  # where the options want it
 
 
 def load_executor(
@@ -61,7 +63,7 @@ def load_executor(
         times = start.drafting.time(executor, start.options.scheduler.max_num_batched_tokens)
         watch.lap("times of drafts")
     start.lockstep.serve()
-    return Loaded(executor, start.lockstep, times)
+    return Loaded(executor, start.lockstep, times, start.sleeper)
 
 
 def _load_on_gpu(start: Start, memory: MemoryPlan) -> TorchExecutor:
@@ -97,6 +99,8 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
     if start.on_gpu:
         memory = plan_again(start, memory)
+    if start.sleeper is not None:
+        weights = start.sleeper.keep(weights)
     start.target.communicator.barrier()
     start.watch.lap("weights")
     kv = allocate_cache(start, memory)

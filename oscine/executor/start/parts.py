@@ -15,6 +15,8 @@ FAKE_STORE = Place("--kv-offload-bytes", "oscine.extensions.offload.start:fake_s
 KV_SCALES = Place("--kv-scales", "oscine.extensions.calibration.scales:find_scales")
 KV_EVENTS = Place("--kv-events-config", "oscine.extensions.kv_events.publisher:KVEvents")
 TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:transfers_of")
+SLEEPER = Place("--enable-sleep-mode", "oscine.extensions.models.sleep.start:sleeper_of")
+FAKE_SLEEPER = Place("--enable-sleep-mode", "oscine.extensions.models.sleep.fake:fake_sleeper_of")
 FOLLOWER = Place("moving pages between engines", "oscine.extensions.disaggregation.start:follower_of")
 FAKE_TRANSFERS = Place("moving pages between engines", "oscine.extensions.disaggregation.start:fake_transfers_of")
 
@@ -29,6 +31,7 @@ def check_parts(options: EngineOptions) -> None:
         KV_SCALES: options.cache.kv_scales not in (FOUND, NO_SCALES),
         KV_EVENTS: options.peers.kv_events,
         TRANSFERS: options.peers.kv_transfer,
+        SLEEPER: options.sleep_mode,
     }
     for place in filter(wanted.get, wanted):
         check_part(place)

@@ -13,9 +13,10 @@ from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to, with_step
 from oscine.executor.kv.memory import second_form_bytes
 from oscine.executor.lockstep import OwnSteps
 from oscine.executor.sampling.rules import NewRules
+from oscine.executor.sleeper import Sleeper
 from oscine.executor.start.device_memory import Budget, device_memory, smallest_gpu
 from oscine.executor.start.drafting import Drafting, MakeDrafting
-from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, KV_SCALES, LOCKSTEP
+from oscine.executor.start.parts import DRAFTING, EXPERTS_ON_HOST, KV_SCALES, LOCKSTEP, SLEEPER
 from oscine.executor.start.stopwatch import Stopwatch
 from oscine.executor.start.weight_bytes import native_bytes, torch_bytes
 from oscine.kv_dtype import KVDtype
@@ -91,6 +92,7 @@ class Start:
         self.on_host: HostPlace | None = None
         self.budget: Budget | None = None  # of a GPU
         self.cache: LateCache | None = None  # that gets its memory when all else has its own
+        self.sleeper: Sleeper | None = part(SLEEPER)(options, self.opened.device) if options.sleep_mode else None
 
     @property
     def on_gpu(self) -> bool:

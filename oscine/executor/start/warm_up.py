@@ -36,13 +36,23 @@ SAMPLINGS = (
 
 
 def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
-    """Prompts of all sizes, the largest first, decodes beside a prompt, and rows sampled in all ways."""
+    """Prompts of all sizes, decodes beside a prompt, and rows sampled in all ways."""
+    run_sizes(executor, max_num_batched_tokens)
+    run_samplings(executor, samplings)
+
+
+def run_sizes(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
+    """Prompts of all sizes, the largest first, and decodes beside a prompt."""
     for tokens in _sizes(max_num_batched_tokens):
         executor.execute(prompts(executor, tokens))
     for count in decode_counts(executor.max_num_seqs - 1):
         chunk = min(_CHUNK, executor.memory.max_model_len - 1, max_num_batched_tokens - count)
         if chunk > 1:
             executor.execute(_step(executor, [1] * count + [chunk], GREEDY))
+
+
+def run_samplings(executor: TorchExecutor, samplings: Sequence[SamplingParams]) -> None:
+    """Rows sampled in all ways."""
     few = min(executor.max_num_seqs, 3)
     for sampling in samplings:
         for count in row_counts(executor.max_num_seqs) if sampling in KERNEL_SAMPLINGS else {1, few}:

@@ -10,6 +10,9 @@ CONSUMERS warpgroups compute 64 rows each, which are 8 tokens:
 A consumer issues the next block's scores before the last block's values, so the tensor cores work while it computes
 exponentials. Blocks go from the newest keys to the oldest: only the first ones need a mask, except in a window.
 
+Few tokens make few tiles, and these would leave processors idle while one program reads a long context. So programs
+share the blocks of a tile: each leaves its sums in memory, and the one that arrives last adds them up, as in decode.py.
+
 Keys and values outside of the context may be anything, NaN too: scores are masked, values zeroed. Pages past the
 context are not read; TMA gives zeros for page -1.
 
@@ -31,6 +34,8 @@ from oscine.ops.compat import async_load, barrier, reinterpret
 from oscine.ops.record import record
 from oscine.ops.tile_scheduler import next_tile
 
+# Of the scores, for exponentials in base 2. An argument would take a register of every consumer.
+SCALE = gl.constexpr(1.4426950408889634 / 64**0.5)
 ROWS = gl.constexpr(64)  # of a consumer
 TOKENS = gl.constexpr(8)  # of a consumer
 CONSUMERS = gl.constexpr(3)  # that share what the producer brings
@@ -43,8 +48,13 @@ SEQUENCES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 SCALAR = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 WORDS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 SLOTS = gl.constexpr(2)  # tiles whose queries are there, or on their way
-# Fields of a tile: key head, first token, tokens left in the sequence, their first position, context.
-HEAD, TOKEN, COUNT, QUERY, END, FIELDS = (gl.constexpr(i) for i in range(6))
+# Where programs share contexts. Parts per program, at most: one if there are two programs per tile and key head. Blocks
+# of a part, at least. What each consumer leaves of it, in elements: sums of p v [ROWS, HEAD_DIM], maxima [ROWS], and
+# sums of p [ROWS].
+ROUNDS, FEWEST_BLOCKS, SUMS_SIZE = gl.constexpr(4), gl.constexpr(16), gl.constexpr(64 * (64 + 2))
+# Fields of a tile: key head, first token, tokens left in the sequence, their first position, context. Where programs
+# share it: the newest and the oldest block of a part, its number, how many there are, and where their sums begin.
+HEAD, TOKEN, COUNT, QUERY, END, NEWEST, OLDEST, PART, PARTS, SUMS, FIELDS = (gl.constexpr(i) for i in range(11))
 
 
 @record
@@ -53,6 +63,7 @@ class Config:
     STAGES: gl.constexpr
     WINDOW: gl.constexpr
     KV_HEADS: gl.constexpr
+    SHARES: gl.constexpr  # programs at most that share a tile
 
 
 @record
@@ -124,15 +135,26 @@ def _produce(
         num_sequences = gl.load(counts_ptr + 1)
     # A bound that needs nothing but sizes: each sequence may begin a tile.
     num_tiles = (num_tokens - first_sequence) // (TOKENS * CONSUMERS) + (num_sequences - first_sequence)
+    pairs = num_tiles * cfg.KV_HEADS
+    parts = gl.num_programs(0) if pairs * 2 <= gl.num_programs(0) else ROUNDS * gl.num_programs(0)
+    shares = gl.maximum(gl.minimum(parts // gl.maximum(pairs, 1), cfg.SHARES), 1)
     at = 0  # blocks so far
     number = 0  # tiles so far
     index = gl.program_id(0)
-    while index < num_tiles * cfg.KV_HEADS:
+    while index < pairs * shares:
         following = next_tile(counter_ptr)
-        tile, head = num_tiles + ~(index // cfg.KV_HEADS), index % cfg.KV_HEADS
+        pair = index // shares
+        tile, head = num_tiles + ~(pair // cfg.KV_HEADS), pair % cfg.KV_HEADS
         sequence, token, stop, end = _find_sequence(starts_ptr, lens_ptr, tile, first_sequence, num_sequences)
-        if token < stop:
-            query = end - (stop - token)
+        query = end - (stop - token)
+        first = _first_key(cfg, query)
+        last = gl.maximum(gl.minimum(query + TOKENS * CONSUMERS, end) - 1, 0)
+        blocks = (last - first) // cfg.BLOCK + 1
+        of_part = gl.maximum(gl.cdiv(blocks, shares), FEWEST_BLOCKS) if cfg.SHARES > 1 else blocks
+        part = index % shares
+        if (token < stop) & (part * of_part < blocks):
+            newest = blocks - 1 - part * of_part
+            oldest = gl.maximum(newest + 1 - of_part, 0)
             slot = number % SLOTS
             mbarrier.wait(shared.queries_empty.index(slot), ((number // SLOTS) & 1) ^ 1)
             shared.put(slot, HEAD, head)
@@ -140,18 +162,21 @@ def _produce(
             shared.put(slot, COUNT, stop - token)
             shared.put(slot, QUERY, query)
             shared.put(slot, END, end)
+            if cfg.SHARES > 1:
+                shared.put(slot, NEWEST, newest)
+                shared.put(slot, OLDEST, oldest)
+                shared.put(slot, PART, part)
+                shared.put(slot, PARTS, gl.cdiv(blocks, of_part))
+                shared.put(slot, SUMS, pair * shares)
             arrived = shared.queries_full.index(slot)
             _load_queries(shared, queries, angles, slot, token, head, query, arrived)
-            first = _first_key(cfg, query)
-            last = gl.maximum(gl.minimum(query + TOKENS * CONSUMERS, end) - 1, 0)
-            blocks = (last - first) // cfg.BLOCK + 1
             row_ptr = table_ptr + sequence.to(gl.int64) * table_stride
-            for i in range(blocks):
-                _load_block(cfg, shared, pages, row_ptr, head, first + (blocks - 1 - i) * cfg.BLOCK, end, at)
+            for i in range(newest - oldest + 1):
+                _load_block(cfg, shared, pages, row_ptr, head, first + (newest - i) * cfg.BLOCK, end, at)
                 at += 1
             number += 1
         index = following
-    if index == num_tiles * cfg.KV_HEADS + gl.num_programs(0) - 1:  # the last to be told
+    if index == pairs * shares + gl.num_programs(0) - 1:  # the last to be told
         gl.store(counter_ptr, 0)
     slot = number % SLOTS
     mbarrier.wait(shared.queries_empty.index(slot), ((number // SLOTS) & 1) ^ 1)
@@ -201,7 +226,7 @@ def _load_block(cfg, shared, pages, row_ptr, head, key, end, at):
 
 
 @gluon.jit
-def _consume(c: gl.constexpr, cfg, shared, out_ptr, sinks_ptr, scale, ROTATED: gl.constexpr):
+def _consume(c: gl.constexpr, cfg, shared, sums_ptr, counter_ptr, out_ptr, sinks_ptr, ROTATED: gl.constexpr):
     """One of the warpgroups: `c` says which rows of each tile it computes. ROTATED: the queries come rotated."""
     gdc_wait()
     at = 0  # blocks so far
@@ -216,21 +241,78 @@ def _consume(c: gl.constexpr, cfg, shared, out_ptr, sinks_ptr, scale, ROTATED: g
         tile = shared.queries.index(slot * CONSUMERS + c)
         if not ROTATED:
             _rotate(shared, tile, slot * CONSUMERS + c)
-        out_MD, at = _attend(cfg, c, shared, tile, query, end, sink_M, scale, at)
-        tile.store(out_MD.to(tile.dtype))
-        barrier()
-        token, count = shared.get(slot, TOKEN) + c * TOKENS, shared.get(slot, COUNT) - c * TOKENS
-        head = shared.get(slot, HEAD)  # again, so that no register keeps it meanwhile
-        row_M = gl.arange(0, ROWS, gl.SliceLayout(1, VALUES))
-        column_D = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, VALUES))
-        out_M = (token + row_M // HEADS).to(gl.int64) * (cfg.KV_HEADS * HEADS) + head * HEADS + row_M % HEADS
-        out_ptrs = out_ptr + out_M[:, None] * HEAD_DIM + column_D[None, :]
-        gl.store(out_ptrs, tile.load(VALUES), (row_M // HEADS < count)[:, None])
+        out_MD, max_M, sum_M, at = _attend(cfg, c, shared, slot, tile, query, end, sink_M, at)
+        is_last = True
+        if cfg.SHARES > 1:
+            parts = shared.get(slot, PARTS)
+            if parts > 1:
+                first, part = shared.get(slot, SUMS) * CONSUMERS + c, shared.get(slot, PART)
+                arrivals_ptr = counter_ptr + 1 + first
+                found = _add(sums_ptr, first * SUMS_SIZE, arrivals_ptr, parts, part, out_MD, max_M, sum_M)
+                out_MD, sum_M, is_last = found
+        if is_last:
+            tile.store((out_MD * _by_row(1.0 / sum_M, out_MD)[:, None]).to(tile.dtype))
+            barrier()
+            token, count = shared.get(slot, TOKEN) + c * TOKENS, shared.get(slot, COUNT) - c * TOKENS
+            head = shared.get(slot, HEAD)  # again, so that no register keeps it meanwhile
+            row_M = gl.arange(0, ROWS, gl.SliceLayout(1, VALUES))
+            column_D = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, VALUES))
+            out_M = (token + row_M // HEADS).to(gl.int64) * (cfg.KV_HEADS * HEADS) + head * HEADS + row_M % HEADS
+            out_ptrs = out_ptr + out_M[:, None] * HEAD_DIM + column_D[None, :]
+            gl.store(out_ptrs, tile.load(VALUES), (row_M // HEADS < count)[:, None])
         fence_async_shared()
         mbarrier.arrive(shared.queries_empty.index(slot), count=1)
         number += 1
         mbarrier.wait(shared.queries_full.index(number % SLOTS), (number // SLOTS) & 1)
         head = shared.get(number % SLOTS, HEAD)
+
+
+@gluon.jit
+def _add(sums_ptr, at, arrivals_ptr, parts, part, out_MD, max_M, sum_M):
+    """Leaves the sums of a part with those of the others; element `at` is the first of part 0 of a consumer.
+
+    Returns (the sums of p v of all parts, the sums of p, True) if all are there, else (anything, anything, False).
+    """
+    rows: gl.constexpr = max_M.type.layout
+    sums_at, stats_at = _places(at + part * (CONSUMERS * SUMS_SIZE), rows)
+    gl.store(sums_ptr + sums_at, out_MD)
+    gl.store(sums_ptr + stats_at, max_M)
+    gl.store(sums_ptr + stats_at + ROWS, sum_M)
+    # Every thread's part must be written before the one thread that counts says so.
+    barrier()
+    is_last = gl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == parts - 1
+    if is_last:
+        gl.store(arrivals_ptr, 0)
+        out_MD, sum_M = gl.zeros([ROWS, HEAD_DIM], gl.float32, OUTPUT), gl.zeros([ROWS], gl.float32, rows)
+        max_M = gl.full([ROWS], float("-inf"), gl.float32, rows)
+        next_MD, next_max_M, next_sum_M = _load_sums(sums_ptr, at, rows)
+        for other in range(parts):  # this part too, so that their order decides nothing
+            part_MD, part_max_M, part_sum_M = next_MD, next_max_M, next_sum_M
+            at += CONSUMERS * SUMS_SIZE * (other < parts - 1).to(gl.int32)
+            next_MD, next_max_M, next_sum_M = _load_sums(sums_ptr, at, rows)
+            new_max_M = gl.maximum(max_M, part_max_M)
+            rescale_M, weight_M = gl.exp2(max_M - new_max_M), gl.exp2(part_max_M - new_max_M)
+            sum_M = sum_M * rescale_M + part_sum_M * weight_M
+            out_MD = out_MD * _by_row(rescale_M, out_MD)[:, None] + part_MD * _by_row(weight_M, out_MD)[:, None]
+            max_M = new_max_M
+    return out_MD, sum_M, is_last
+
+
+@gluon.jit
+def _load_sums(sums_ptr, at, rows: gl.constexpr):
+    """Other programs wrote these: read from the L2, where a line of the L1 could be stale."""
+    sums_at, stats_at = _places(at, rows)
+    part_MD = gl.load(sums_ptr + sums_at, cache_modifier=".cg")
+    max_M = gl.load(sums_ptr + stats_at, cache_modifier=".cg")
+    return part_MD, max_M, gl.load(sums_ptr + stats_at + ROWS, cache_modifier=".cg")
+
+
+@gluon.jit
+def _places(at, rows: gl.constexpr):
+    """Elements of the sums of p v, and of the maxima. What did not depend on `at` would be kept from tile to tile."""
+    row_M = at + gl.arange(0, ROWS, gl.SliceLayout(1, OUTPUT)) * HEAD_DIM
+    sums_at = row_M[:, None] + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, OUTPUT))[None, :]
+    return sums_at, at + ROWS * HEAD_DIM + gl.arange(0, ROWS, rows)
 
 
 @gluon.jit
@@ -250,43 +332,53 @@ def _rotate(shared, tile, at):
 
 
 @gluon.jit
-def _attend(cfg, c: gl.constexpr, shared, tile, tile_query, end, sink_M, scale, at):
-    """The results of a consumer's rows [ROWS, HEAD_DIM], and the blocks so far. A tile has at least one block."""
+def _attend(cfg, c: gl.constexpr, shared, slot, tile, tile_query, end, sink_M, at):
+    """A consumer's sums of p v [ROWS, HEAD_DIM], maxima and sums of p [ROWS], and the blocks so far.
+
+    A tile, and a part of one, has at least one block.
+    """
     N: gl.constexpr = cfg.BLOCK
     first = _first_key(cfg, tile_query)
     tile_last = gl.maximum(gl.minimum(tile_query + TOKENS * CONSUMERS, end) - 1, 0)
-    blocks = (tile_last - first) // N + 1
     query = tile_query + c * TOKENS
     last = gl.maximum(gl.minimum(query + TOKENS, end) - 1, 0)
     newest = gl.maximum(last - first, 0) // N  # the first block of this consumer
-    oldest = gl.minimum((_first_key(cfg, query) - first) // N, newest)
+    if cfg.SHARES > 1:  # no window
+        tile_newest, tile_oldest = shared.get(slot, NEWEST), shared.get(slot, OLDEST)
+        newest, oldest = gl.minimum(newest, tile_newest), tile_oldest
+    else:
+        tile_newest, tile_oldest = (tile_last - first) // N, 0
+        oldest = gl.minimum((_first_key(cfg, query) - first) // N, newest)
     query_M = query + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout(N))) // HEADS
 
-    at = _skip(cfg, shared, blocks - 1 - newest, at)
+    at = _skip(cfg, shared, tile_newest - newest, at)
     key = first + newest * N
     _await_block(cfg, shared, at, True)
     _clear_from(cfg, shared, at, end - key)
     score_MN = warpgroup_mma_wait(0, deps=[_scores(cfg, shared, tile, at)])
     score_MN = _masked(cfg, score_MN, query_M - key)
-    max_M = gl.maximum(sink_M, gl.max(score_MN, 1) * scale)
-    p_MN = gl.exp2(score_MN * scale - max_M[:, None])
+    max_M = gl.maximum(sink_M, gl.max(score_MN, 1) * SCALE)
+    p_MN = gl.exp2(score_MN * SCALE - max_M[:, None])
     sums_M8 = _partial_sums(p_MN)
-    sums_M8 += _by_row(gl.exp2(sink_M - max_M) / 8, sums_M8)[:, None]
+    sink_sum_M = gl.exp2(sink_M - max_M) / 8
+    if cfg.SHARES > 1:
+        sink_sum_M = gl.where(shared.get(slot, PART) == 0, sink_sum_M, 0.0)
+    sums_M8 += _by_row(sink_sum_M, sums_M8)[:, None]
     state = (_packed(p_MN), gl.zeros([ROWS, HEAD_DIM], gl.float32, OUTPUT), max_M, sums_M8)
     _await_block(cfg, shared, at + 1, newest > oldest)
-    masked = oldest if cfg.WINDOW else gl.minimum(gl.maximum(query + 1, 0) // N, newest)  # the oldest such block
+    masked = oldest  # the oldest such block
+    if not cfg.WINDOW:
+        masked = gl.maximum(gl.minimum(gl.maximum(query + 1, 0) // N, newest), oldest)
     if cfg.WINDOW:
         for i in range(newest - masked):
-            state = _block(
-                cfg, shared, tile, state, query_M - (key - (i + 1) * N), scale, at, newest - masked - i > 1, True
-            )
+            state = _block(cfg, shared, tile, state, query_M - (key - (i + 1) * N), at, newest - masked - i > 1, True)
             at += 1
     else:
         if newest > masked:  # by one: the rows of a consumer are of few tokens
-            state = _block(cfg, shared, tile, state, query_M - (key - N), scale, at, newest > 1, True)
+            state = _block(cfg, shared, tile, state, query_M - (key - N), at, newest - oldest > 1, True)
             at += 1
-        for i in range(masked):
-            state = _block(cfg, shared, tile, state, query_M, scale, at, masked - i > 1, False)
+        for i in range(masked - oldest):
+            state = _block(cfg, shared, tile, state, query_M, at, masked - oldest - i > 1, False)
             at += 1
     pairs, out_MD, max_M, sums_M8 = state
     out_MD = warpgroup_mma(
@@ -295,12 +387,14 @@ def _attend(cfg, c: gl.constexpr, shared, tile, tile_query, end, sink_M, scale, 
     sum_M = gl.convert_layout(gl.sum(sums_M8, 1), max_M.type.layout, assert_trivial=True)
     out_MD = warpgroup_mma_wait(0, deps=[out_MD])
     mbarrier.arrive(shared.empty.index(at % cfg.STAGES), count=1)
-    at = _skip(cfg, shared, oldest, at + 1)
-    return out_MD * _by_row(1.0 / sum_M, out_MD)[:, None], at
+    at += 1
+    if cfg.WINDOW:
+        at = _skip(cfg, shared, oldest, at)
+    return out_MD, max_M, sum_M, at
 
 
 @gluon.jit
-def _block(cfg, shared, tile, state, limit_M, scale, at, more, MASKED: gl.constexpr):
+def _block(cfg, shared, tile, state, limit_M, at, more, MASKED: gl.constexpr):
     """Adds the values of block `at`, whose probabilities are in the state, and puts those of the next in their place.
 
     The next block has been waited for. Whether there are more: the one after it is waited for, behind the exponentials;
@@ -314,8 +408,8 @@ def _block(cfg, shared, tile, state, limit_M, scale, at, more, MASKED: gl.conste
     score_MN = warpgroup_mma_wait(1, deps=[score_MN])
     if MASKED:
         score_MN = _masked(cfg, score_MN, limit_M)
-    new_max_M = gl.maximum(max_M, gl.max(score_MN, 1) * scale)
-    next_MN = gl.exp2(score_MN * scale - new_max_M[:, None])
+    new_max_M = gl.maximum(max_M, gl.max(score_MN, 1) * SCALE)
+    next_MN = gl.exp2(score_MN * SCALE - new_max_M[:, None])
     rescale_M = gl.exp2(max_M - new_max_M)
     sums_M8 = sums_M8 * _by_row(rescale_M, sums_M8)[:, None] + _partial_sums(next_MN)
     _await_block(cfg, shared, at + 2, more)
@@ -421,27 +515,29 @@ def prefill_kernel(
     counts_ptr,
     sinks_ptr,
     counter_ptr,
+    sums_ptr,
     table_stride,
     first_sequence,
     num_sequences,
     num_tokens,
-    scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
+    SHARES: gl.constexpr,
 ):
     """Writes out [tokens, KV_HEADS * HEADS, HEAD_DIM] bfloat16, for the sequences from first_sequence on.
 
     Any grid of programs that run together. counts: of Batch, or None; then they are first_sequence and num_sequences.
-    counter: int32, 0 before and after.
+    counter: int32, 0 before and after. If SHARES > 1: behind it as many as there may be parts, times
+    CONSUMERS, and sums float32 [ROUNDS * programs, CONSUMERS, SUMS_SIZE]; else both are not used.
 
     Descriptors: queries [tokens, KV_HEADS * HEADS, HEAD_DIM] and pages [pages, 2, KV_HEADS, PAGE, HEAD_DIM], bfloat16;
     angles float32 [positions, HEAD_DIM], cosines then sines, or None if queries are rotated already. WINDOW 0 is full
-    attention; scale includes log2(e).
+    attention.
     """
     gdc_launch_dependents()
-    cfg = Config(BLOCK, STAGES, WINDOW, KV_HEADS)
+    cfg = Config(BLOCK, STAGES, WINDOW, KV_HEADS, SHARES)
     shared = Shared(
         gl.allocate_shared_memory(queries.dtype, [SLOTS * CONSUMERS, ROWS, HEAD_DIM], TILE),
         gl.allocate_shared_memory(gl.float32, [SLOTS * CONSUMERS * 2, TOKENS, HEAD_DIM // 2], ANGLES),
@@ -465,9 +561,9 @@ def prefill_kernel(
     rotated: gl.constexpr = angles is None
     gl.warp_specialize(
         [
-            (_consume, (0, cfg, shared, out_ptr, sinks_ptr, scale, rotated)),
-            (_consume, (1, cfg, shared, out_ptr, sinks_ptr, scale, rotated)),
-            (_consume, (2, cfg, shared, out_ptr, sinks_ptr, scale, rotated)),
+            (_consume, (0, cfg, shared, sums_ptr, counter_ptr, out_ptr, sinks_ptr, rotated)),
+            (_consume, (1, cfg, shared, sums_ptr, counter_ptr, out_ptr, sinks_ptr, rotated)),
+            (_consume, (2, cfg, shared, sums_ptr, counter_ptr, out_ptr, sinks_ptr, rotated)),
             (_produce, produced),
         ],
         [4, 4, 1],

@@ -86,13 +86,10 @@ CALLS: dict[str, tuple[list[Item], str, str, str]] = {
         "image_generation", '{"revised_prompt":"A bird"}', f"[image: image/png, 70 bytes; {NOT_SHOWN}\n",
     ),
 }  # fmt: skip
-REFUSED: dict[str, Item] = {
-    "compaction_trigger": {},
-}
-# Their tests are in test_response_input, test_response_context and below.
+# Their tests are in test_response_input, test_response_context, test_compaction and below.
 OTHERS = """
     message reasoning function_call function_call_output custom_tool_call custom_tool_call_output
-    code_interpreter_call web_search_call mcp_call mcp_list_tools compaction item_reference
+    code_interpreter_call web_search_call mcp_call mcp_list_tools compaction compaction_trigger item_reference
     mcp_approval_request mcp_approval_response additional_tools configuration_update
 """
 
@@ -121,7 +118,7 @@ def called(name: str, arguments: str, result: str) -> str:
 def test_every_type_of_item_that_openai_lists_has_a_rule() -> None:
     (union, _) = get_args(ResponseInputItem)
     kinds = {kind for item in get_args(union) for kind in _literals(item.model_fields["type"].annotation)}
-    assert kinds == {*" ".join(CALLS).split(), *REFUSED, *OTHERS.split()}
+    assert kinds == {*" ".join(CALLS).split(), *OTHERS.split()}
 
 
 def _literals(annotation: Any) -> list[str]:
@@ -135,17 +132,6 @@ def test_a_hosted_call_is_read_as_a_call_of_a_function(scripted: ScriptedServer,
     items, name, arguments, result = CALLS[kinds]
     assert " ".join(item["type"] for item in items) == kinds
     assert called(name, arguments, result) in respond(scripted, *items)
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_an_item_that_cannot_be_honoured_is_refused_by_name(scripted: ScriptedServer, kind: str) -> None:
-    item = {"type": kind, **REFUSED[kind]}
-    TypeAdapter(ResponseInputItem).validate_python(item)
-    refused = scripted.post("/v1/responses", {"input": [USER, item]})
-    assert refused.status_code == 400
-    error = refused.json()["error"]
-    assert error["param"] == "input[1].type"
-    assert f"'{kind}'" in error["message"]
 
 
 def test_a_hosted_call_without_its_content_is_refused(scripted: ScriptedServer) -> None:

@@ -23,6 +23,7 @@ from oscine.extensions.plan.search.space import Candidate, Layout
 from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import Source
+from oscine.timing.features import StepFeatures
 from oscine.timing.table import Header, StepTable
 from tests.extensions.plan.fleets import Linear
 from tests.extensions.plan.planned import here, write_steps
@@ -131,6 +132,23 @@ def test_goals_decide_how_many_replicas(tmp_path: Path) -> None:
         goals = Goals((Goal.of("tpot", f"p50:{limit_ms}"),))
         found = searched(question_of(8, [Source.of(str(file))], goals))
         assert found.finals[0].candidate.replicas == replicas, limit_ms
+
+
+def test_shipped_profiles_answer_with_what_was_measured_and_others_follow() -> None:
+    source = Source.of("h200/oscine")
+    for model in ("120b", "20b"):
+        table = source.table(model, 1, 1)
+        kept = [point for point in table.points if not point.held_out]
+        found = [table.step_s(point.features) * 1e3 for point in kept]
+        assert found == pytest.approx([point.ms for point in kept], rel=0.05)  # points of equal load become one
+        error = re.search(r"kept out of the table: ([\d.]+)%", source.known_error(table))
+        assert error is not None
+        assert float(error[1]) < 5
+        largest = max(point.rows for point in kept)
+        beyond = table.cell(StepFeatures(2 * largest, 2 * largest * 1024, sampled=2 * largest))
+        assert beyond.figures != "measured"
+    assert not source.table("120b", 2, 1).points, "of one GPU alone"
+    assert not source.table("120b", 1, 1, kv="fp8").points
 
 
 def test_the_front_is_what_no_other_point_beats() -> None:

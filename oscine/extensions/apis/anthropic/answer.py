@@ -3,7 +3,7 @@
 import hashlib
 import uuid
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -97,6 +97,13 @@ class Blocks:
         yield from self._begin("web_search_tool_result", {"tool_use_id": call_id, "content": content})
         yield from self.stop()
 
+    def compaction(self, fields: Json, signature: str | None) -> Iterator[Json]:
+        """A summary in place of the conversation; its text comes in one piece."""
+        signed = {} if signature is None else {"signature": signature}
+        yield from self._begin("compaction", {**dict.fromkeys(fields), **signed})
+        yield {"type": "content_block_delta", "index": self._index, "delta": {"type": "compaction_delta", **fields}}
+        yield from self.stop()
+
     def _begin(self, kind: str, fields: Json) -> Iterator[Json]:
         yield from self.stop()
         self._open = kind
@@ -112,55 +119,68 @@ class MessageAnswer:
 
     def __init__(self, turn: Turn, model: str, blocks: Blocks, *, stream: bool) -> None:
         self.turn = turn
+        self.paused = False  # whether the answer ends with a compaction
+        self._compaction: Turn | None = None  # the turn that wrote a summary
         self._blocks, self._stream = blocks, stream
         self._message = AnthropicAnswer(f"msg_{uuid.uuid4().hex}", "message", "assistant", model, [], None, None, {})
         self._begun = False
 
     def encode(self, events: Sequence[TurnEvent]) -> bytes:
-        made = [*self._blocks.feed(events)]
+        return self._send(self._blocks.feed(events))
+
+    def begin_compaction(self) -> bytes:
+        """The turn is that of a summary, whose tokens are not counted as the answer's. Called for each of its news."""
+        self._compaction = self.turn
+        return self._send(())
+
+    def compact(self, fields: Json, signature: str | None) -> bytes:
+        return self._send(self._blocks.compaction(fields, signature))
+
+    def _send(self, events: Iterable[Json]) -> bytes:
         if not self._stream:
-            self._keep(made)
+            self._keep(events)
             return b""
         begin = b"" if self._begun else self._begin()
-        return begin + b"".join(map(sse, made))
+        return begin + b"".join(map(sse, events))
 
     def _begin(self) -> bytes:
         self._begun = True
         self._message.usage = self._usage()
         return sse({"type": "message_start", "message": self._message}) + sse({"type": "ping"})
 
-    def _keep(self, events: Sequence[Json]) -> None:
+    def _keep(self, events: Iterable[Json]) -> None:
         content = self._message.content
         for event in events:
             if event["type"] == "content_block_start":
                 content.append(event["content_block"])
+            elif event.get("delta", {}).get("type") == "compaction_delta":
+                content[-1] |= event["delta"] | {"type": "compaction"}
             elif event["type"] == "content_block_delta":
                 ((field, text),) = ((key, value) for key, value in event["delta"].items() if key != "type")
                 content[-1][field] = content[-1].get(field, "") + text
 
     def _usage(self) -> Json:
-        """Prompt tokens that the prefix cache had are not among the input tokens."""
-        turn, searches = self.turn, self._blocks.num_searches
-        read = turn.num_prompt_tokens + (turn.num_appended_tokens if searches else 0)
-        counts = {
-            "input_tokens": read - turn.num_cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-            "cache_read_input_tokens": turn.num_cached_tokens,
-            "output_tokens": turn.num_tokens,
-        }
+        """A compaction is an iteration of its own, and not among the tokens of the answer."""
+        searches = self._blocks.num_searches
+        turn = None if self.turn is self._compaction else self.turn
+        counts, summary = _counts(turn, searched=searches > 0), self._compaction
+        before = [] if summary is None else [{"type": "compaction", **_counts(summary)}]
         usage = {
             **counts,
-            "output_tokens_details": {"thinking_tokens": turn.num_reasoning_tokens},
+            "output_tokens_details": {"thinking_tokens": 0 if turn is None else turn.num_reasoning_tokens},
             "inference_geo": None,
             "service_tier": "standard",
             "speed": "standard",
         }
         if searches:  # each of which is an iteration of its own, and all are counted together
-            return {**usage, "server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0}}
-        return {**usage, "iterations": [{"type": "message", **counts}]}
+            found = {"server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0}}
+            return {**usage, **found, **({"iterations": before} if before else {})}
+        answered = [] if turn is None else [{"type": "message", **counts}]
+        return {**usage, "iterations": [*before, *answered]}
 
     def _ending(self) -> Json:
+        if self.paused:
+            return {"stop_reason": "compaction", "stop_sequence": None}
         stopped_by = self.turn.stop_string
         reason = _STOP_REASONS[self.turn.finish_reason or "stop"]
         return {"stop_reason": "stop_sequence" if stopped_by else reason, "stop_sequence": stopped_by}
@@ -177,6 +197,21 @@ class MessageAnswer:
         self._keep([*self._blocks.stop()])
         content = [_whole(block) for block in self._message.content]
         return msgspec.json.encode(replace(self._message, content=content, usage=self._usage(), **self._ending()))
+
+
+def _counts(turn: Turn | None, *, searched: bool = False) -> Json:
+    """Prompt tokens that the prefix cache had are not among the input tokens. None: no turn yet."""
+    read = cached = made = 0
+    if turn is not None:
+        read = turn.num_prompt_tokens + (turn.num_appended_tokens if searched else 0)
+        cached, made = turn.num_cached_tokens, turn.num_tokens
+    return {
+        "input_tokens": read - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+        "cache_read_input_tokens": cached,
+        "output_tokens": made,
+    }
 
 
 def _whole(block: Json) -> Json:

@@ -1,6 +1,8 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same sequences as chat completions."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Generic
 
 from starlette.types import Receive, Scope, Send
 
@@ -8,14 +10,18 @@ from oscine.api.common.work import run_in_thread
 from oscine.api.http.body import json_response
 from oscine.api.openai.answers import InputTokens
 from oscine.api.openai.endpoint import Endpoint
-from oscine.api.serving.call import Call
+from oscine.api.serving.call import Call, T
+from oscine.api.serving.schemas import ChatCompletionRequest
 from oscine.api.serving.service import Service
 from oscine.api.turns.chat import chat_turns
 from oscine.api.turns.conversation import conversation, leave_out
 from oscine.api.turns.dialect import Dialect
 from oscine.api.turns.generation import Generation
+from oscine.api.turns.progress import Turn
+from oscine.chat.messages import Conversation
 from oscine.chat.toolbox import Toolbox
 from oscine.extensions.apis.anthropic.answer import Blocks, MessageAnswer
+from oscine.extensions.apis.anthropic.compaction import wanted_compaction
 from oscine.extensions.apis.anthropic.request import (
     answer_form,
     chat_request,
@@ -25,39 +31,65 @@ from oscine.extensions.apis.anthropic.request import (
     shows_thinking,
     web_search,
 )
+from oscine.extensions.apis.anthropic.run import CompactedRun
 from oscine.extensions.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
+from oscine.extensions.apis.compaction.summary import summary_turn
+from oscine.extensions.apis.responses.store import ResponseStore
 
 _MESSAGES = Dialect(longest_name=128, separator="", limit="max_tokens")
 
 
-class AnthropicMessages(Endpoint[MessagesRequest]):
+class _Endpoint(Endpoint[T], Generic[T]):
+    def __init__(self, service: Service, store: ResponseStore) -> None:
+        """`store`: has the seal of compacted conversations."""
+        super().__init__(service)
+        self._store = store
+
+    async def _count(self, call: Call[ChatCompletionRequest], toolbox: Toolbox) -> tuple[Conversation, int]:
+        """The conversation, and the tokens of its prompt. Raises APIError."""
+        said = await run_in_thread(
+            lambda: conversation(call.body, self.service.date, _MESSAGES), call.size, call.caller.threads
+        )
+        talk = self.service.reasoning.restore(call.caller.name, replace(said, namespaces=toolbox.namespaces))
+        return talk, await call.model.prompts.count(talk, call.size)
+
+
+class AnthropicMessages(_Endpoint[MessagesRequest]):
     async def answer(self, call: Call[MessagesRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        body, stream = call.body, bool(call.body.stream)
+        body, stream, seal = call.body, bool(call.body.stream), self._store.seal
         toolbox = _toolbox(self.service, body)
-        request = await run_in_thread(lambda: chat_request(body), call.size, call.caller.threads)
+        wanted = wanted_compaction(body, call.model.info.max_model_len)
+        request = await run_in_thread(lambda: chat_request(body, seal), call.size, call.caller.threads)
         whole = call.with_body(request)
+        thinking = body.thinking
+        hidden = thinking is not None and thinking.display == "omitted"
+        blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
+        turn = partial(self._turn, body, toolbox)
         async with toolbox:
-            form = answer_form(body, request)
-            removed = removed_tools(body)
-            (turn,) = await chat_turns(
-                self.service, whole, form=form, toolbox=toolbox, removed=removed, dialect=_MESSAGES
-            )
-            thinking = body.thinking
-            hidden = thinking is not None and thinking.display == "omitted"
-            blocks = Blocks(thinking=shows_thinking(thinking), thinking_text=not hidden)
-            answer = MessageAnswer(turn, call.name, blocks, stream=stream)
+            if wanted is not None:
+                call.model.served.admission.check(1)  # before the prompt is made, which costs more
+                talk, count = await self._count(whole, toolbox)
+                if count >= wanted.threshold:
+                    summary = await summary_turn(self.service, whole, talk, "messages", wanted.ask)
+                    answer = MessageAnswer(summary, call.name, blocks, stream=stream)
+                    run = CompactedRun(whole, answer, wanted, seal, turn, 1 if body.system else 0)
+                    await self.respond(run.run, answer, scope, receive, send, stream=stream)
+                    return
+            answer = MessageAnswer(await turn(whole), call.name, blocks, stream=stream)
             await self.generate(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
 
+    async def _turn(self, body: MessagesRequest, toolbox: Toolbox, call: Call[ChatCompletionRequest]) -> Turn:
+        form, removed = answer_form(body, call.body), removed_tools(body)
+        (turn,) = await chat_turns(self.service, call, form=form, toolbox=toolbox, removed=removed, dialect=_MESSAGES)
+        return turn
 
-class CountTokens(Endpoint[CountTokensRequest]):
+
+class CountTokens(_Endpoint[CountTokensRequest]):
     async def answer(self, call: Call[CountTokensRequest], scope: Scope, receive: Receive, send: Send) -> None:
-        toolbox = _toolbox(self.service, call.body)
-        said = await run_in_thread(
-            lambda: conversation(prompt_request(call.body), self.service.date, _MESSAGES), call.size
-        )
+        toolbox, seal = _toolbox(self.service, call.body), self._store.seal
+        request = await run_in_thread(lambda: prompt_request(call.body, seal), call.size, call.caller.threads)
         async with toolbox:
-            talk = self.service.reasoning.restore(call.caller.name, replace(said, namespaces=toolbox.namespaces))
-            count = await call.model.prompts.count(talk, call.size)
+            _, count = await self._count(call.with_body(request), toolbox)
         await json_response(InputTokens(count))(scope, receive, send)
 
 

@@ -33,6 +33,7 @@ from oscine.api.serving.schemas import (
 from oscine.api.turns.attachments import described, is_vendors, readable, result_text, vendors_text
 from oscine.chat.effort import Effort
 from oscine.chat.grammar import JsonFormat
+from oscine.extensions.apis.anthropic.compaction import expanded
 from oscine.extensions.apis.anthropic.schemas import (
     SHARED,
     AnthropicMessage,
@@ -44,6 +45,7 @@ from oscine.extensions.apis.anthropic.schemas import (
     OutputConfig,
     Thinking,
 )
+from oscine.extensions.apis.compaction.seal import Seal
 
 _SEARCH, _TOOL_SEARCH = "web_search", "tool_search_tool"  # how the types of a vendor's tools begin
 _TEXT = ("text",)  # types of the blocks that are read as text
@@ -58,9 +60,9 @@ def shows_thinking(thinking: Thinking | None) -> bool:
     return thinking is not None and thinking.type != "disabled"
 
 
-def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
-    """Raises APIError that names the parameter, for all that the model cannot read or do."""
-    request = prompt_request(body)
+def chat_request(body: MessagesRequest, seal: Seal) -> ChatCompletionRequest:
+    """`seal`: of compactions. Raises APIError that names the parameter, for all that the model cannot read or do."""
+    request = prompt_request(body, seal)
     for name in ("max_tokens", "stream", "cache_salt", "temperature", "top_p", "top_k", *SHARED.split()):
         setattr(request, name, getattr(body, name))
     request.thinking_token_budget = _thinking_budget(body)
@@ -68,18 +70,19 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
     return request
 
 
-def prompt_request(body: CountTokensRequest) -> ChatCompletionRequest:
+def prompt_request(body: CountTokensRequest, seal: Seal) -> ChatCompletionRequest:
     """What the prompt depends on, and what may be said: without limits and sampling. Raises APIError."""
     if body.thread is not None:
         error = unsupported("thread", "the server keeps no messages; send all of them")
         error.details = {"error_code": "thread_unsupported_request", "unsupported": []}
         raise error
+    body = replace(body, messages=expanded(body, seal))
     choice, form = body.tool_choice, body.output_config.format if body.output_config else None
     shape = ResponseFormat("json_schema", JsonSchema("answer", form.schema, strict=True)) if form else None
     system = [Message("system", _instructions(body.system, "system"))] if body.system else []
     return ChatCompletionRequest(
         model=body.model,
-        messages=[*system, *_messages(body.messages)],
+        messages=[*system, *_messages(body.messages, may_end=body.compaction is not None)],
         tools=[*_tools(body.tools or ()), *_added(body)],
         tool_choice=_tool_choice(choice, body.tools or ()) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
@@ -160,10 +163,11 @@ def _tool_choice(choice: AnthropicToolChoice, tools: Sequence[AnthropicTool]) ->
     return NamedToolChoice(NamedFunction(choice.name))
 
 
-def _messages(messages: list[AnthropicMessage]) -> Iterator[Message]:
+def _messages(messages: list[AnthropicMessage], *, may_end: bool) -> Iterator[Message]:
+    """`may_end`: whether the last message may be the assistant's."""
     if not messages:
         raise invalid("messages", "there must be one at least")
-    if messages[-1].role == "assistant":
+    if messages[-1].role == "assistant" and not may_end:
         raise invalid("messages", "the last one must not be the assistant's: an answer cannot be begun for the model")
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     for i, message in enumerate(messages):

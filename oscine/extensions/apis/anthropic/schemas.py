@@ -45,6 +45,8 @@ class Block(Struct, gc=False):
     title: Annotated[str | None, about("The name of a document or of a search result.")] = None
     context: Annotated[str | None, about("About a document.")] = None
     is_error: Annotated[bool | None, about("Whether the result says that the call failed.")] = None
+    encrypted_content: Annotated[str | None, about("Of a `compaction`: to be sent back unchanged.")] = None
+    signature: Annotated[str | None, about("The same; also of `thinking`, where it is not read.")] = None
     tool: Annotated[Any, about("The tool of a `tool_addition` or a `tool_removal` in a system message.")] = None
 
 
@@ -101,14 +103,35 @@ class OutputConfig(Struct):
     format: Annotated[OutputFormat | None, about("The form of the answer.")] = None
 
 
+class InputTokens(Struct):
+    type: Annotated[Literal["input_tokens"], about("The only kind there is.")]
+    value: Annotated[Positive, about("Tokens of a prompt from which on it is compacted.")]
+
+
+class CompactEdit(Struct):
+    trigger: Annotated[InputTokens | None, about("When (default: at 150,000 tokens, or 75 % of the context).")] = None
+    pause_after_compaction: Annotated[bool | None, about("Whether the answer ends with the compaction.")] = None
+    instructions: Annotated[str | None, about("What a summary is to say beside.")] = None
+
+
+class ContextManagement(Struct):
+    edits: Annotated[
+        list[dict[str, Any]], about("`compact_20260112` compacts the conversation; what others clear is kept.")
+    ] = []
+
+
+class CompactionRequest(Struct):
+    type: Annotated[Literal["summarize"], about("The only kind there is.")]
+    instructions: Annotated[str | None, about("How the summary is asked for, in place of the server's words.")] = None
+
+
 @unused(
     ignores={
         "prefixes are always cached": "cache_control",
-        "what does not fit the context is refused, never cleared": "context_management",
         "there is only one": "speed",
         "features need no name of a beta": "betas",
     },
-    refuses="compaction mcp_servers container",
+    refuses="mcp_servers container",
 )
 class CountTokensRequest(Struct, kw_only=True):
     """The parameters of a prompt. None is "not given" throughout."""
@@ -120,6 +143,10 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: Annotated[AnthropicToolChoice | None, about("Which tools may, or must, be called.")] = None
     thinking: Annotated[Thinking | None, about("The budget of the reasoning, and whether it is shown.")] = None
     output_config: Annotated[OutputConfig | None, about("Effort, and form of the answer.")] = None
+    context_management: Annotated[
+        ContextManagement | None, about("When the conversation is compacted before the answer.")
+    ] = None
+    compaction: Annotated[CompactionRequest | None, about("Compacts, and answers nothing else.")] = None
     thread: Annotated[Any, about("Not supported: the error makes clients go on without threads.", type="null")] = None
 
 

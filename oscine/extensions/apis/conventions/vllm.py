@@ -37,7 +37,8 @@ class Vllm:
 
     async def tokenizer_info(self, request: Request) -> Response:
         _, model = self.service.find(request.query_params.get("model"))
-        ready = model.ready()
+        async with self.service.using(model):
+            ready = model.ready()
         tokenizer = ready.tokenizer
         eos, pad, bos = "<|return|>", "<|endoftext|>", "<|startoftext|>"
         return json_response(

@@ -14,6 +14,7 @@ from oscine.api.common.keys import Caller
 from oscine.api.common.work import run_in_thread
 from oscine.api.http.body import json_response, read_body
 from oscine.api.serving.schemas import decode
+from oscine.extensions.apis.compaction.seal import Seal
 from oscine.extensions.apis.conversations.schemas import (
     ConversationChange,
     ConversationObject,
@@ -40,7 +41,7 @@ class Conversations:
 
     async def create(self, request: Request) -> Response:
         owner, body = _owner(request), await self._body(request, ConversationRequest)
-        items = _new_items([], body.items or ())
+        items = _new_items([], body.items or (), self._store.seal)
         conversation_id, metadata = f"conv_{secrets.token_hex(24)}", body.metadata or {}
 
         def write(tables: ConversationTables, db: Connection) -> int | None:
@@ -73,7 +74,7 @@ class Conversations:
         await self._find(conversation_id, owner)
         bodies = await self._store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
         size = sum(map(len, bodies))
-        new = await run_in_thread(lambda: _new_items([*map(_kept, bodies)], body.items), size)
+        new = await run_in_thread(lambda: _new_items([*map(_kept, bodies)], body.items, self._store.seal), size)
         if not await self._store.write_conversation(
             lambda tables, db: tables.append(db, conversation_id, owner, _stored(new))
         ):
@@ -141,12 +142,12 @@ def _kept(body: bytes) -> KeptItem:
     return msgspec.json.decode(body, type=KeptItem)
 
 
-def _new_items(before: Sequence[KeptItem], given: Sequence[Object]) -> list[Object]:
+def _new_items(before: Sequence[KeptItem], given: Sequence[Object], seal: Seal) -> list[Object]:
     """The items with their types, ids and statuses. Raises APIError for those that a response could not read."""
     items = input_items([*given], {of.item["id"]: of.item for of in before}, "items")
     earlier = [of.item for of in before]
     tools = ClientTools((), [*new_tools(earlier, "conversation"), *new_tools(items, "items")])
-    history = ItemHistory(tools)
+    history = ItemHistory(tools, seal)
     history.add(earlier, {of.item["id"]: of.call for of in before if of.call is not None}, "conversation")
     history.add(items, {}, "items")
     return items

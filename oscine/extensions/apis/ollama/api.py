@@ -44,12 +44,29 @@ class OllamaApi(Api):
             post(
                 "/api/pull",
                 models.pull,
-                "Whether a model is served",
+                "Download a model, or learn that it is served",
                 body=OllamaPullRequest,
                 answer=OllamaStatus,
                 example={**one, "stream": False},
             ),
             *(refused(f"/api/{name}", embed) for name in ("embed", "embeddings")),
             *(refused(f"/api/{name}", change) for name in ("create", "copy", "push")),
-            DELETE("/api/delete", change, "Not supported", error=ErrorText, other={"400": ErrorText}),
+            self._delete(models),
         ]
+
+    def _delete(self, models: OllamaModelList) -> Operation:
+        path, other = "/api/delete", {"400": ErrorText}
+        if self.service.demand is None:
+            return DELETE(path, change, "Not supported", error=ErrorText, other=other)
+        return DELETE(
+            path,
+            models.delete,
+            "Remove a model and its files",
+            body=OllamaModelRequest,
+            undeclared=True,
+            answer="text/plain",
+            error=ErrorText,
+            other=other,
+            example={"model": "any"},
+            admin=True,
+        )

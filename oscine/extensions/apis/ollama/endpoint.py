@@ -24,6 +24,7 @@ from oscine.extensions.apis.ollama.answer import Kind, OllamaAnswer, Piece, reco
 from oscine.extensions.apis.ollama.request import (
     answer_form,
     chat_request,
+    kept_s,
     model_names,
     prompt_request,
     raw_request,
@@ -69,7 +70,30 @@ class _Answers(Endpoint[R]):
     async def begin(self, call: Call[R]) -> Begun | None:
         """The turn that the request asks for; None for a request without input. Raises APIError."""
 
+    @abstractmethod
+    def is_empty(self, body: R) -> bool:
+        """Whether the request has no input, and only loads or unloads its model."""
+
+    async def answered(
+        self, body: R, name: str, model: ServedModel, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Unloads the model of an empty request with `keep_alive: 0`, where models are on demand."""
+        demand = self.service.demand
+        if demand is None or not (self.is_empty(body) and unloads(body)):
+            return False
+        self.service.keys.check_admin(scope)
+        await demand.unload(model)
+        await json_response(record(self.kind, name, Piece(), done=True, done_reason="unload"))(scope, receive, send)
+        return True
+
+    def _keep(self, call: Call[R], scope: Scope) -> None:
+        """Of a client without the right `admin`, `keep_alive` has no effect."""
+        seconds = kept_s(call.body)
+        if self.service.demand is not None and seconds is not None and self.service.keys.is_admin(scope):
+            self.service.demand.keep(call.model.served, seconds)
+
     async def answer(self, call: Call[R], scope: Scope, receive: Receive, send: Send) -> None:
+        self._keep(call, scope)
         body = call.body
         reason = "unload" if unloads(body) else "load"
         begun = await self.begin(call)
@@ -93,9 +117,12 @@ class _Answers(Endpoint[R]):
 class OllamaChat(_Answers[OllamaChatRequest]):
     kind = "chat"
 
+    def is_empty(self, body: OllamaChatRequest) -> bool:
+        return not body.messages
+
     async def begin(self, call: Call[OllamaChatRequest]) -> Begun | None:
         body = call.body
-        if not body.messages:
+        if self.is_empty(body):
             return None
         names = model_names(body)
         made = await run_in_thread(lambda: chat_request(body, names), call.size, call.caller.threads)
@@ -107,9 +134,12 @@ class OllamaChat(_Answers[OllamaChatRequest]):
 class OllamaGenerate(_Answers[OllamaGenerateRequest]):
     kind = "generate"
 
+    def is_empty(self, body: OllamaGenerateRequest) -> bool:
+        return not body.prompt
+
     async def begin(self, call: Call[OllamaGenerateRequest]) -> Begun | None:
         body, form = call.body, answer_form(call.body)
-        if not body.prompt:
+        if self.is_empty(body):
             return None
         if body.raw:
             text = call.with_body(raw_request(body))

@@ -1,18 +1,19 @@
 """Lists and descriptions of models in Ollama's format, and errors for operations that are not supported."""
 
 import hashlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from oscine.api.common.errors import APIError
+from oscine.api.common.errors import APIError, ErrorText
 from oscine.api.http.body import json_response, read_body
 from oscine.api.http.sse import NDJSON
 from oscine.api.openai.answers import Version
 from oscine.api.serving.names import ollama_name
 from oscine.api.serving.schemas import decode
-from oscine.api.serving.served_model import ServedModel
+from oscine.api.serving.served_model import PullProgress, ServedModel
 from oscine.api.serving.service import Service
 from oscine.extensions.apis.ollama.answer import line, timestamp
 from oscine.extensions.apis.ollama.endpoint import find
@@ -64,7 +65,12 @@ class OllamaModelList:
     async def ps(self, request: Request) -> Response:
         """The models that take requests."""
         ready = [(model, model.engine.info) for model in self.service.models if model.state == "ready"]
-        return json_response(OllamaLoadedModels([_loaded(model, info) for model, info in ready if info is not None]))
+        demand = self.service.demand
+        ends = [None if demand is None else demand.expires_at(model) for model, _ in ready]
+        loaded = zip(ready, ends, strict=True)
+        return json_response(
+            OllamaLoadedModels([_loaded(model, info, end) for (model, info), end in loaded if info is not None])
+        )
 
     async def show(self, request: Request) -> Response:
         body = await decode(await self._body(request), OllamaModelRequest, request.scope)
@@ -88,13 +94,33 @@ class OllamaModelList:
         return json_response(info)
 
     async def pull(self, request: Request) -> Response:
-        """Succeeds for a served model, which needs no download. Raises APIError 404 for any other."""
+        """Succeeds for a served model, which needs no download. Any other is downloaded, where models are on demand.
+
+        Raises APIError: 404 for one that cannot be had, 401 and 403 without the right `admin`.
+        """
         body = await decode(await self._body(request), OllamaPullRequest, request.scope)
-        find(self.service, body.model or body.name)
-        done = OllamaStatus("success")
-        if body.stream is False:
-            return json_response(done)
-        return Response(line(OllamaStatus("pulling manifest")) + line(done), media_type=NDJSON)
+        wanted = body.model or body.name
+        demand = self.service.demand
+        if demand is None or not wanted or self.service.served.find(wanted) is not None:
+            find(self.service, wanted)
+            progress = _nothing_to_pull()
+        else:
+            self.service.keys.check_admin(request.scope)
+            progress = demand.pull(wanted)
+        if body.stream is not False:
+            return StreamingResponse(_lines(progress), media_type=NDJSON)
+        async for _ in progress:
+            pass
+        return json_response(OllamaStatus("success"))
+
+    async def delete(self, request: Request) -> Response:
+        """Removes a model of --models-dir with its files. Raises APIError."""
+        demand = self.service.demand
+        assert demand is not None
+        body = await decode(await self._body(request), OllamaModelRequest, request.scope)
+        _, model = find(self.service, body.model or body.name)
+        await demand.delete(model)
+        return Response()
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.service.config.server.max_body_bytes)
@@ -120,11 +146,28 @@ def _identity(name: str, model: ServedModel) -> dict[str, Any]:
     return {"name": name, "model": name, "size": size.checkpoint_bytes, "digest": digest, "details": _details(size)}
 
 
-def _loaded(model: ServedModel, info: EngineInfo) -> OllamaLoadedModel:
+async def _nothing_to_pull() -> AsyncIterator[PullProgress]:
+    for status in ("pulling manifest", "success"):
+        yield PullProgress(status)
+
+
+async def _lines(progress: AsyncIterator[PullProgress]) -> AsyncIterator[bytes]:
+    """An error ends them: the stream has begun."""
+    try:
+        async for one in progress:
+            if one.digest is None:
+                yield line(OllamaStatus(one.status))
+            else:
+                yield line(OllamaStatus(one.status, digest=one.digest, total=one.total, completed=one.completed))
+    except APIError as error:
+        yield line(ErrorText(error.message))
+
+
+def _loaded(model: ServedModel, info: EngineInfo, expires_at: float | None) -> OllamaLoadedModel:
     bytes_on_gpu = info.size.checkpoint_bytes if info.size.on_gpu else 0
     return OllamaLoadedModel(
         **_identity(ollama_name(model.names[0]), model),
         size_vram=bytes_on_gpu,
-        expires_at=_NEVER,
+        expires_at=_NEVER if expires_at is None else timestamp(expires_at),
         context_length=info.max_model_len,
     )

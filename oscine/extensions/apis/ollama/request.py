@@ -31,6 +31,7 @@ from oscine.extensions.apis.ollama.schemas import (
     OllamaOptions,
     OllamaRequest,
 )
+from oscine.settings.models import FOREVER, seconds_of
 
 _SAME = ["presence_penalty", "frequency_penalty", "stop"]
 _TIME = r"(\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)"
@@ -50,6 +51,18 @@ def unloads(body: OllamaRequest) -> bool:
         quoted = msgspec.json.encode(given[:_LONGEST]).decode()
         raise APIError(f"time: invalid duration {quoted}", param="keep_alive")
     return not any(map(float, re.findall(_TIME, given)))
+
+
+def kept_s(body: OllamaRequest) -> float | None:
+    """The seconds for which a request wants its model kept; FOREVER for a negative time, None if it does not say.
+
+    Raises APIError as `unloads` does.
+    """
+    unloads(body)
+    given = body.keep_alive
+    if given is None or isinstance(given, str):
+        return None if given is None else seconds_of(given)
+    return FOREVER if given < 0 else float(int(given))
 
 
 def model_names(body: OllamaChatRequest) -> ModelNames:

@@ -216,3 +216,6 @@ class OllamaModelInfo(Struct, kw_only=True):
 
 class OllamaStatus(Struct):
     status: str
+    digest: str | UnsetType = UNSET  # of a file that is downloaded
+    total: int | UnsetType = UNSET  # bytes
+    completed: int | UnsetType = UNSET

@@ -21,7 +21,7 @@ from oscine.extensions.apis.responses.background import BackgroundResponse, Kept
 from oscine.extensions.apis.responses.events import events_since
 from oscine.extensions.apis.responses.plan import make_plan
 from oscine.extensions.apis.responses.resource import KeptResponse, with_output
-from oscine.extensions.apis.responses.run import ResponseRun
+from oscine.extensions.apis.responses.run import WITHIN, ResponseRun, Within
 from oscine.extensions.apis.responses.schemas import (
     DeletedResponse,
     InputItems,
@@ -46,7 +46,11 @@ class ResponseEndpoint(Endpoint[T], Generic[T]):
 class Responses(ResponseEndpoint[ResponseRequest]):
     async def answer(self, call: Call[ResponseRequest], scope: Scope, receive: Receive, send: Send) -> None:
         call.model.served.admission.check(1)  # before the prompt is made, which costs more
-        run = ResponseRun(self.service, self.kept, await make_plan(self.service, self.kept.store, call))
+        within: Within | None = scope.get(WITHIN)
+        if within is not None:  # the client reads events
+            call.body.stream = True
+        memory = None if within is None else within.memory
+        run = ResponseRun(self.service, self.kept, await make_plan(self.service, self.kept.store, call, memory), within)
         if call.body.background:
             response = await self.kept.background.start(run)
             app = _Events(response.events(0), self.service) if call.body.stream else json_response(run.snapshot())

@@ -5,7 +5,7 @@ This module knows every type of item that a client may send back. Stored items a
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct, structs
@@ -16,16 +16,15 @@ from oscine.api.turns.attachments import described, result_text, said_text
 from oscine.api.turns.custom_tools import written
 from oscine.chat import messages as chat
 from oscine.chat.effort import Effort
+from oscine.extensions.apis.compaction.seal import Seal
+from oscine.extensions.apis.compaction.summary import summarised
 from oscine.extensions.apis.responses.items import ID_PREFIXES, WITHOUT_STATUS, new_id
 from oscine.extensions.apis.responses.schemas import ReasoningConfig, ResponseRequest, TextConfig
 from oscine.extensions.apis.responses.tools import ClientTools, words_of
 from oscine.extensions.apis.responses.typed.hosted import HOSTED, HostedCall, HostedItem
 from oscine.extensions.apis.responses.view import Object, unsealed
 
-COMPACTED = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
-_INSTEAD = {
-    "compaction_trigger": "; POST /v1/responses/compact compacts a conversation",
-}
+_TRIGGER = "compaction_trigger"
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
@@ -142,13 +141,25 @@ def _input_item(item: Object, stored: Mapping[str, Object], where: str) -> Objec
     head = convert(item, _Item, where)
     kind = head.type
     if kind not in ID_PREFIXES:
-        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported{_INSTEAD.get(kind, '')}")
+        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported")
     named = {"type": kind, **item, "id": head.id or new_id(ID_PREFIXES[kind])}
     if kind not in WITHOUT_STATUS:
         named["status"] = head.status or "completed"
     if kind == "message":
         named["content"] = _parts(item.get("content"), by_assistant=item.get("role") == "assistant")
     return named
+
+
+def without_trigger(given: str | list[Object]) -> tuple[str | list[Object], bool]:
+    """The input without a trigger of compaction at its end, and whether there was one. Raises APIError for a trigger
+    that other items follow."""
+    if isinstance(given, str):
+        return given, False
+    for i, item in enumerate(given[:-1]):
+        if item.get("type") == _TRIGGER:
+            raise invalid(f"input[{i}].type", f"an item of type {_TRIGGER!r} must be the last one")
+    found = bool(given) and given[-1].get("type") == _TRIGGER
+    return (given[:-1] if found else given), found
 
 
 def new_tools(items: Iterable[Object], where: str) -> Iterator[tuple[Object, str]]:
@@ -198,9 +209,10 @@ def _typed(content: str | list[Object], where: str) -> str | list[Object]:
 class ItemHistory:
     """Joins items to messages: consecutive items of the model are one message."""
 
-    def __init__(self, tools: ClientTools) -> None:
-        """`tools`: their names are also those of functions that are no longer among them."""
-        self._tools, self._names = tools, tools.names
+    def __init__(self, tools: ClientTools, seal: Seal) -> None:
+        """`tools`: their names are also those of functions that are no longer among them. `seal`: of compacted
+        conversations."""
+        self._tools, self._names, self._seal = tools, tools.names, seal
         self._declared: set[str] = set()  # functions that were found
         self._messages: list[chat.Message] = []
         self._reasoning: str | None = None
@@ -308,11 +320,16 @@ class ItemHistory:
             self._reasoning = text
 
     def _compacted(self, item: _Compaction, where: str) -> None:
-        summary = unsealed(item.encrypted_content)
-        if summary is None:
-            raise invalid(f"{where}.encrypted_content", "it was not written by an Oscine server")
+        """Replaces all messages before, unless the client sends those that are kept."""
+        compacted = self._seal.open(item.encrypted_content)
+        if compacted is None:
+            raise invalid(f"{where}.encrypted_content", "it was changed, or written by another server")
         self._flush()
-        self._messages.append(chat.Message("user", COMPACTED + summary))
+        if compacted.said is not None:
+            tools = tuple(tool for message in self._messages for tool in message.tools)
+            found = [chat.Message("developer", tools=tools)] if tools else []
+            self._messages = [*(chat.Message(cast(Any, role), text) for role, text in compacted.said), *found]
+        self._messages.append(summarised(compacted.summary))
 
     def _call(self, call: _Call, arguments: str, *, raw: bool = False) -> None:
         self._call_ids.add(call.call_id)

@@ -88,6 +88,28 @@ WITHOUT_STATUS = (
 )
 
 
+_RESULTS = {  # types of the items with the results of calls, by the calls' types
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "shell_call": "shell_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
+}
+
+
+def required_input(item: Object) -> Object | None:
+    """What the client is to answer an item of the output with, without the result; None for other items."""
+    kind = _RESULTS.get(item["type"])
+    if item["type"] == "mcp_approval_request":
+        return {"type": "mcp_approval_response", "approval_request_id": item["id"]}
+    if kind is None:
+        return None
+    more = {"name": item["name"]} if item["type"] == "function_call" else {}
+    more |= {"execution": "client"} if item["type"] == "tool_search_call" else {}
+    return {"type": kind, "call_id": item["call_id"], **more}
+
+
 def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
@@ -380,6 +402,22 @@ class McpItem(BuiltinItem):
         return None
 
 
+class CompactionItem(Item):
+    """A summary that stands for the conversation before it."""
+
+    kind = "compaction"
+
+    def __init__(self, events: ResponseEvents, index: int) -> None:
+        super().__init__(events, index, encrypted_content="")
+
+    def grow(self) -> None:
+        self.emit("compaction.compacting")
+
+    def complete(self, sealed: str) -> None:
+        self.item["encrypted_content"] = sealed
+        self.end("completed")
+
+
 def _search(query: str, sources: tuple[Source, ...] = ()) -> Object:
     found = [{"type": "url", "url": source.url} for source in sources]
     return {"type": "search", "query": query, "queries": [query], "sources": found}
@@ -410,20 +448,27 @@ class OutputItems:
         tools: ClientTools,
         toolbox: Toolbox,
         logprobs: ContentLogprobs,
+        before: Sequence[Object] = (),
         *,
         summaries: bool,
     ) -> None:
-        """`summaries`: whether reasoning items have a summary."""
+        """`before`: items that are complete. `summaries`: whether reasoning items have a summary."""
         self.turn = turn
-        self.items: list[Object] = []
+        self.items: list[Object] = [*before]
         self.calls: dict[str, list[str]] = {}  # of built-in tools, by item; see ItemHistory.add
         self._open: Item | None = None
         self._events, self._tools, self._toolbox, self._logprobs = events, tools, toolbox, logprobs
         self._reasoning_kind = SummaryItem if summaries else ReasoningItem
+        self.is_steered: Callable[[], bool] = bool  # whether the response is to end after an item
+        self.was_steered = False  # whether it has ended so, before the model's own end
 
     def encode(self, events: Sequence[TurnEvent]) -> bytes:
         for event in events:
             self._take(event)
+            if isinstance(event, MessageEnd | ToolAnswered) and self._open is None and self.is_steered():
+                self.was_steered = self.turn.stop()
+                if self.was_steered:
+                    break
         return self._events.take()
 
     def _take(self, event: TurnEvent) -> None:
@@ -462,10 +507,11 @@ class OutputItems:
             self._open.end(status)
             self._open = None
 
-    def list_tools(self, listing: McpListing) -> None:
-        """Adds an item with the tools of an MCP server."""
-        self._begin(ListingItem, listing=listing)
-        self.end("completed")
+    def begin(self, listings: Sequence[McpListing]) -> None:
+        """Adds items with the tools of MCP servers."""
+        for listing in listings:
+            self._begin(ListingItem, listing=listing)
+            self.end("completed")
 
     @property
     def ended(self) -> list[Object]:

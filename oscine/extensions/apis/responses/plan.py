@@ -17,18 +17,27 @@ from oscine.api.turns.begin import Prepared, begin_turns
 from oscine.api.turns.conversation import leave_out
 from oscine.api.turns.instructions import folders_last
 from oscine.api.turns.progress import Turn, usual_headroom
-from oscine.chat.effort import model_effort
+from oscine.chat.effort import Effort, model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.chat.toolbox import Toolbox
-from oscine.extensions.apis.responses.input import ItemHistory, configured, input_items, new_tools, references
+from oscine.extensions.apis.compaction.summary import replacement, summary_turn
+from oscine.extensions.apis.responses.input import (
+    ItemHistory,
+    configured,
+    input_items,
+    new_tools,
+    references,
+    without_trigger,
+)
 from oscine.extensions.apis.responses.items import new_id
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse
 from oscine.extensions.apis.responses.schemas import ResponseRequest
-from oscine.extensions.apis.responses.store import ResponseStore, StoredResponse
+from oscine.extensions.apis.responses.store import Memory, ResponseStore, StoredResponse
 from oscine.extensions.apis.responses.tools import ClientTools, allowed, builtin_tools, left_out
 from oscine.extensions.apis.responses.view import LOGPROBS, Object, included
 
+_FULL = 0.75  # of the context: a prompt that is compacted if the request names no threshold
 _MAX_REFERENCES = 8192  # to stored items; each is looked up by itself
 _MAX_CHAIN_BYTES = 32 << 20  # of the stored responses that one response continues
 
@@ -46,7 +55,7 @@ class ResponsePlan:
     tools: ClientTools
     toolbox: Toolbox
     listed: frozenset[str]  # MCP servers whose tools the conversation has seen listed
-    headroom: int = 0  # tokens reserved for the answer, unless the server's setting is higher
+    trigger: bool = False  # whether the conversation is compacted, and nothing else is answered
 
     @property
     def body(self) -> ResponseRequest:
@@ -111,11 +120,39 @@ class ResponsePlan:
                 if error.code == CONTEXT_OVERFLOW and body.truncation == "auto":
                     error.message += " Dropping items ('truncation': 'auto') is not supported."
                 raise
-            usual = usual_headroom(service.config.server.final_headroom, params.max_tokens)
-            return prompt, params, max(usual, self.headroom)
+            return prompt, params, usual_headroom(service.config.server.final_headroom, params.max_tokens)
 
         (turn,) = await begin_turns(service, self.call, wanted, may, prepare, toolbox=self.toolbox)
         return turn
+
+    async def is_to_compact(self, service: Service) -> bool:
+        """Whether the conversation is compacted before the answer. Raises APIError."""
+        if self.trigger or not self.body.context_management:
+            return self.trigger
+        model = self.call.model.info
+        given = (of.compact_threshold or int(_FULL * model.max_model_len) for of in self.body.context_management)
+        return await self.num_prompt_tokens(service.date, service.reasoning) >= min(given)
+
+    async def summary(self, service: Service, effort: Effort | None = None) -> Turn:
+        """The turn that writes a summary. `effort`: of its reasoning, if not that of the request. Raises APIError."""
+        talk = self._conversation(service.date, service.reasoning)
+        if effort is not None:
+            talk = replace(talk, reasoning_effort=model_effort(effort))
+        return await summary_turn(service, self.call, talk, "input")
+
+    def compacted(self, summary: str) -> "ResponsePlan":
+        """The same with the summary in place of the conversation."""
+        messages = replacement(self.said, summary, self.call.model.info.max_model_len)
+        return replace(self, messages=(*self._instructions, *messages))
+
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """The conversation without the request's instructions."""
+        return self.messages[len(self._instructions) :]
+
+    @property
+    def _instructions(self) -> tuple[Message, ...]:
+        return self.messages[:1] if self.body.instructions else ()
 
     @property
     def _size(self) -> int:
@@ -124,8 +161,10 @@ class ResponsePlan:
         return self.call.size + said
 
 
-async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseRequest]) -> ResponsePlan:
-    """Raises APIError that names the parameter."""
+async def make_plan(
+    service: Service, store: ResponseStore, call: Call[ResponseRequest], memory: Memory | None = None
+) -> ResponsePlan:
+    """`memory`: of responses that are not in the store. Raises APIError that names the parameter."""
     body, owner = call.body, call.caller.name
     if body.prompt:
         raise unsupported(
@@ -135,9 +174,13 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         raise invalid("background", "a response in the background must be stored")
     if body.conversation_id is not None and body.previous_response_id is not None:
         raise invalid("conversation", "it cannot stand beside 'previous_response_id'")
+    given, trigger = without_trigger(body.input)
+    if trigger:
+        body = msgspec.structs.replace(body, input=given)
+        call = call.with_body(body)
     threads = call.caller.threads
     if body.conversation_id is None:
-        past = await _past_responses(store, body.previous_response_id, call)
+        past = await _past_responses(store, memory, body.previous_response_id, call)
     else:
         past = await _past_conversation(store, body.conversation_id, call)
     found, calls = await _referenced(store, call)
@@ -146,7 +189,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         items = input_items(body.input, found)
         earlier = (tool for given, _ in past.parts for tool in new_tools(given, past.param))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
-        history, wanted = ItemHistory(tools), body
+        history, wanted = ItemHistory(tools, store.seal), body
         for given, calls_in in past.parts:
             wanted = configured(wanted, given, past.param)
             history.add(given, calls_in, past.param)
@@ -173,6 +216,7 @@ async def make_plan(service: Service, store: ResponseStore, call: Call[ResponseR
         tools=tools,
         toolbox=toolbox,
         listed=frozenset(str(item.get("server_label")) for item in listings),
+        trigger=trigger,
     )
 
 
@@ -186,9 +230,11 @@ class _Past:
     size: int = 0  # bytes
 
 
-async def _past_responses(store: ResponseStore, response_id: str | None, call: Call[ResponseRequest]) -> _Past:
+async def _past_responses(
+    store: ResponseStore, memory: Memory | None, response_id: str | None, call: Call[ResponseRequest]
+) -> _Past:
     param = "previous_response_id"
-    chain = await _chain(store, response_id, call.caller.name)
+    chain = await _chain(store, memory, response_id, call.caller.name)
     size = _bounded(sum(len(stored.input) + len(stored.body) for stored in chain), param)
 
     def decoded() -> _Past:
@@ -230,11 +276,15 @@ def conversation_not_found(conversation_id: str, param: str | None = None) -> AP
     return not_found(message, "conversation_not_found", param)
 
 
-async def _chain(store: ResponseStore, response_id: str | None, owner: str) -> list[StoredResponse]:
+async def _chain(
+    store: ResponseStore, memory: Memory | None, response_id: str | None, owner: str
+) -> list[StoredResponse]:
     """The responses that this one continues, the oldest first."""
     if response_id is None:
         return []
-    chain = await store.chain(response_id, owner)
+    recent = [] if memory is None else memory.chain(response_id)
+    before = recent[0].previous if recent else response_id
+    chain = [*([] if before is None else await store.chain(before, owner)), *recent]
     if not chain or chain[0].previous is not None:
         what = "is not" if not chain else "continues one that is no longer"
         message = f"The response '{response_id}' {what} stored on this server."

@@ -88,11 +88,12 @@ def with_output(response: ResponseAnswer, items: Sequence[Object], include: Coll
     return replace(response, output=[shown(item, include) for item in items])
 
 
-def usage(turn: Turn) -> ResponseUsage:
-    """The input tokens are all tokens that the model read, results of tools too, each once."""
-    read, made = turn.num_prompt_tokens + turn.num_appended_tokens, turn.num_tokens
-    cached = {"cached_tokens": turn.num_cached_tokens, "cache_write_tokens": 0}
-    return ResponseUsage(read, cached, made, {"reasoning_tokens": turn.num_reasoning_tokens}, read + made)
+def usage(turns: Sequence[Turn]) -> ResponseUsage:
+    """The input tokens are all tokens that the model read, results of tools too, each once per turn."""
+    read = sum(turn.num_prompt_tokens + turn.num_appended_tokens for turn in turns)
+    made, cached = sum(turn.num_tokens for turn in turns), sum(turn.num_cached_tokens for turn in turns)
+    thought = {"reasoning_tokens": sum(turn.num_reasoning_tokens for turn in turns)}
+    return ResponseUsage(read, {"cached_tokens": cached, "cache_write_tokens": 0}, made, thought, read + made)
 
 
 def failure(error: APIError) -> dict[str, str]:

@@ -1,8 +1,11 @@
 """One response from its plan to its end, for a client that waits or in the background."""
 
 import asyncio
+import dataclasses
 import logging
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -12,27 +15,139 @@ from oscine.api.common.errors import APIError, internal, unavailable
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.service import Service
 from oscine.api.turns.generation import Generation
+from oscine.api.turns.progress import Turn, TurnEvent
+from oscine.chat.toolbox import McpListing
+from oscine.extensions.apis.compaction.seal import Compacted, Seal
+from oscine.extensions.apis.compaction.summary import Summary, kept
 from oscine.extensions.apis.responses import resource
 from oscine.extensions.apis.responses.background import KeptResponses
 from oscine.extensions.apis.responses.events import ResponseEvents
-from oscine.extensions.apis.responses.items import OutputItems, Status
+from oscine.extensions.apis.responses.items import CompactionItem, OutputItems, Status, required_input
 from oscine.extensions.apis.responses.plan import ResponsePlan
 from oscine.extensions.apis.responses.resource import TERMINAL, KeptItem, KeptResponse, new_response, with_output
 from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseStatus
-from oscine.extensions.apis.responses.store import StoredResponse
+from oscine.extensions.apis.responses.store import Memory, StoredResponse
+from oscine.extensions.apis.responses.view import Object
 
 logger = logging.getLogger(__name__)
 
+WITHIN = "oscine.within"  # in an ASGI scope
 _CONTINUED = ("completed", "incomplete")  # statuses of responses that become a part of their conversation
+
+
+class Within:
+    """What a request has with the connection that it came over, beside others."""
+
+    def __init__(self, memory: Memory, *, generate: bool = True) -> None:
+        """`generate`: whether there is an answer; else the prompt is only computed, for the next response."""
+        self.memory, self.generate = memory, generate
+        self.response_id: str | None = None  # from its begin on
+        self.steered = False  # whether the response ends after its next item, for others to follow
+        self.may_be_steered = False
+        self.required_input: list[Object] = []  # what the client is to send next, without results
+
+    def begin(self, plan: ResponsePlan) -> None:
+        body = plan.body
+        self.response_id = plan.id
+        self.may_be_steered = body.conversation_id is None and not body.context_management and not plan.trigger
+
+    def end(self, output: Sequence[Object], stored: StoredResponse | None) -> None:
+        """`stored`: of a response that is not in the store."""
+        self.required_input = [stub for item in output if (stub := required_input(item)) is not None]
+        if stored is not None:
+            self.memory.keep(stored)
+
+
+class Output(Protocol):
+    """The items of a response, as one of its turns makes them."""
+
+    calls: dict[str, list[str]]
+
+    @property
+    def turn(self) -> Turn: ...
+
+    @property
+    def ended(self) -> list[Object]: ...
+
+    def begin(self, listings: Sequence[McpListing]) -> None: ...
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes: ...
+
+    def end(self, status: Status) -> None: ...
+
+
+class Compaction:
+    """The compaction of the conversation, as the first item. One that does not become complete is in no output."""
+
+    def __init__(self, turn: Turn, events: ResponseEvents) -> None:
+        self._summary = Summary(turn, self._tell)
+        self._events = events
+        self._item: CompactionItem | None = None
+        self._is_complete = False
+        self.calls: dict[str, list[str]] = {}
+
+    @property
+    def turn(self) -> Turn:
+        return self._summary.turn
+
+    @property
+    def ended(self) -> list[Object]:
+        return [self._item.item] if self._item is not None and self._is_complete else []
+
+    def begin(self, listings: Sequence[McpListing]) -> None:
+        """The tools of MCP servers are listed with the answer."""
+        self._item = CompactionItem(self._events, 0)
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        return self._summary.encode(events)
+
+    def _tell(self) -> bytes:
+        assert self._item is not None
+        self._item.grow()
+        return self._events.take()
+
+    def end(self, status: Status) -> None:
+        """Nothing to end."""
+
+    def complete(self, plan: ResponsePlan, seal: Seal) -> ResponsePlan:
+        """Ends the item. Returns the plan that goes on from the summary. Raises APIError for an empty summary."""
+        assert self._item is not None
+        summary = self._summary.text
+        said = [(str(of.role), of.content) for of in kept(plan.said, plan.call.model.info.max_model_len)]
+        self._item.complete(seal.close(Compacted(summary, said)))
+        self._is_complete = True
+        return plan.compacted(summary)
+
+
+class Prepared:
+    """A turn whose prompt is computed, for the next one to begin sooner; what it says is dropped."""
+
+    def __init__(self, turn: Turn) -> None:
+        sampling = dataclasses.replace(turn.request.sampling, max_tokens=1, min_tokens=0)
+        turn.request = dataclasses.replace(turn.request, sampling=sampling)
+        self.turn = turn
+        self.ended: list[Object] = []
+        self.calls: dict[str, list[str]] = {}
+
+    def begin(self, listings: Sequence[McpListing]) -> None:
+        """They are listed with the answer."""
+
+    def encode(self, events: Sequence[TurnEvent]) -> bytes:
+        return b""
+
+    def end(self, status: Status) -> None:
+        self.turn.generated.clear()
 
 
 class ResponseRun:
     """Makes one response. `begun` is set when it has begun. Before that, `run` raises errors."""
 
-    def __init__(self, service: Service, kept: KeptResponses, plan: ResponsePlan) -> None:
+    def __init__(self, service: Service, kept: KeptResponses, plan: ResponsePlan, within: Within | None = None) -> None:
         body = plan.body
+        self._within = within
         self._service, self._kept, self._plan = service, kept, plan
-        self._output: OutputItems | None = None
+        self._output: Output | None = None
+        self._turns: list[Turn] = []
         self.response = new_response(plan.id, body, plan.call.name, plan.toolbox.names)
         self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=bool(body.background))
         self.begun = asyncio.Event()
@@ -65,6 +180,9 @@ class ResponseRun:
             await self._continue(self._plan.body.conversation_id)
         if not self._plan.body.background and self.response.store:
             self.response.store = await self.store()
+        if self._within is not None and self.response.status in _CONTINUED:
+            assert self._output is not None
+            self._within.end(self._output.ended, None if self.response.store else self._stored())
         self.events.add(f"response.{TERMINAL[self.response.status]}", response=self.snapshot())
         if self._plan.body.background:  # with all its events, including the last one
             await self.store()
@@ -90,41 +208,67 @@ class ResponseRun:
     async def _generate(self, write: Write | None) -> None:
         plan = self._plan
         async with plan.toolbox:
+            if await plan.is_to_compact(self._service):
+                compaction = Compaction(await plan.summary(self._service), self.events)
+                await self._run(plan, compaction, write)
+                plan = compaction.complete(plan, self._kept.store.seal)
+            if plan.trigger:
+                self._end("completed")
+                return
             turn = await plan.turn(self._service)
+            if self._within is not None and not self._within.generate:
+                await self._run(plan, Prepared(turn), write)
+                self._end("completed")
+                return
             logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
-            summaries = plan.body.summary is not None
-            output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, summaries=summaries)
-            generation = Generation(plan.call, [output], "responses")
-            with generation.admit():
-                await self._begin(output, write)
-                await generation.run(write)
-            self._end("incomplete" if turn.finish_reason == "length" else "completed")
+            summaries, before = plan.body.summary is not None, () if self._output is None else self._output.ended
+            output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, before, summaries=summaries)
+            if self._within is not None:
+                output.is_steered = lambda: self._within is not None and self._within.steered
+            await self._run(plan, output, write)
+            cut, steered = turn.finish_reason == "length", output.was_steered
+            self._end("incomplete" if cut or steered else "completed", reason="steered" if steered else None)
 
-    async def _begin(self, output: OutputItems, write: Write | None) -> None:
-        self._output = output
+    async def _run(self, plan: ResponsePlan, output: Output, write: Write | None) -> None:
+        """The next turn of the response; the first one begins it."""
+        generation = Generation(plan.call, [output], "responses")
+        with generation.admit():
+            is_first, self._output = self._output is None, output
+            self._turns.append(output.turn)
+            if is_first:
+                await self._begin(write)
+            output.begin(self._listings())
+            if is_first:
+                self.begun.set()
+                if self._plan.body.background:
+                    await self.events.flush(write)
+            await generation.run(write)
+
+    def _listings(self) -> list[McpListing]:
+        """The tools of MCP servers that the conversation has not seen listed."""
+        return [of for of in self._plan.toolbox.listings if of.server_label not in self._plan.listed]
+
+    async def _begin(self, write: Write | None) -> None:
+        if self._within is not None:
+            self._within.begin(self._plan)
         self.events.add("response.created", response=self.snapshot())
         if self._plan.body.background:
             self.events.add("response.queued", response=self.snapshot())
             await self._store()
         self.response.status = "in_progress"
         self.events.add("response.in_progress", response=self.snapshot())
-        for listing in self._plan.toolbox.listings:
-            if listing.server_label not in self._plan.listed:
-                output.list_tools(listing)
-        self.begun.set()
-        if self._plan.body.background:
-            await self.events.flush(write)
 
-    def _end(self, status: ResponseStatus, error: APIError | None = None) -> None:
+    def _end(self, status: ResponseStatus, error: APIError | None = None, reason: str | None = None) -> None:
+        """`reason`: why it is incomplete, if not by its number of tokens."""
         assert self._output is not None
         of_items: Status = "completed" if status == "completed" else "incomplete"
         self._output.end(of_items)
         self.response.status = status
-        self.response.usage = resource.usage(self._output.turn)
+        self.response.usage = resource.usage(self._turns)
         if status == "completed":
             self.response.completed_at = int(time.time())
         if status == "incomplete":
-            self.response.incomplete_details = {"reason": "max_output_tokens"}
+            self.response.incomplete_details = {"reason": reason or "max_output_tokens"}
         if error is not None:
             self.response.error = resource.failure(error)
 
@@ -184,13 +328,13 @@ class ResponseRun:
         if not done:
             self.response.conversation = None
 
-    async def _store(self) -> None:
+    def _stored(self) -> StoredResponse:
         plan, output = self._plan, self._output
         assert output is not None
         running, calls = not self.ended, output.calls
         state = {} if running else plan.toolbox.state()
         kept = KeptResponse(replace(self.response, output=output.ended), calls, state)
-        stored = StoredResponse(
+        return StoredResponse(
             plan.id,
             plan.owner,
             plan.body.previous_response_id,
@@ -200,8 +344,10 @@ class ResponseRun:
             msgspec.json.encode(plan.input),
             None if running else self.events.all(),
         )
+
+    async def _store(self) -> None:
         try:
-            await self._kept.store.put(stored, self._items())
+            await self._kept.store.put(self._stored(), self._items())
         except Exception:
             self._service.metrics.store_failures.inc()
             logger.exception("a response could not be stored")

@@ -55,8 +55,15 @@ Conversation = str | ConversationId | None
 _CONVERSATION = "A stored conversation that this continues, and that gets its items."
 
 
+class ContextManagement(Struct):
+    type: Annotated[Literal["compaction"], about("The only kind there is.")]
+    compact_threshold: Annotated[
+        Positive | None, about("Tokens of a prompt from which on it is compacted first (default: 75 % of the context).")
+    ] = None
+
+
 _REFUSES = """
-    context_management image n stop max_tokens min_tokens ignore_eos stop_token_ids
+    image n stop max_tokens min_tokens ignore_eos stop_token_ids
     return_token_ids thinking_token_budget
 """
 
@@ -84,6 +91,9 @@ class ResponseRequest(SamplingFields, kw_only=True):
     store: Annotated[bool | None, about("Whether the response is stored (default true).")] = None
     background: Annotated[bool | None, about("Whether it runs on without the client's connection.")] = None
     truncation: Annotated[Truncation | None, ignored("what does not fit the context is refused, never cut")] = None
+    context_management: Annotated[
+        list[ContextManagement] | None, about("When the conversation is compacted before the answer.")
+    ] = None
     user: Annotated[str | None, ignored("it is repeated in the response")] = None
     safety_identifier: Annotated[str | None, ignored("it is repeated in the response")] = None
     prompt_cache_key: Annotated[str | None, ignored("it is repeated in the response; see `cache_salt`")] = None

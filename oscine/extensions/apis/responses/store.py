@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from oscine.api.common.errors import unavailable
+from oscine.extensions.apis.compaction.seal import Seal
 from oscine.extensions.apis.responses.conversation_store import SCHEMA as CONVERSATIONS
 from oscine.extensions.apis.responses.conversation_store import ConversationTables
 
@@ -51,7 +52,9 @@ CREATE TABLE IF NOT EXISTS items (
     PRIMARY KEY (id, response)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS items_by_response ON items (response);
+CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
+_SECRET = "compaction"  # name of the secret that signs compacted conversations
 _OWNERS = "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''"  # older databases lack it
 _COLUMNS = "id, owner, previous, created_s, runner IS NOT NULL, body, input, events"  # as in StoredResponse
 _ONE = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ?"
@@ -93,6 +96,16 @@ class StoredResponse:
     events: bytes | None = None  # of a response that ran in the background, as they were streamed
 
 
+class Memory(Protocol):
+    """Responses that are not stored, and can be continued for a while."""
+
+    def chain(self, response_id: str) -> list[StoredResponse]:
+        """The response and those before it, the oldest first, as far as they are here."""
+        ...
+
+    def keep(self, response: StoredResponse) -> None: ...
+
+
 class ResponseStore:
     """One database. All methods raise APIError 503 when it cannot be reached."""
 
@@ -109,6 +122,11 @@ class ResponseStore:
             await _in(self._writer, self._database.open, interrupted)
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"--responses-db {self._path} cannot be used: {error}") from None
+
+    @property
+    def seal(self) -> Seal:
+        """Of compacted conversations, the same for all servers that share the database. The store is open."""
+        return Seal(self._database.secret)
 
     async def close(self) -> None:
         """Closes the store, even if it was not opened or not completely."""
@@ -190,6 +208,7 @@ class _Database:
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_SCHEMA + CONVERSATIONS)
         _add_owners(self._db)
+        self.secret = _secret(self._db)
         self._reads = self._db if self._path == MEMORY else self._connect()
         if self._path != MEMORY:
             runners = Path(self._path + _RUNNERS).open("wb")  # noqa: SIM115
@@ -298,6 +317,12 @@ class _Database:
         deleted = mine is not None and self._forget(response_id)
         self._shrink()
         return deleted
+
+
+def _secret(db: sqlite3.Connection) -> bytes:
+    db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (_SECRET, secrets.token_bytes(32)))
+    (value,) = db.execute("SELECT value FROM secrets WHERE name = ?", (_SECRET,)).fetchone()
+    return bytes(value)
 
 
 def _add_owners(db: sqlite3.Connection) -> None:

@@ -27,6 +27,7 @@ from oscine.extensions.replicas.spec.deployment import (
     app_name,
 )
 from oscine.settings.config import OPTIONS, EngineOptions, ServerOptions, SpeculationOptions, ToolOptions
+from oscine.settings.models import ModelsOptions
 from oscine.settings.name import NOTES, Values, merge
 from oscine.settings.option import OptionError, options_of
 from oscine.settings.tools import FileSearchOptions
@@ -36,7 +37,8 @@ from oscine.types import Role
 _ROLES: tuple[Role, ...] = ("aggregated", "prefill", "decode")
 _INGRESS_SECTIONS = (ServerOptions, ToolOptions, FileSearchOptions)
 _OF_INGRESS = {option.name for section in _INGRESS_SECTIONS for option in options_of(section)}
-_ENGINE = OPTIONS.keys() - _OF_INGRESS - {"model", "kv-events-config"}
+_ON_DEMAND = {option.name for option in options_of(ModelsOptions)}  # of a server without a cluster
+_ENGINE = OPTIONS.keys() - _OF_INGRESS - _ON_DEMAND - {"model", "kv-events-config"}
 _RANKS = OPTIONS["tensor-parallel-size"]  # an option of the engine that may also stand beside `gpus`
 _INGRESS = _OF_INGRESS - {"served-model-name", "data-parallel-size", "enable-expert-parallel", "gpus", "expected-load"}
 
@@ -66,9 +68,10 @@ def read_deployment(file: Path, *, finds_models: bool = True) -> Deployment:
 
 
 def with_secrets_of(environment: Environment, deployment: Deployment) -> Deployment:
-    """Adds the cluster's key and the API key of the environment."""
-    given = filter(None, [environment.server_api_key])
-    server = replace(deployment.server, api_keys=(*deployment.server.api_keys, *given))
+    """Adds the cluster's key, the API key and the administrator's key of the environment."""
+    server = deployment.server
+    given, admin = (filter(None, [key]) for key in (environment.server_api_key, environment.server_admin_key))
+    server = replace(server, api_keys=(*server.api_keys, *given), admin_keys=(*server.admin_keys, *admin))
     return replace(deployment, server=server, key=environment.cluster_key)
 
 

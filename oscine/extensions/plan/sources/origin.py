@@ -1,7 +1,7 @@
 """Where step times come from: a file, or what comes with the package, as GPU/KERNELS.
 
 h200-120b.jsonl    a table that `oscine profile` measured; it is of one layout
-h200/oscine        Oscine's own kernels: the few steps that were measured, and what follows from them
+h200/oscine        Oscine's own kernels: the steps that were measured, and what follows from them
 gb200/trtllm       those of TensorRT-LLM, vLLM or SGLang, composed of times of ops
 """
 
@@ -63,12 +63,11 @@ class Source:
 
     def known_error(self, table: StepTable) -> str:
         """What is known about how far off it is, in words."""
-        if self.file is not None:
-            held = [point for point in table.points if point.held_out]
-            if not held:
-                return "no steps were kept out of the table, so its error is not known"
+        if held := [point for point in table.points if point.held_out]:
             found = check(table, held)
             return f"{found.points} steps that were kept out of the table: {found.error:.1%} mean absolute error"
+        if self.file is not None:
+            return "no steps were kept out of the table, so its error is not known"
         assert self.gpu is not None
         if self.kernels == OWN:
             return "interpolated and composed steps were not compared with servers; single steps vary by some 5 %"

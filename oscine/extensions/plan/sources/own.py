@@ -1,4 +1,7 @@
-"""Step times of Oscine's own kernels, from the few measured steps that come with the package.
+"""Step times of Oscine's own kernels, from the measured steps that come with the package.
+
+One GPU has a table of `oscine profile` (data/steps), on an H200 with both models. What is beyond its steps, other
+layouts and other GPUs follow from a few measured steps:
 
     decode   body(rows) + bytes of keys and values / bandwidth
     prompts  body(tokens, pairs of a query and a key)
@@ -9,17 +12,20 @@ between measured steps has this class; mixed steps are composed; further layouts
 """
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 from oscine.extensions.plan.sources.gpus import Gpu
 from oscine.extensions.timing.machine import Chip, Group, Link, StepTimes
 from oscine.extensions.timing.table import Table, shipped_tables
 from oscine.timing.answer import NO_END, Cell, Class, NotMeasuredError
 from oscine.timing.features import StepFeatures
-from oscine.timing.table import Header, StepTable
+from oscine.timing.read import read_table
+from oscine.timing.table import Header, StepPoint, StepTable, Surface
 
 _SHARE = 0.9  # of the bandwidth that attention reaches: H100, 256 and 1,024 rows at two contexts
 _MS = 1e-3
+_PROFILED = Path(__file__).parents[1] / "data" / "steps"
 _KV_BYTES = 2 * 8 * 64 * 2  # of a token and layer, in bfloat16
 _TYPICAL = 8192  # tokens of context up to which a measured step tells what its body takes
 
@@ -77,18 +83,42 @@ class OwnSurface:
         )
 
 
+class ProfiledSurface:
+    """Measured steps where there are any, else another surface."""
+
+    def __init__(self, profiled: StepTable, others: OwnSurface) -> None:
+        self._profiled, self._others = profiled, others
+
+    def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
+        try:
+            return self._profiled.cell(step)
+        except NotMeasuredError:
+            return self._others.cell(step, scaled=scaled)
+
+
 def own_table(model: str, gpu: Gpu, ranks: int, sharing: int, *, kv: str, scaled: bool) -> StepTable:
-    """Raises NotMeasuredError."""
+    """Its points are those of a table of `oscine profile`, or none. Raises NotMeasuredError."""
     group = Group("experts", sharing) if sharing > 1 else Group("tensor", ranks)
-    surface = OwnSurface(model, gpu, group, kv)
+    surface: Surface = (others := OwnSurface(model, gpu, group, kv))
+    points: tuple[StepPoint, ...] = ()
+    for profiled in _profiled_tables():
+        header = profiled.header
+        layout = header.tensor_parallel_size, header.expert_parallel_size
+        if (header.model, header.gpu, layout, kv) == (model, gpu.driver, (ranks, sharing), "bfloat16"):
+            surface, points = ProfiledSurface(profiled, others), profiled.points
     header = replace(
-        surface.header,
+        others.header,
         num_gpus=max(ranks, sharing),
         tensor_parallel_size=ranks,
         expert_parallel_size=sharing,
         kv_cache_dtype=kv,
     )
-    return StepTable(header, surface, scaled=scaled)
+    return StepTable(header, surface, points, scaled=scaled)
+
+
+@cache
+def _profiled_tables() -> tuple[StepTable, ...]:
+    return tuple(map(read_table, sorted(_PROFILED.glob("*.jsonl"))))
 
 
 def _bodies(table: Table, per_token_s: float) -> Table:

@@ -70,6 +70,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _for_one_client(config: Config) -> Config:
     """The configuration of a server for this batch alone: no other client reaches it."""
-    server = replace(config.server, host="127.0.0.1", port=0, api_keys=(), drain_s=0.0, log_level="warning")
+    if config.models.on_demand:
+        raise CommandError("--models and --models-dir are for `oscine serve`", USAGE)
+    server = replace(config.server, host="127.0.0.1", port=0, api_keys=(), admin_keys=())
+    server = replace(server, drain_s=0.0, log_level="warning")
     engine = replace(config.engine, quiet=config.engine.model.model == NANO)  # there in a moment: nothing to report
     return replace(config, engine=engine, server=server)

@@ -22,7 +22,7 @@ LEAST_S = 20  # that a part gets, however little is left
 OPS = "1,8,64,512,1024,8192"
 POINTS = ("1:1024:128", "1:8192:128", *(f"{count}:1024:128" for count in (2, 4, 8, 16, 32, 64, 128, 256)))
 _MODEL_BYTES = {"120b": 72e9, "20b": 20e9}  # of a GPU that holds the model and some cache
-_CHECK = "oscine.extensions.doctor.ops_check"
+_CHECK = "oscine.extensions.bench.ops_check"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from oscine.extensions.bench import step_inputs
+from oscine.extensions.bench.ops_check import Checked, check
 from oscine.extensions.bench.step_inputs import StepLoad
 from oscine.extensions.doctor.gpu import Part, examine, outcome_of, parts
-from oscine.extensions.doctor.ops_check import Checked, check
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import Ops
 from tests.cli.test_commands import run

@@ -1,6 +1,6 @@
 """Compares the ops of a device's platform with the references, at the shapes of a model's step.
 
-    python -m oscine.extensions.doctor.ops_check 20b
+    python -m oscine.extensions.bench.ops_check 20b
 
 Three steps run op by op on the same random weights, keys and values: the platform's ops, the references in bfloat16,
 and the references in float32, which are the truth. An op may have twice the error of the references in bfloat16. The

@@ -126,6 +126,7 @@ class Target:
     exchange: Exchange | None = None  # with ranks that have their own tokens
     cpu_weights: CpuWeights = "float32"  # type of the dense weights on a CPU
     activation_dtype: ActivationDtype = "auto"  # of what experts multiply; auto: exact
+    architecture: str = ""  # of an AMD GPU, such as gfx942
 
     @classmethod
     def of(
@@ -136,6 +137,15 @@ class Target:
         if device.type != "cuda":
             return cls(device, communicator=communicator, exchange=exchange)
         chip: Any = torch.cuda.get_device_properties(device)
+        if torch.version.hip:
+            return cls(
+                device,
+                sm_count=chip.multi_processor_count,
+                shared_memory=chip.shared_memory_per_block,
+                communicator=communicator,
+                exchange=exchange,
+                architecture=chip.gcnArchName.split(":")[0],
+            )
         shared_memory = chip.shared_memory_per_block_optin
         return cls(device, (chip.major, chip.minor), chip.multi_processor_count, shared_memory, communicator, exchange)
 
@@ -159,3 +169,10 @@ class Target:
         """The constant `PDL` of a Triton kernel, and the launch options that go with it; see launch.py."""
         dependent = {"PDL": True, "launch_pdl": True} if self.dependent_launch else {"PDL": False}
         return dependent | {"enable_fp_fusion": True}
+
+    def program(self, options: dict[str, int]) -> dict[str, int]:
+        """num_warps and maxnreg of a launch. On an AMD GPU 16 warps are the most, and registers have no limit."""
+        if not self.architecture:
+            return options
+        kept = {name: value for name, value in options.items() if name != "maxnreg"}
+        return kept | {"num_warps": min(16, kept["num_warps"])}

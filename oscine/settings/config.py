@@ -67,7 +67,8 @@ class ModelOptions(Options, group="model"):
         "auto", "type of the activations and of the KV cache; auto is bfloat16 on a GPU, float32 on a CPU"
     )
     activation_dtype: Literal["auto", "fp8"] = option(
-        "auto", "type of the activations that experts multiply; auto: exact; fp8 is faster, on a Hopper GPU only"
+        "auto",
+        "type of the activations that experts multiply; auto: exact; fp8 is faster, on Hopper and Blackwell GPUs",
     )
     cpu_weights: Literal["int8", "bf16", "float32"] = option(
         "int8", "type of the dense weights on a CPU; applies to the C kernels, which need a C compiler"

@@ -17,7 +17,7 @@ PLATFORM = (
         "from oscine.ops.platforms.interface import Platform\n\n"
         'PLATFORM = Platform("fake", lambda target, dtype: target.device.type == "cpu", {"*": "reference"})\n',
     ),
-    ("ops/platforms/table.py", "import cuda, hopper,", "import cuda, fake, hopper,"),
+    ("ops/platforms/table.py", "import blackwell, cuda, hopper,", "import blackwell, cuda, fake, hopper,"),
     ("ops/platforms/table.py", "PLATFORMS = (", "PLATFORMS = (fake.PLATFORM, "),
 )
 DTYPE = (

@@ -31,7 +31,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tests.ops.child import call
-from tests.ops.chips import CHIPS
+from tests.ops.chips import AMD_CHIPS, CHIPS
 from tests.ops.sass_loops import innermost_loops
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -117,6 +117,39 @@ def compile_source(source: Any, arch: int, options: dict[str, Any], *, may_spill
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=fused | options)
     files = compiled.asm["ptx"], compiled.asm["cubin"], compiled.metadata.shared, compiled.asm["ttgir"]
     return _described(*files, arch, may_spill=may_spill)
+
+
+@dataclass(frozen=True)
+class AmdCompiled:
+    registers: int  # a thread: those of vectors and of accumulators
+    spills: int  # of registers of vectors, and bytes of memory that a thread has of its own
+    shared: int  # bytes of shared memory a program
+    threads: int  # of a program
+    assembler: str
+
+
+def compile_for_amd(source: Any, architecture: str, options: dict[str, Any]) -> AmdCompiled:
+    """`architecture`: such as gfx942. Asserts that the kernel fits the chip."""
+    given = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+    target = GPUTarget("hip", architecture, 64)
+    compiled = triton.compile(source, target=target, options=given | {"enable_fp_fusion": True})
+    text = compiled.asm["amdgcn"]
+
+    def noted(name: str) -> int:
+        found = re.search(rf"\.{name}:\s+(\d+)", text)
+        assert found, name
+        return int(found[1])
+
+    spills = noted("vgpr_spill_count") + noted("private_segment_fixed_size")  # scalars spill into vectors, not memory
+    threads = 64 * compiled.metadata.num_warps
+    found = AmdCompiled(noted("vgpr_count"), spills, compiled.metadata.shared, threads, text)
+    size = {name: getattr(found, name) for name in ("registers", "spills", "shared", "threads")}
+    assert found.shared <= AMD_CHIPS[architecture].shared_memory, size
+    assert threads <= 1024, size
+    waves = -(-compiled.metadata.num_warps // 4)  # of a program, on each of the four processors of a compute unit
+    assert found.registers * waves <= 512, size
+    assert found.spills == 0, size
+    return found
 
 
 def assemble_for(arch: int, compiled: Compiled) -> Compiled:

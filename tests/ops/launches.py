@@ -29,7 +29,7 @@ from oscine.ops.interface import Batch, PageGroup
 from oscine.ops.packed import BatchState, PackedSizes, PackedStep
 from oscine.ops.platforms.table import choose, platform_of, resolve
 from oscine.ops.target import Target
-from tests.ops.compile_ahead import Compiled, compile_source
+from tests.ops.compile_ahead import AmdCompiled, Compiled, compile_for_amd, compile_source
 
 META = torch.device("meta")
 CONFIGS = gpt_oss_120b(), gpt_oss_20b()
@@ -55,7 +55,8 @@ class Launch:
     def kind(self) -> tuple[Any, ...]:
         """Kernel, warps, stages, registers, and the inputs that are missing."""
         missing = tuple(name for name, value in self._named if value is None)
-        return self.name, self.options.num_warps, self.options.num_stages, self.options.maxnreg, missing
+        registers = getattr(self.options, "maxnreg", None)  # AMD's backend has no such option
+        return self.name, self.options.num_warps, self.options.num_stages, registers, missing
 
     def needs_no_less_than(self, other: "Launch") -> bool:
         """Whether `self` needs at least the registers and shared memory of `other`, judged by the sizes of blocks."""
@@ -77,8 +78,14 @@ class Launch:
         return [(self.kernel.arg_names[index], value) for (index,), value in sorted(self.constants.items())]
 
     def compile(self, arch: int) -> Compiled:
-        source = self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
-        return compile_source(source, arch, self.options.__dict__)
+        return compile_source(self._source, arch, self.options.__dict__)
+
+    def compile_for_amd(self, architecture: str) -> AmdCompiled:
+        return compile_for_amd(self._source, architecture, self.options.__dict__)
+
+    @property
+    def _source(self) -> Any:
+        return self.kernel.ASTSource(self.kernel, self.signature, self.constants, self.attributes)
 
 
 def launches(target: Target) -> list[Launch]:
@@ -98,9 +105,10 @@ def noted(target: Target) -> Iterator[list[Launch]]:
     """Launches while it is open."""
     found: list[Launch] = []
     major, minor = target.capability
-    arch = 10 * major + minor
+    arch = target.architecture or 10 * major + minor
+    chip = GPUTarget("hip", arch, 64) if target.architecture else GPUTarget("cuda", arch, 32)
     gpu = SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", arch, 32),
+        get_current_target=lambda: chip,
         get_current_device=lambda: arch,  # kernels keep what they know of each device apart
         get_current_stream=lambda device: 0,
     )
@@ -133,7 +141,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def _run_steps(target: Target, config: ModelConfig) -> None:
     """Every op except for those that call cuBLAS."""
-    ops = resolve(target, choose(platform_of(Target(torch.device("cuda"), target.capability)).name))
+    ops = resolve(target, choose(platform_of(replace(target, device=torch.device("cuda"))).name))
     layers = replace(config.of_layers((0, 1)), max_position_embeddings=64)  # one of each window
     model = GptOss(layers, load_weights(layers, _Shapes(layers), META, torch.bfloat16), ops)
     kv = tuple(_empty(1000, 1, 2, 8, 64, 64) for _ in range(2))

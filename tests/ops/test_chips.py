@@ -3,8 +3,8 @@
 Launches have the widths of both published models. Kernels are compiled for compute capability 8.0. Chips of 8.6, 8.7
 and 8.9 run the PTX of 8.0, and 12.1 that of 12.0, so for these only the assembler runs again, which counts the
 registers. 8.6 has the memory of 8.9, and 8.7 that of 8.0, so the default run leaves them out. On 10.0 and 12.0 the
-default run compiles only the largest launch of each product kernel. The kernels of Hopper are compiled in the tests of
-their ops. compile_ahead.py says what fitting means.
+default run compiles only the largest launch of each product kernel, and so for AMD. The kernels of Hopper are compiled
+in the tests of their ops. compile_ahead.py says what fitting means.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from math import prod
 import pytest
 
 from oscine.ops.norm import triton as norm
-from tests.ops.chips import CHIPS
+from tests.ops.chips import AMD_CHIPS, CHIPS
 from tests.ops.compile_ahead import assemble_for
 from tests.ops.launches import Launch, launches
 
@@ -23,7 +23,7 @@ OTHERS = (
     *("_prepare_kernel", "_accept_kernel", "_choose_kernel", "_restrict_kernel"),
     *("_scan_kernel", "_bound_kernel", "_collect_kernel", "_cut_kernel"),
 )
-FAMILIES = {80: (86, 87, 89), 120: (121,)}  # chip -> chips that run the same PTX
+FAMILIES = {80: (86, 87, 89), 100: (), 103: (), 120: (121,)}  # chip -> chips that run the same PTX
 COMPILED = [
     *((80, (89,), kernel) for kernel in (*PRODUCTS, *OTHERS)),
     *(
@@ -39,10 +39,18 @@ def launched_on(arch: int) -> list[Launch]:
     return launches(CHIPS[arch])
 
 
+@cache
+def launched_on_amd(architecture: str) -> list[Launch]:
+    return launches(AMD_CHIPS[architecture])
+
+
+def size(launch: Launch) -> int:
+    return prod(max(1, block) for block in launch.blocks.values())
+
+
 def largest(arch: int, kernel: str) -> Launch:
     """The launch of a kernel with the largest blocks."""
-    named = [launch for launch in launched_on(arch) if launch.name == kernel]
-    return max(named, key=lambda launch: prod(max(1, block) for block in launch.blocks.values()))
+    return max((launch for launch in launched_on(arch) if launch.name == kernel), key=size)
 
 
 @pytest.mark.long
@@ -67,6 +75,24 @@ def test_every_kernel_fits(arch: int, relatives: tuple[int, ...], kernel: str) -
 def test_chips_of_a_family_launch_the_same_kernels(arch: int, relative: int) -> None:
     assert [launch.kind for launch in launched_on(relative)] == [launch.kind for launch in launched_on(arch)]
     assert [launch.blocks for launch in launched_on(relative)] == [launch.blocks for launch in launched_on(arch)]
+
+
+@pytest.mark.compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [*PRODUCTS, *OTHERS])
+@pytest.mark.parametrize("architecture", AMD_CHIPS)
+def test_every_kernel_fits_amd(architecture: str, kernel: str) -> None:
+    found = [launch for launch in launched_on_amd(architecture) if launch.name == kernel]
+    assert found
+    for launch in found:
+        launch.compile_for_amd(architecture)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_the_largest_products_fit_the_smaller_chip_of_amd(kernel: str) -> None:
+    found = [launch for launch in launched_on_amd("gfx942") if launch.name == kernel]
+    max(found, key=size).compile_for_amd("gfx942")
 
 
 @pytest.mark.compiles

@@ -1,14 +1,17 @@
 """The table of backends: its choices and its refusals."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from oscine.ops.moe.reference import moe
-from oscine.ops.platforms import table
-from oscine.ops.platforms.table import PLATFORMS, choose, platform_of, resolve
+from oscine.ops.platforms import blackwell, table
+from oscine.ops.platforms.table import PLATFORMS, after_trial, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
-from tests.ops.chips import SIZES
+from tests.ops.chips import AMD_CHIPS, SIZES
 
 
 def gpu(arch: int) -> Target:
@@ -23,7 +26,58 @@ def test_every_op_of_every_platform_resolves() -> None:
 def test_a_chip_has_its_platform() -> None:
     assert platform_of(CPU_TARGET).name == "cpu"
     for arch in SIZES:
-        assert platform_of(gpu(arch)).name == ("hopper" if arch == 90 else "cuda")
+        assert platform_of(gpu(arch)).name == {90: "hopper", 100: "blackwell", 103: "blackwell"}.get(arch, "cuda")
+
+
+@pytest.mark.parametrize("wrong", ["the results are off", RuntimeError("no\nptxas")])
+def test_portable_kernels_serve_where_a_trial_fails(wrong: str | Exception) -> None:
+    lines: list[str] = []
+
+    def trial(_: Target) -> str | None:
+        if isinstance(wrong, Exception):
+            raise wrong
+        return wrong
+
+    target = replace(gpu(100), activation_dtype="fp8")
+    platform, changed = after_trial(replace(platform_of(target), trial=trial), target, lines.append)
+    assert platform.name == "cuda"
+    assert changed == replace(target, activation_dtype="auto")
+    [line] = lines
+    assert line.startswith("warning: the kernels of platform blackwell are not used: ")
+    assert ("the results are off" if isinstance(wrong, str) else "RuntimeError") in line
+    assert "\n" not in line
+
+
+def test_a_platform_without_new_kernels_needs_no_trial() -> None:
+    for arch in (80, 90, 100):
+        target = gpu(arch)
+        assert after_trial(platform_of(target), target, pytest.fail) == (platform_of(target), target)
+
+
+@pytest.mark.parametrize(("version", "served"), [("3.9.0", True), ("3.10.1", True), ("3.8.0", False), (None, False)])
+def test_fp8_experts_of_blackwell_need_a_triton_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, served: bool
+) -> None:
+    monkeypatch.setattr(blackwell, "installed", lambda: version)
+    lacking = platform_of(gpu(100)).lacking_for_fp8_experts
+    assert (lacking(2880) is None) == served
+    assert "multiples of 32, not 48" in str(lacking(48))
+
+
+def test_an_amd_gpu_is_described_as_rocm_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls it a CUDA device of capability 9.4; as such it would get Hopper's launches."""
+    chip = SimpleNamespace(
+        major=9, minor=4, multi_processor_count=304, shared_memory_per_block=65536, gcnArchName="gfx942:sramecc+:xnack-"
+    )
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    target = Target.of(torch.device("cuda"))
+    assert target == replace(AMD_CHIPS["gfx942"], device=torch.device("cuda"), communicator=target.communicator)
+    assert {target.dependent_launch, target.warp_groups, target.tensor_memory} == {False}
+    assert platform_of(target).name == "rocm"
+    assert target.program({"num_warps": 32, "maxnreg": 64}) == {"num_warps": 16}
+    with pytest.raises(ValueError, match="gfx1100"):
+        platform_of(replace(target, architecture="gfx1100"))
 
 
 def test_float32_is_computed_by_the_references_on_any_gpu() -> None:

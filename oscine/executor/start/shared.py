@@ -27,7 +27,7 @@ from oscine.model.tensors import Part, Shard
 from oscine.model.weights import HostPlace
 from oscine.ops.interface import Ops
 from oscine.ops.native.library import unavailable
-from oscine.ops.platforms.table import choose, platform_of, resolve
+from oscine.ops.platforms.table import after_trial, choose, platform_of, resolve
 from oscine.ops.target import Communicator, Target
 from oscine.ops.triton_range import check_triton
 from oscine.settings.config import NO_SCALES, EngineOptions
@@ -74,6 +74,7 @@ class Start:
             raise ValueError(f"--kv-cache-dtype {options.cache.kv_cache_dtype} needs {lacking}")
         if options.model.activation_dtype != "auto" and (lacking := self.platform.lacking_for_fp8_experts(hidden)):
             raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
+        self.platform, self.target = after_trial(self.platform, self.target, report)
         self.shard = Shard.of_everything(self.target.communicator.rank, self.target.communicator.num_ranks)
         if handle is not None:
             self.shard = Shard(experts=Part(handle.rank, handle.num_ranks))

@@ -5,7 +5,7 @@ in use. The calls of one op cycle through the weights and KV memory of several l
 from a cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -87,9 +87,16 @@ def random_weights(
     return load_weights(short, source, device, dtype, ops=ops)
 
 
-def step_calls(config: ModelConfig, weights: Weights, ops: Ops, load: StepLoad) -> list[OpCall]:
-    """The ops in the order of the step; running them here once gives each its inputs."""
+def step_calls(
+    config: ModelConfig, weights: Weights, ops: Ops, load: StepLoad, kv: Sequence[Tensor] | None = None
+) -> list[OpCall]:
+    """The ops in the order of the step; running them here once gives each its inputs.
+
+    kv: pages in place of random ones. Ops write keys and values of the step's tokens into them.
+    """
     step = _Step(config, weights, load)
+    if kv is not None:
+        step.kv = tuple(kv)
     return [step.embed_call(ops), *step.attention_calls(ops), *step.expert_calls(ops), *step.head_calls(ops)]
 
 
@@ -228,6 +235,12 @@ class _Step:
         )
         name, layers = f"attention {group.name}", len(group.layers)
         return OpCall(name, "attention", layers, attention, num_bytes, load.sequences * flops)
+
+
+def step_pages(config: ModelConfig, load: StepLoad, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Random pages, as a step without `kv` has them."""
+    groups = config.kv_groups(PAGE, dtype_name(dtype))
+    return tuple(map(_memory, groups, make_batch(config, load, device).groups))
 
 
 def _memory(group: KVGroup, of_step: PageGroup) -> Tensor:

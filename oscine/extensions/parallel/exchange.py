@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oscine.extensions.parallel.comm.memory_order import memory_order
 from oscine.extensions.parallel.rendezvous import tensors_of, wait, words_of
 from oscine.ops.interface import Routing
 from oscine.types import RankHandle
@@ -35,6 +36,7 @@ class MemoryExchange:
         self._all_words = words_of(handle)
         self._words = self._all_words[2 * handle.num_ranks : 3 * handle.num_ranks]  # beside those of the clock
         self._met = 0
+        self._order = memory_order().order
 
     def share(self, moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def shared(x_TH: Tensor, routing: Routing, experts: Any, swiglu_limit: float) -> Tensor:
@@ -86,8 +88,10 @@ class MemoryExchange:
 
     def _meet(self) -> None:
         self._met += 1
+        self._order()
         self._words[self._rank] = self._met
         wait(self._all_words, self._absent, self._limit_s)
+        self._order()
 
     def _absent(self) -> int | None:
         return next((rank for rank, met in enumerate(self._words.tolist()) if met < self._met), None)

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from oscine.extensions.parallel.comm.memory_order import memory_order
 from oscine.extensions.parallel.liveness import PeerWatchdog
-from oscine.extensions.parallel.store_order import require_store_order
 from oscine.settings.config import EngineOptions
 from oscine.system.python_child import COMPUTING, bound_command, child_environment
 from oscine.types import RankLostError
@@ -110,7 +110,7 @@ class RankProcesses:
 
     def __init__(self, num_ranks: int) -> None:
         """Starts them. They import what they need, and wait for launch()."""
-        require_store_order()
+        memory_order()
         self.num_ranks = num_ranks
         self.memory, self.store = os.memfd_create("oscine"), os.memfd_create("oscine store")
         self._ranks = [_Rank(rank, self.memory, self.store) for rank in range(1, num_ranks)]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from oscine.extensions.parallel.store_order import require_store_order
 from oscine.types import RankHandle, RankLostError
 
 _WORDS_BYTES = mmap.PAGESIZE  # at the beginning of the memory; tensors come after them
@@ -24,7 +23,6 @@ class Rendezvous:
     """One life of a group, of the process that starts its ranks."""
 
     def __init__(self, num_ranks: int) -> None:
-        require_store_order()
         memory = os.memfd_create("oscine-ranks")
         os.ftruncate(memory, _WORDS_BYTES)
         self._handle = RankHandle(

@@ -1,17 +1,17 @@
 """Messages of one process to several others, through a ring of bytes in shared memory: all get all, in order.
 
 A reader looks at the ring for a moment before it sleeps, and then leaves word that it does. So a message to a process
-that is at work costs no call of the system. Positions count bytes from the first message on, and are plain memory: x86
-processors show stores of one core to others in their order.
+that is at work costs no call of the system. Positions count bytes from the first message on, and are plain memory: see
+memory_order.py.
 """
 
 import os
 import select
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from oscine.extensions.parallel.comm.memory_order import memory_order
 from oscine.extensions.parallel.liveness import LOOK_S
 
 _HEAD_BYTES = 4096  # positions, one per cache line
@@ -22,7 +22,6 @@ _SPIN_S = 0.002
 _PAUSE_S = 0.00005  # of a writer that finds the ring full
 
 Watch = Callable[[], Callable[[], None]]  # as of oscine.extensions.parallel.comm.host
-_barrier = threading.Lock()
 
 
 class _End:
@@ -36,6 +35,7 @@ class _End:
         whole = memoryview(memory)
         self._numbers, self._bytes = whole[:_HEAD_BYTES].cast("Q"), whole[_HEAD_BYTES:RING_BYTES]
         self._position, self._watch = 0, watch
+        self._order, self._fence = memory_order()
 
     def _piece(self, most: int) -> memoryview:
         """The bytes from this position on, up to the end of the ring."""
@@ -60,9 +60,11 @@ class RingWriter(_End):
     def _put(self, data: memoryview) -> None:
         while len(data):
             piece = self._piece(min(len(data), self._room() or self._await_room()))
+            self._order()  # readers have read what was there
             piece[:] = data[: len(piece)]
             data = data[len(piece) :]
             self._position += len(piece)
+            self._order()
             self._numbers[0] = self._position
 
     def _room(self) -> int:
@@ -78,7 +80,7 @@ class RingWriter(_End):
         return room
 
     def _wake(self) -> None:
-        _fence()
+        self._fence()
         for i, waker in enumerate(self._wakers):
             if self._numbers[_LINE * (1 + i) + 1]:
                 os.eventfd_write(waker, 1)
@@ -103,9 +105,11 @@ class RingReader(_End):
     def _get(self, out: memoryview) -> None:
         while len(out):
             piece = self._piece(min(len(out), self._available() or self._await_bytes()))
+            self._order()
             out[: len(piece)] = piece
             out = out[len(piece) :]
             self._position += len(piece)
+            self._order()
             self._numbers[self._own] = self._position
 
     def _available(self) -> int:
@@ -118,16 +122,10 @@ class RingReader(_End):
                 return available
             os.sched_yield()
         look, self._numbers[self._own + 1] = self._watch(), 1
-        _fence()
+        self._fence()
         while not (available := self._available()):
             look()
             if self._poll.poll(1000 * LOOK_S):
                 os.eventfd_read(self._waker)
         self._numbers[self._own + 1] = 0
         return available
-
-
-def _fence() -> None:
-    """What was stored before is seen by others before anything after this is read: a lock's instructions do that."""
-    with _barrier:
-        pass

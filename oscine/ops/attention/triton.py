@@ -125,6 +125,8 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     batch, table_SB = inputs.batch, inputs.group.page_table_SB
     exact = batch.counts_2 is None
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window, exact=exact)
+    if target.architecture:
+        tiling["STAGES"] = 2  # more do not compile for gfx950 (Triton 3.6), and six do not fit gfx942
     decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         out_TQD,
         *inputs.queries,

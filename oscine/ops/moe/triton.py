@@ -126,6 +126,7 @@ def _launch(
         R=x.shape[-1],
         F=features,
         BLOCK_E=triton.next_power_of_2(num_experts),
+        PTX=not target.architecture,
         **tiling,
         **target.launch_options,
     )
@@ -242,6 +243,7 @@ def _multiply(
     R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    PTX: tl.constexpr,
 ):
     """Adds the product of the weights from block `first` of each row, and the low and high halves of tokens."""
     byte_R = first * 16 + tl.arange(0, 16 * BLOCK_B)
@@ -251,7 +253,7 @@ def _multiply(
     bits_NB = tl.where(scale_NB == 255, 0x7FC00000, tl.maximum(bits_NB, 0x00400000))
     power_NB = bits_NB.to(tl.float32, bitcast=True).to(low_MR.dtype if low_MR.dtype == tl.bfloat16 else tl.float32)
     power_NR = tl.reshape(tl.broadcast_to(power_NB[:, :, None], (BLOCK_N, BLOCK_B, 16)), (BLOCK_N, 16 * BLOCK_B))
-    if low_MR.dtype == tl.bfloat16:
+    if PTX and low_MR.dtype == tl.bfloat16:
         low_NR, high_NR = tl.inline_asm_elementwise(
             _TO_BFLOAT16, "=r,=r,=r,=r,r", [bytes_NR], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
@@ -284,6 +286,7 @@ def _experts_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    PTX: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Without routing weights: the gated product, x by token. With them: the second product, x by pair."""
@@ -323,12 +326,12 @@ def _experts_kernel(
             live_MR = live_M[:, None] & (at_R < R)[None, :]
             low_MR = tl.load(x + x_M[:, None] + at_R[None, :], mask=live_MR, other=0)
             high_MR = tl.load(x + x_M[:, None] + at_R[None, :] + 16, mask=live_MR, other=0)
-            sum_NM = _multiply(sum_NM, blocks, scale_NB, row_N, live_N, step, low_MR, high_MR, R, BLOCK_N, BLOCK_B)
+            sum_NM = _multiply(sum_NM, blocks, scale_NB, row_N, live_N, step, low_MR, high_MR, R, BLOCK_N, BLOCK_B, PTX)
             scale_NB = next_NB
             if GATED:
                 next_NB = _scales(scales, row_N + 1, live_N, step + BLOCK_B, R, BLOCK_B)
                 up_NM = _multiply(
-                    up_NM, blocks, up_scale_NB, row_N + 1, live_N, step, low_MR, high_MR, R, BLOCK_N, BLOCK_B
+                    up_NM, blocks, up_scale_NB, row_N + 1, live_N, step, low_MR, high_MR, R, BLOCK_N, BLOCK_B, PTX
                 )
                 up_scale_NB = next_NB
         sum_NM += tl.load(bias + row_N, mask=live_N, other=0).to(tl.float32)[:, None]

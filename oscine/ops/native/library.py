@@ -58,6 +58,7 @@ OTHERS = {
     "oscine_pack": "pppiii",
     "oscine_quantize": "piiippp",
     "oscine_run": "pi",
+    "oscine_fence": "i",
 }
 _TYPES = {"p": _POINTER, "i": _SIZE, "f": _FLOAT}
 MAX_ARGUMENTS = max(map(len, OF_STEPS.values()))

@@ -129,3 +129,9 @@ void *scratch(int slot, size_t bytes) {
     }
     return kept[slot].memory;
 }
+
+int oscine_fence(int64_t unused) {
+    (void)unused;
+    atomic_thread_fence(memory_order_seq_cst);
+    return 0;
+}

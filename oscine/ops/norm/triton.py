@@ -166,7 +166,9 @@ def _norm(
             E=num_experts,
             BLOCK_E=triton.next_power_of_2(num_experts),
             **_columns(
-                ranks, triton.next_power_of_2(hidden), ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}
+                ranks,
+                triton.next_power_of_2(hidden),
+                target.program(ALL_LOADS_FIRST if num_tokens <= 128 else {"num_warps": 4}),
             ),
             **ranks,
             **target.launch_options,
@@ -203,7 +205,7 @@ def undivided_norm(
         squares_TS,
         H=hidden,
         J=_partials(x),
-        **_columns(ranks, PART_H, BESIDE_EXPERTS),
+        **_columns(ranks, PART_H, target.program(BESIDE_EXPERTS)),
         **ranks,
         **target.launch_options,
     )
@@ -248,7 +250,7 @@ def _norm_route_fused(
             CHOOSES=not leaves_choice,
             BLOCK_R=FUSED_ROWS,
             BLOCK_E=triton.next_power_of_2(num_experts),
-            **_columns(ranks, triton.next_power_of_2(hidden), ALL_LOADS_FIRST),
+            **_columns(ranks, triton.next_power_of_2(hidden), target.program(ALL_LOADS_FIRST)),
             **ranks,
             **target.launch_options,
         )
@@ -295,10 +297,12 @@ def _tiling(target: Target, num_tokens: int, hidden: int) -> dict[str, int]:
         long = target.dependent_launch and target.shared_memory >= LONG_SPLIT_BYTES
         block_h = LONG_SPLIT_H if long and num_tokens > UNCOUNTED_TOKENS else SPLIT_H
         splits = triton.cdiv(hidden, block_h)
-        return {"BLOCK_T": 16, "BLOCK_H": block_h, "SPLITS": splits, "STEPS": 1, "num_warps": 8, "maxnreg": 128}
+        program = target.program({"num_warps": 8, "maxnreg": 128})
+        return {"BLOCK_T": 16, "BLOCK_H": block_h, "SPLITS": splits, "STEPS": 1, **program}
     steps = triton.cdiv(hidden, 64)
     splits = 1 if num_tokens > 8192 else min(steps, 3)
-    return {"BLOCK_T": 64, "BLOCK_H": 64, "SPLITS": splits, "STEPS": triton.cdiv(steps, splits), "num_warps": 8}
+    block_t = 32 if target.architecture else 64  # gfx942 has 64 KiB of shared memory
+    return {"BLOCK_T": block_t, "BLOCK_H": 64, "SPLITS": splits, "STEPS": triton.cdiv(steps, splits), "num_warps": 8}
 
 
 @triton.jit

@@ -3,14 +3,14 @@
 import torch
 
 from oscine.kv_dtype import KVDtype
-from oscine.ops.platforms.interface import Platform, needs_hopper
+from oscine.ops.platforms.interface import Platform, needs_hopper_or_blackwell
 from oscine.ops.target import Target
 
 _FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert e4m3 to other types
 
 
 def _matches(target: Target, dtype: torch.dtype) -> bool:
-    return target.device.type == "cuda" and dtype != torch.float32
+    return target.device.type == "cuda" and dtype != torch.float32 and not target.architecture
 
 
 def _lacking_for_keys(target: Target, dtype: KVDtype) -> str | None:
@@ -25,6 +25,6 @@ PLATFORM = Platform(
     _matches,
     {"*": "triton", "chooser": "reference", "choose_few": "reference"},
     lacking_for_keys=_lacking_for_keys,
-    lacking_for_fp8_experts=needs_hopper,
+    lacking_for_fp8_experts=needs_hopper_or_blackwell,
     uses_triton=True,
 )

@@ -13,8 +13,8 @@ def nothing_lacks(*_: object) -> None:
     return None
 
 
-def needs_hopper(*_: object) -> str:
-    return "a GPU of compute capability 9.0 (Hopper) and --dtype bfloat16"
+def needs_hopper_or_blackwell(*_: object) -> str:
+    return "a GPU of compute capability 9.0 (Hopper) or 10.x (Blackwell), and --dtype bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,6 @@ class Platform:
     lacking_for_fp8_experts: Callable[[int], str | None] = nothing_lacks
     uses_triton: bool = False  # its kernels are compiled by Triton at the start
     has_c_kernels: bool = False  # of ops/native: weights as --cpu-weights says, steps that can be recorded
+    # Runs kernels that no test has run on such a GPU; what is wrong with their results, in words. None: nothing
+    trial: Callable[[Target], str | None] = nothing_lacks
     screens_projections: bool = False  # it may have the projections of attention in a second form, for few tokens

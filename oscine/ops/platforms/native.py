@@ -4,7 +4,7 @@ import torch
 
 from oscine.kv_dtype import KVDtype
 from oscine.ops.native.library import unavailable
-from oscine.ops.platforms.interface import Platform, needs_hopper
+from oscine.ops.platforms.interface import Platform, needs_hopper_or_blackwell
 from oscine.ops.target import Target
 
 
@@ -21,6 +21,6 @@ PLATFORM = Platform(
     _matches,
     {"*": "native", "sample": "reference"},
     lacking_for_keys=_lacking_for_keys,
-    lacking_for_fp8_experts=needs_hopper,
+    lacking_for_fp8_experts=needs_hopper_or_blackwell,
     has_c_kernels=True,
 )

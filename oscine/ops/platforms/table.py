@@ -5,7 +5,7 @@ parameter `target` is bound to the Target.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
-from oscine.ops.platforms import cuda, hopper, native, reference
+from oscine.ops.platforms import blackwell, cuda, hopper, native, reference, rocm
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
@@ -44,7 +44,13 @@ TABLE: dict[str, dict[str, str]] = {
         "triton": "norm.triton",
         "hopper": "norm.hopper",
     },
-    "moe": {"reference": "moe.reference", "native": "moe.native", "triton": "moe.triton", "hopper": "moe.hopper"},
+    "moe": {
+        "reference": "moe.reference",
+        "native": "moe.native",
+        "triton": "moe.triton",
+        "hopper": "moe.hopper",
+        "blackwell": "moe.blackwell",
+    },
     "embed": {"reference": "embed.reference", "native": "embed.native", "triton": "embed.triton"},
     "lm_head": {
         "reference": "linear.reference",
@@ -69,7 +75,7 @@ BESIDE = {
 }
 
 # Of those that match a target, the first one serves it.
-PLATFORMS = (native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, cuda.PLATFORM)
+PLATFORMS = (native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, blackwell.PLATFORM, rocm.PLATFORM, cuda.PLATFORM)
 _NAMES = ", ".join(platform.name for platform in PLATFORMS)
 
 
@@ -78,7 +84,25 @@ def platform_of(target: Target, dtype: torch.dtype = torch.bfloat16) -> Platform
     for platform in PLATFORMS:
         if platform.matches(target, dtype):
             return platform
-    raise ValueError(f"device {target.device.type!r} is not supported: {_NAMES}")
+    device = f"GPU {target.architecture}" if target.architecture else f"device {target.device.type!r}"
+    raise ValueError(f"{device} is not supported: {_NAMES}")
+
+
+def after_trial(platform: Platform, target: Target, report: Callable[[str], None]) -> tuple[Platform, Target]:
+    """The same; or where the trial of the platform finds an error the portable kernels, with exact activations.
+
+    Then `report` is called with a line for the log.
+    """
+    try:
+        wrong = platform.trial(target)
+    except Exception as error:  # of the compiler or the driver: none of them must keep an engine from serving
+        wrong = f"its trial failed: {error!r}".splitlines()[0]
+    if wrong is None:
+        return platform, target
+    report(
+        f"warning: the kernels of platform {platform.name} are not used: {wrong}; experts multiply exact activations"
+    )
+    return cuda.PLATFORM, replace(target, activation_dtype="auto")
 
 
 def named(name: str) -> Platform:

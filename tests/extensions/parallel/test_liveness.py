@@ -1,7 +1,6 @@
 """Processes that end, stop, sleep or work, and what a wait for them says."""
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -13,9 +12,6 @@ pytest.importorskip("msgspec", reason="it encodes the messages between processes
 
 from oscine.extensions.parallel import liveness
 from oscine.extensions.parallel.liveness import PeerWatchdog, cpu_ticks, is_stopped
-from oscine.extensions.parallel.processes import RankProcesses
-from oscine.extensions.parallel.rendezvous import Rendezvous
-from oscine.extensions.parallel.store_order import require_store_order
 from oscine.types import RankLostError
 from tests.waiting import wait_until
 
@@ -42,15 +38,6 @@ def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]
     with subprocess.Popen([sys.executable, "-c", request.param]) as process:
         yield process
         process.kill()
-
-
-def test_processors_that_reorder_stores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_store_order()
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(ValueError, match="need an x86-64 processor, not aarch64"):
-        RankProcesses(2)
-    with pytest.raises(ValueError, match="need an x86-64 processor, not aarch64"):
-        Rendezvous(2)
 
 
 def nothing() -> None:

@@ -1,4 +1,4 @@
-"""Runs Gluon kernels for Hopper on CPU tensors, and checks their results and their barriers.
+"""Runs Gluon kernels for Hopper and Blackwell on CPU tensors, and checks their results and their barriers.
 
     def interpret_it() -> None: ...  # a plain function of a test module, launches kernels on CPU tensors
     def test_it() -> None:
@@ -10,6 +10,7 @@ compiler checks them (compile_ahead.py). Asynchronous operations happen as late 
 
     a TMA load     destroys its target when it is issued, and fills it when somebody waits for its barrier
     wgmma          multiplies what is in shared memory when it is waited for
+    tcgen05        copies and multiplies when somebody waits for a barrier that a later commit named
     a barrier      completes by its arrivals and to the byte; when all partitions wait in vain, that is an error
 
 Shared memory begins as NaN, and reading or writing global memory outside of what a tensor's storage holds is an error.

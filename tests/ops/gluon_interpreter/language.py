@@ -20,6 +20,7 @@ from tests.ops.gluon_interpreter import memory, program
 from tests.ops.gluon_interpreter.memory import DeviceDescriptor, Pointer, Shared, Value, value
 from tests.ops.gluon_interpreter.program import Program
 from tests.ops.gluon_interpreter.ptx import run_ptx
+from tests.ops.gluon_interpreter.tensor_memory import blackwell
 
 
 class Constant(int):
@@ -240,7 +241,7 @@ def _hopper() -> ModuleType:
 def install() -> None:
     """Modules of kernels that are imported from here on use what is in this one."""
     language, hopper = _language(), _hopper()
-    sys.modules |= {language.__name__: language, hopper.__name__: hopper}
+    sys.modules |= {module.__name__: module for module in (language, hopper, blackwell())}
     real_gluon.language = language
     real_gluon.jit, real_gluon.constexpr_function = jit, _same
     triton.language.core._aggregate = _same

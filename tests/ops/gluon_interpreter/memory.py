@@ -130,6 +130,11 @@ class Shared:
     def permute(self, order: Any) -> "Shared":
         return Shared(self.data.permute(*order))
 
+    def reshape(self, shape: Any) -> "Shared":
+        """Of a permuted one, a view that is read when it is used, as shared memory is."""
+        shape = tuple(shape)
+        return Reshaped(self.data, None, shape) if not self.data.is_contiguous() else Shared(self.data.view(shape))
+
     def _reinterpret(self, dtype: torch.dtype, shape: Any, layout: Any) -> "Shared":
         assert self.data.is_contiguous()
         return Shared(self.data.view(-1).view(dtype).view(tuple(shape)))
@@ -140,6 +145,15 @@ class Shared:
     def store(self, x: Tensor) -> None:
         assert x.shape == self.data.shape
         self.data.copy_(x)
+
+
+@dataclass(frozen=True)
+class Reshaped(Shared):
+    size: tuple[int, ...] = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return found.reshape(self.size) if name == "data" else found
 
 
 def allocate_shared_memory(dtype: torch.dtype, shape: Any, layout: Any) -> Shared:

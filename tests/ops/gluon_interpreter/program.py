@@ -21,6 +21,7 @@ class Barrier:
     expected: int = 0  # bytes announced and not copied
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
     complete: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # those that the next wait will see
+    until: int = 0  # products in tensor memory that a wait will see: all before this one
 
     def arrive(self, count: int) -> None:
         assert 0 < count <= self.pending, "more arrivals than the barrier counts"
@@ -48,6 +49,9 @@ class Program:
     def __init__(self, ids: tuple[int, ...], grid: tuple[int, ...], num_warps: int) -> None:
         self.ids, self.grid, self.num_warps = ids, grid, num_warps
         self.barriers: dict[int, Barrier] = {}  # by address
+        self.products: list[Callable[[], object]] = []  # of tensor memory, in the order in which they were issued
+        self.multiplied = 0  # of them
+        self.tensor_columns = 0  # of tensor memory in use
         self.progress = 0  # arrivals, announcements and copies so far
         self._turn = threading.Condition()
         self._running: list[int] = [0]  # partitions in the order of their turns
@@ -56,6 +60,11 @@ class Program:
 
     def barrier(self, shared: Shared) -> Barrier:
         return self.barriers[shared.data.data_ptr()]
+
+    def multiply(self, until: int) -> None:
+        while self.multiplied < until:
+            self.products[self.multiplied]()
+            self.multiplied += 1
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Lets the other partitions go on until it is. Raises RuntimeError if none of them can make it so."""
@@ -132,6 +141,7 @@ def wait(shared: Shared, phase: Any, pred: Any = True) -> None:
         barrier = Program.current.barrier(shared)
         Program.current.wait(lambda: barrier.phase != int(phase))
         barrier.land()
+        Program.current.multiply(barrier.until)
 
 
 def async_copy(descriptor: DeviceDescriptor, at: list[Any], barrier: Shared, target: Shared, pred: Any = True) -> None:

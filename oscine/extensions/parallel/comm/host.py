@@ -2,8 +2,8 @@
 
 Each rank has two slots, used in turns, and a counter. In exchange k it writes slot k % 2, raises its counter to k + 1,
 and waits until the counters of all ranks are there. Two slots are enough: a rank writes slot k % 2 again only after
-all others have begun exchange k + 1, so they have read what was in it. Counters and slots are plain memory: x86
-processors show stores of one core to others in their order.
+all others have begun exchange k + 1, so they have read what was in it. Counters and slots are plain memory: see
+memory_order.py.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oscine.extensions.parallel.comm.memory_order import memory_order
 from oscine.ops.target import best_of_gathered
 
 _SLOT_BYTES = 1 << 20
@@ -41,6 +42,7 @@ class HostCommunicator:
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD_BYTES, count=2 * num_ranks * _SLOT_BYTES)
         self._slots = slots.view(2, num_ranks, _SLOT_BYTES)
         self._count = 0
+        self._order = memory_order().order
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Summed in float32, in the order of the ranks: the same bits on all of them."""
@@ -74,10 +76,12 @@ class HostCommunicator:
         slots = self._slots[self._count % 2, :, : len(mine)]
         slots[self.rank].copy_(mine)
         self._count += 1
+        self._order()  # also after the reads of the exchange before
         self._counters[_LINE * self.rank] = self._count
         for rank in range(self.num_ranks):
             if self._counters[_LINE * rank] < self._count:
                 self._await(rank)
+        self._order()
         return slots
 
     def _await(self, rank: int) -> None:

@@ -1,0 +1,133 @@
+"""Compares the ops of a device's platform with the references, at the shapes of a model's step.
+
+    python -m oscine.extensions.bench.ops_check 20b
+
+Three steps run op by op on the same random weights, keys and values: the platform's ops, the references in bfloat16,
+and the references in float32, which are the truth. An op may have twice the error of the references in bfloat16. The
+median over rows counts, because another rounding gives a few tokens other experts. The exit status is 1 if an op is
+wrong.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oscine.checkpoint.hub import PUBLISHED
+from oscine.extensions.bench.step_inputs import StepLoad, random_weights, step_calls, step_pages
+from oscine.model.config import ModelConfig
+from oscine.ops.interface import Ops
+from oscine.ops.platforms.table import choose, platform_of, resolve
+from oscine.ops.target import ActivationDtype, Target
+
+LOADS = (StepLoad(1, 1, 1024), StepLoad(8, 1, 1024), StepLoad(64, 1, 512), StepLoad(2, 640, 1024))
+MOST = 2.0  # times the error of plain bfloat16
+FP8_ERROR = 0.05  # of experts with FP8 activations, relative: three bits of mantissa
+LEAST_ERROR = 1e-3  # what is below is right, whatever the error of bfloat16
+FEWEST_ROWS = 32  # of which a few may choose another token
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    op: str
+    load: StepLoad
+    error: float  # relative, median over rows
+    of_bfloat16: float
+    most: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.most  # not if it is NaN
+
+    def __str__(self) -> str:
+        what = f"{self.load.sequences} x {self.load.query_len}"
+        verdict = "ok" if self.is_right else "WRONG"
+        return f"{self.op:<18} {what:>9} {self.error:>10.2e} {self.of_bfloat16:>12.2e} {verdict:>6}"
+
+
+HEADER = f"{'op':<18} {'tokens':>9} {'error':>10} {'of bfloat16':>12}"
+
+
+@torch.inference_mode()
+def check(
+    config: ModelConfig, device: torch.device, ops: Ops, *, loads: tuple[StepLoad, ...] = LOADS, fp8: bool = False
+) -> Iterator[Checked]:
+    """Two layers, one of each window. fp8: experts have FP8 activations."""
+    config = config.of_layers((0, 1))
+    plain = resolve(replace(Target.of(device), activation_dtype="auto"), choose("cpu"))
+    sets = ((ops, torch.bfloat16), (plain, torch.bfloat16), (plain, torch.float32))
+    weights = [random_weights(config, of, device, dtype) for of, dtype in sets]
+    for load in loads:
+        pages = step_pages(config, load, device, torch.bfloat16)
+        steps = [
+            step_calls(config, own, of, load, [page.to(dtype, copy=True) for page in pages])
+            for own, (of, dtype) in zip(weights, sets, strict=True)
+        ]
+        for kernel, rough, exact in zip(*steps, strict=True):
+            if kernel.name == "sample":
+                continue  # of logits that differ; `choose` has the same result
+            found, yardstick, truth = (_rows(kernel.name, op.call(0)) for op in (kernel, rough, exact))
+            if kernel.name == "choose":
+                if len(truth) < FEWEST_ROWS:
+                    continue
+                share = float((found != truth).float().mean()), float((yardstick != truth).float().mean())
+                yield Checked(kernel.name, load, *share, most=2 * share[1] + 0.05)
+                continue
+            error, of_bfloat16 = _error(found, truth), _error(yardstick, truth)
+            most = max(MOST * of_bfloat16, LEAST_ERROR)
+            yield Checked(kernel.name, load, error, of_bfloat16, max(most, FP8_ERROR) if fp8 else most)
+
+
+def _rows(op: str, result: Any) -> Tensor:
+    """[rows, columns] of an op's main result. Queries may be left unrotated: attention shows whether they are right."""
+    rows: Tensor = result[1 if op == "norm_qkv" else 0] if isinstance(result, tuple) else result
+    if not rows.is_floating_point():
+        return rows
+    if rows.dim() == 3:
+        # partial sums of experts; heads stay beside each other
+        rows = rows.float().sum(1) if rows.shape[-1] > _HEAD else rows.flatten(1)
+    return rows.float()
+
+
+_HEAD = 64  # columns of a head
+
+
+def _error(found: Tensor, truth: Tensor) -> float:
+    rows = (found.double() - truth.double()).norm(dim=-1) / truth.double().norm(dim=-1).clamp(min=1e-9)
+    return float(rows.median()) if rows.isfinite().all() else float("nan")
+
+
+def check_model(name: str, activations: ActivationDtype, say: Callable[[str], None]) -> bool:
+    """Of the GPU. Whether all ops are right."""
+    device = torch.device("cuda", 0)
+    target = replace(Target.of(device), activation_dtype=activations)
+    platform = platform_of(target)
+    if activations != "auto" and (lacking := platform.lacking_for_fp8_experts(PUBLISHED[name]().hidden_size)):
+        say(f"{name}, FP8 activations: not here, they need {lacking}")
+        return True
+    if wrong := platform.trial(target):
+        say(f"platform {platform.name}: {wrong}")
+        return False
+    say(f"{name}, platform {platform.name}, activations of experts {activations}")
+    say(HEADER)
+    right = True
+    for checked in check(PUBLISHED[name](), device, resolve(target, choose(platform.name)), fp8=activations == "fp8"):
+        say(str(checked))
+        right &= checked.is_right
+    return right
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=PUBLISHED)
+    parser.add_argument("--activation-dtype", choices=("auto", "fp8"), default="auto")
+    args = parser.parse_args()
+    right = check_model(args.model, args.activation_dtype, lambda line: print(line, flush=True))
+    raise SystemExit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()

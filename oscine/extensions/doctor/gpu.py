@@ -1,0 +1,131 @@
+"""`oscine doctor --gpu`: what somebody with a GPU that was never tried runs once, and the file to send back.
+
+Each part is a process of its own. So one that crashes or hangs costs only itself, and the file says how it ended.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oscine.cli.error import FAILED, USAGE, CommandError
+from oscine.extensions.doctor.checks import diagnose, report
+from oscine.extensions.doctor.facts import Facts, GpuFacts, gather
+from oscine.system.python_child import child_environment
+
+TOTAL_S = 600
+LEAST_S = 20  # that a part gets, however little is left
+OPS = "1,8,64,512,1024,8192"
+POINTS = ("1:1024:128", "1:8192:128", *(f"{count}:1024:128" for count in (2, 4, 8, 16, 32, 64, 128, 256)))
+_MODEL_BYTES = {"120b": 72e9, "20b": 20e9}  # of a GPU that holds the model and some cache
+_CHECK = "oscine.extensions.bench.ops_check"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    title: str
+    module: str
+    arguments: tuple[str, ...]
+    most_s: float
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", self.module, *self.arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    part: Part
+    ended: str  # in words
+    seconds: float
+    said: str
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ended == "done"
+
+    @property
+    def line(self) -> str:
+        return f"{self.part.title}: {self.ended}, {self.seconds:.0f} s"
+
+
+def run(args: argparse.Namespace) -> None:
+    facts = gather()
+    if not facts.gpus:
+        raise CommandError("--gpu needs an NVIDIA GPU that nvidia-smi shows, and a driver", USAGE)
+    if args.json:
+        raise CommandError("--gpu writes a text file; leave out --json", USAGE)
+    gpu = facts.gpus[0]
+    output = args.output or Path(f"oscine-gpu-{_plain(gpu.name)}-{time.strftime('%Y%m%d-%H%M')}.txt")
+    outcomes = examine(facts, parts(gpu), output, lambda line: print(line, flush=True))
+    failed = [outcome.part.title for outcome in outcomes if not outcome.succeeded]
+    print(f"written to {output}; it has no names of users or hosts")
+    if failed:
+        raise CommandError(f"not all parts ended well: {', '.join(failed)}; see {output}", FAILED)
+
+
+def parts(gpu: GpuFacts) -> list[Part]:
+    """In the order of their importance. The engine runs the larger model that fits."""
+    model = next((name for name, least in _MODEL_BYTES.items() if gpu.total >= least), "20b")
+    engine = ("bench", "engine", "--model", model, "--output", "/dev/null", "--points", *POINTS)
+    return [
+        _check("120b"),
+        _check("20b"),
+        Part("ops of 20b, FP8 activations", _CHECK, ("20b", "--activation-dtype", "fp8"), 60),
+        _times("120b"),
+        Part(f"engine, {model} with random weights", "oscine", engine, 240),
+        _times("20b"),
+    ]
+
+
+def _check(model: str) -> Part:
+    return Part(f"ops of {model} beside the references", _CHECK, (model,), 120)
+
+
+def _times(model: str) -> Part:
+    return Part(f"times of the ops of {model}", "oscine", ("bench", "ops", "--model", model, "--tokens", OPS), 120)
+
+
+def examine(facts: Facts, of: Sequence[Part], output: Path, say: Callable[[str], None]) -> list[Outcome]:
+    """Runs the parts within TOTAL_S, and writes what they said after each of them."""
+    end_s, outcomes = time.monotonic() + TOTAL_S, list[Outcome]()
+    head = report(diagnose(facts))
+    for part in of:
+        left_s = max(LEAST_S, end_s - time.monotonic())
+        outcome = outcome_of(part, min(part.most_s, left_s))
+        outcomes.append(outcome)
+        say(outcome.line)
+        output.write_text("\n\n".join((head, _summary(outcomes), *map(_section, outcomes))) + "\n")
+    return outcomes
+
+
+def outcome_of(part: Part, limit_s: float) -> Outcome:
+    start_s = time.monotonic()
+    with subprocess.Popen(
+        part.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment(), start_new_session=True
+    ) as child:
+        try:
+            said, _ = child.communicate(timeout=limit_s)
+            ended = "done" if child.returncode == 0 else f"exit status {child.returncode}"
+        except subprocess.TimeoutExpired:
+            child.kill()
+            said, _ = child.communicate()
+            ended = f"stopped after {limit_s:.0f} s"
+    return Outcome(part, ended, time.monotonic() - start_s, said.decode(errors="replace"))
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    return "\n".join(("summary", *(f"  {outcome.line}" for outcome in outcomes)))
+
+
+def _section(outcome: Outcome) -> str:
+    shown = " ".join(("python -m", outcome.part.module, *outcome.part.arguments))
+    return f"==== {outcome.line}\n$ {shown}\n{outcome.said.rstrip()}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")

@@ -1,0 +1,117 @@
+"""`oscine doctor --gpu` without a GPU: its judgement of ops, here those of the CPU, and the file that it writes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from oscine.extensions.bench import step_inputs
+from oscine.extensions.bench.ops_check import Checked, check
+from oscine.extensions.bench.step_inputs import StepLoad
+from oscine.extensions.doctor.gpu import Part, examine, outcome_of, parts
+from oscine.model.config import ModelConfig
+from oscine.ops.interface import Ops
+from tests.cli.test_commands import run
+from tests.extensions.doctor.test_nim import GIB, H200, facts
+from tests.ops.bound import reference_ops
+
+CONFIG = ModelConfig(
+    vocab_size=512,
+    eos_token_ids=(1,),
+    hidden_size=128,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=4,
+    num_local_experts=6,
+    sliding_window=64,
+    layer_types=("sliding_attention", "full_attention") * 2,
+)
+LOADS = (StepLoad(1, 1, 100), StepLoad(40, 1, 70), StepLoad(2, 20, 90))
+OPS = {
+    "embed",
+    "norm_qkv",
+    "attention full",
+    "attention window-64",
+    "out_proj",
+    "norm_route",
+    "moe",
+    "rms_norm",
+    "lm_head",
+}
+
+
+@pytest.fixture(autouse=True)
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed, so pages may stay in a cache."""
+    monkeypatch.setattr(step_inputs, "KV_BYTES", 1 << 20)
+
+
+def judged(ops: Ops, loads: tuple[StepLoad, ...] = LOADS) -> list[Checked]:
+    return list(check(CONFIG, torch.device("cpu"), ops, loads=loads))
+
+
+def test_right_ops_are_found_right() -> None:
+    found = judged(reference_ops())
+    assert all(checked.is_right for checked in found), [str(checked) for checked in found]
+    assert {checked.op for checked in found if checked.load == LOADS[0]} == OPS
+    assert {checked.op for checked in found if checked.load == LOADS[1]} == OPS | {"choose"}
+
+
+def scaled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, **named: function(*args, **named) * 1.1
+
+
+@pytest.mark.parametrize("op", ["moe", "attention", "out_proj", "lm_head", "embed"])
+def test_a_wrong_op_is_found(op: str) -> None:
+    """Those before it are right."""
+    right = reference_ops()
+    found = judged(replace(right, **{op: scaled(getattr(right, op))}), LOADS[1:2])
+    wrong = [checked.op.split()[0] for checked in found if not checked.is_right]
+    assert op in wrong
+    assert "WRONG" in str(next(checked for checked in found if not checked.is_right))
+
+
+def test_not_a_number_is_wrong() -> None:
+    right = reference_ops()
+    found = judged(replace(right, lm_head=lambda *args, **named: right.lm_head(*args, **named) * torch.nan), LOADS[:1])
+    assert [checked.op for checked in found if not checked.is_right] == ["lm_head"]
+
+
+def test_a_part_that_fails_or_hangs_costs_only_itself(tmp_path: Path) -> None:
+    output, said = tmp_path / "gpu.txt", list[str]()
+    of = (
+        Part("works", "platform", (), 60),
+        Part("fails", "timeit", ("1 +",), 60),
+        Part("works again", "platform", ("--terse",), 60),
+    )
+    outcomes = examine(facts(H200), of, output, said.append)
+    assert [outcome.ended for outcome in outcomes] == ["done", "exit status 1", "done"]
+    assert [line.partition(":")[0] for line in said] == ["works", "fails", "works again"]
+    text = output.read_text()
+    assert "NVIDIA H200" in text
+    assert "SyntaxError" in text
+    assert text.index("summary") < text.index("==== works: done") < text.index("==== works again: done")
+
+
+def test_a_part_that_hangs_is_stopped() -> None:
+    hangs = Part("hangs", "timeit", ("-n", "1", "-s", "import threading", "threading.Event().wait()"), 60)
+    outcome = outcome_of(hangs, 0.5)
+    assert outcome.ended == "stopped after 0 s"
+    assert not outcome.succeeded
+
+
+def test_the_engine_runs_the_larger_model_that_fits() -> None:
+    small = replace(H200, total=24 * GIB)
+    engines = [next(part for part in parts(gpu) if "engine" in part.arguments) for gpu in (H200, small)]
+    assert [engine.title for engine in engines] == [f"engine, {name} with random weights" for name in ("120b", "20b")]
+    assert len([point for point in engines[0].arguments if point.count(":") == 2]) == 10
+
+
+def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = run("doctor", "--gpu")
+    assert done.returncode == 2
+    assert "--gpu needs an NVIDIA GPU that nvidia-smi shows" in done.stderr

@@ -117,6 +117,7 @@ def in_interpreter() -> None:
     check_second(CPU, torch.float32, 1e-5, 7, planes=True)
 
 
+@pytest.mark.slow
 def test_kernels_compute_the_definition() -> None:
     run_interpreted(in_interpreter)
 

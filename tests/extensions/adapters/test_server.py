@@ -175,6 +175,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(
     assert "\n" not in said
 
 
+@pytest.mark.slow
 def test_a_restarted_engine_has_its_adapters_again(server: ServerProcess, folders: dict[str, Path]) -> None:
     send(server, "/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(folders["c"])}, ADMIN)
     before = {model: says(server, model) for model in ("b", "late")}
@@ -195,6 +196,7 @@ def _is_back(server: ServerProcess, pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_python_has_adapters_too(folders: dict[str, Path]) -> None:
     with LLM(enable_lora=True, lora_target_modules=["attention", "experts", "router"], threads=1) as llm:
         plain = llm.generate(TEXT, max_tokens=8, temperature=0).choices[0].token_ids

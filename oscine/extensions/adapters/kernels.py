@@ -3,7 +3,8 @@
 Rows with one key share the factors of an adapter, or of one of its experts. A program multiplies up to BLOCK_P such
 rows with tensor cores. How it finds them depends on how many rows there are:
 
-    few rows     Each row has a program. The first row of a key works for all of them; the programs of others end.
+    few rows     Each row has a program. Every BLOCK_P-th row of a key works for those up to the next such one; the
+                 programs of others end.
     many rows    Rows are sorted by key once. A program has BLOCK_P sorted rows, and goes through their keys.
 
 All launches have the same grid for a number of rows, whatever their keys, so a CUDA graph serves any mix of adapters.
@@ -23,8 +24,14 @@ from oscine.ops.target import Target
 
 FEW_ROWS = 1024  # each program looks at the keys of so many rows in some microseconds
 _BLOCK_P = 16
-_BLOCK_C = 128
+_BLOCK = 128  # columns, or matrix rows, of a tile; half as many of high ranks, which else would take all registers
+_HIGH_RANK = 64
 _SPLITS = 8  # of the columns, while there are few programs
+
+
+def block_of(rank: int) -> int:
+    """Columns, or matrix rows, of a tile."""
+    return _BLOCK if rank < _HIGH_RANK else _BLOCK // 2
 
 
 class Kernels:
@@ -46,7 +53,8 @@ class Kernels:
         count, num_columns = len(rows.keys_P), x.shape[-1]
         rank = into.shape[-2] // segments
         splits = _SPLITS if count <= 64 else 2 if count <= FEW_ROWS else 1
-        splits = min(splits, triton.cdiv(num_columns, _BLOCK_C))
+        block_c = block_of(rank)
+        splits = min(splits, triton.cdiv(num_columns, block_c))
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
         places = None
         if pairs is not None and rows.order_P is not None:  # rows are sorted by key: where each one is in x
@@ -72,10 +80,10 @@ class Kernels:
                 RANK=rank,
                 SEGMENTS=segments,
                 PLANES=x.dim() == 3,
-                STEPS=triton.cdiv(triton.cdiv(num_columns, _BLOCK_C), splits),
+                STEPS=triton.cdiv(triton.cdiv(num_columns, block_c), splits),
                 BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
                 BLOCK_P=_BLOCK_P,
-                BLOCK_C=_BLOCK_C,
+                BLOCK_C=block_c,
                 num_warps=4,
                 **self._target.launch_options,
             )
@@ -98,7 +106,7 @@ class Kernels:
         """As in products.py, of what `shrink` has left."""
         count, (num_rows, rank) = len(rows.keys_P), out_of.shape[-2:]
         first, second = (ends[0], ends[1]) if ends else (num_rows, num_rows)
-        block_n = 64 if count <= 64 else 128
+        block_n = 64 if count <= 64 else block_of(rank)
         while first % block_n or second % block_n:  # a tile has rows of one segment
             block_n //= 2
         if not count:
@@ -145,22 +153,21 @@ def _key_of(keys, row, live, pairs):
 
 @triton.jit
 def _members(keys, pairs, count, program, BLOCK_Q: tl.constexpr):
-    """Of few rows: (the key of the program's row, how many rows have it; 0 if an earlier row does the work)."""
+    """Of few rows: (the key of the program's row, how many earlier rows have it, how many rows have it)."""
     row_Q = tl.arange(0, BLOCK_Q)
     key_Q = _key_of(keys, row_Q, row_Q < count, pairs)
     key = tl.max(tl.where(row_Q == program, key_Q, -1), 0)
     mine_Q = (key_Q == key) & (row_Q < count)
-    first = tl.min(tl.where(mine_Q, row_Q, BLOCK_Q), 0)
-    number = tl.sum(mine_Q.to(tl.int32), 0)
-    return key, tl.where(first == program, number, 0)
+    before = tl.sum((mine_Q & (row_Q < program)).to(tl.int32), 0)
+    return key, before, tl.sum(mine_Q.to(tl.int32), 0)
 
 
 @triton.jit
 def _some(keys, pairs, count, key, program, number, start, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr):
-    """The rows from the `start`-th of a key on, of which there are `number`, the first one being `program`."""
+    """The rows from the `start`-th of a key on, which is `program`; there are `number` of them all."""
     wanted_P = start + tl.arange(0, BLOCK_P)
-    row_P = tl.where(wanted_P == 0, program, 0)
-    if number > 1:
+    row_P = tl.where(wanted_P == start, program, 0)
+    if number - start > 1:
         row_P = tl.zeros((BLOCK_P,), tl.int32)
         before = 0
         for begin in range(0, count, BLOCK_S):
@@ -251,18 +258,17 @@ def _shrink_kernel(
     depend(PDL)
     program = tl.program_id(0)
     if order is None:
-        key, number = _members(keys, pairs, count, program, BLOCK_Q)
-        if key >= 0:
-            for start in range(0, number, BLOCK_P):
-                row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
-                live_P = start + tl.arange(0, BLOCK_P) < number
-                pair_P = row_P
-                if pairs is not None:
-                    pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
-                _shrink_rows(
-                    x, into, y, key, pair_P, row_P // PER_TOKEN, live_P, count, slot_stride, scale,
-                    E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
-                )  # fmt: skip
+        key, start, number = _members(keys, pairs, count, program, BLOCK_Q)
+        if (key >= 0) & (start % BLOCK_P == 0):
+            row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
+            live_P = start + tl.arange(0, BLOCK_P) < number
+            pair_P = row_P
+            if pairs is not None:
+                pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
+            _shrink_rows(
+                x, into, y, key, pair_P, row_P // PER_TOKEN, live_P, count, slot_stride, scale,
+                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
+            )  # fmt: skip
     else:
         place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
         pair_P = tl.load(order + place_P, mask=place_P < count, other=0)
@@ -375,8 +381,8 @@ def _expand_kernel(
     depend(PDL)
     program = tl.program_id(0)
     if order is None:
-        key, number = _members(keys, None, count, program, BLOCK_Q)
-        for start in range(0, number, BLOCK_P):
+        key, start, number = _members(keys, None, count, program, BLOCK_Q)
+        if start % BLOCK_P == 0:
             pair_P = _some(keys, None, count, key, program, number, start, BLOCK_P, 64)
             live_P = start + tl.arange(0, BLOCK_P) < number
             if key >= 0:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.extensions.adapters.kernels import FEW_ROWS, Kernels, _expand_kernel, _shrink_kernel
+from oscine.extensions.adapters.kernels import FEW_ROWS, Kernels, _expand_kernel, _shrink_kernel, block_of
 from oscine.extensions.adapters.products import Reference
 from oscine.ops.target import Target
 from tests.ops.bound import target_of
@@ -147,13 +147,13 @@ def test_kernels_compile(arch: int, few: bool) -> None:
     common = {"keys": "*i32", "count": "i32", "slot_stride": "i32", **({} if few else {"order": "*i32"})}
     absent = {"order": None} if few else {}
     shrink = {"x": "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
-    constants = {"E": 128, "PER_TOKEN": 4, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False, "STEPS": 23}
+    constants = {"E": 128, "PER_TOKEN": 4, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False, "STEPS": 45}
     pairs = {"pairs": None, "places": None}
     launch = {name: options.pop(name) for name in ("num_warps", "launch_pdl") if name in options}
     compile_ahead(
         _shrink_kernel,
         shrink,
-        {**constants, **pairs, **absent, **selection, "BLOCK_C": 128, **options},
+        {**constants, **pairs, **absent, **selection, "BLOCK_C": block_of(64), **options},
         arch=arch,
         **launch,
     )
@@ -173,7 +173,7 @@ def test_kernels_compile(arch: int, few: bool) -> None:
     compile_ahead(
         _expand_kernel,
         expand,
-        {**constants, **others, **absent, **selection, "BLOCK_N": 128, **options},
+        {**constants, **others, **absent, **selection, "BLOCK_N": block_of(64), **options},
         arch=arch,
         **launch,
     )

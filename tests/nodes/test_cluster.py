@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
-STREAMS, TOKENS = 320, 200
+STREAMS, TOKENS = 320, 1000  # 50 s each: all have begun before one ends
 KEY = "0123456789abcdef" * 4
 FILE = """
 ray: auto
@@ -133,6 +133,6 @@ def test_no_stream_is_lost_with_a_node(cluster: Bed) -> None:
     found = asyncio.run(lose(cluster, without_router(cluster)))
     assert set(found) == {(TOKENS, "length")}
     migrations = metric("migrations_total")
-    assert 0 < migrations <= STREAMS, "one retry each at most"
+    assert 0 < migrations <= STREAMS, "no more moves than streams"
     assert metric("migration_failures_total") == 0
     print(f"{migrations:g} of {STREAMS} streams moved; longest pause {metric('migration_longest_pause_seconds'):.1f} s")

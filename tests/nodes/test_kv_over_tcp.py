@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ pytest.importorskip("nixl_cu13", reason="it moves the pages")
 
 from tests.nodes.bed import Bed, Link, Node
 from tests.nodes.pages import GROUP
+from tests.waiting import wait_until
 
 PAGES = 40
 BYTES = PAGES * GROUP.page_bytes
@@ -87,8 +87,7 @@ def test_a_link_that_dies_fails_the_transfer_and_the_next_one_connects_anew(bed:
     far.set_link(Link(bytes_s=1e6))
     before = far.received_bytes()
     reader.ask()
-    while far.received_bytes() - before < 500_000:
-        time.sleep(0.1)
+    wait_until(lambda: far.received_bytes() - before >= 500_000, "the first bytes")
     far.set_link(Link(loss=1.0))
     found = reader.answer()
     assert found["state"] == "failed"

@@ -4,7 +4,10 @@ Each part is a process of its own. So one that crashes or hangs costs only itsel
 """
 
 import argparse
+import os
+import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     output = args.output or Path(f"oscine-gpu-{_plain(gpu.name)}-{time.strftime('%Y%m%d-%H%M')}.txt")
     outcomes = examine(facts, parts(gpu), output, lambda line: print(line, flush=True))
     failed = [outcome.part.title for outcome in outcomes if not outcome.succeeded]
-    print(f"written to {output}; it has no names of users or hosts")
+    print(f"written to {output}; read it before you send it: the home folder and the host's name are replaced")
     if failed:
         raise CommandError(f"not all parts ended well: {', '.join(failed)}; see {output}", FAILED)
 
@@ -112,10 +115,14 @@ def outcome_of(part: Part, limit_s: float) -> Outcome:
             said, _ = child.communicate(timeout=limit_s)
             ended = "done" if child.returncode == 0 else f"exit status {child.returncode}"
         except subprocess.TimeoutExpired:
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)  # its workers too, which hold the pipe
             said, _ = child.communicate()
             ended = f"stopped after {limit_s:.0f} s"
-    return Outcome(part, ended, time.monotonic() - start_s, said.decode(errors="replace"))
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    text = said.decode(errors="replace").replace(str(Path.home()), "~").replace(platform.node() or "\0", "HOST")
+    return Outcome(part, ended, time.monotonic() - start_s, text)
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:

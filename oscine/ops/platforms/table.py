@@ -95,7 +95,7 @@ def after_trial(platform: Platform, target: Target, report: Callable[[str], None
     """
     try:
         wrong = platform.trial(target)
-    except Exception as error:  # of the compiler or the driver: none of them must keep an engine from serving
+    except Exception as error:  # of the compiler; after a fault of the GPU this process cannot go on
         wrong = f"its trial failed: {error!r}".splitlines()[0]
     if wrong is None:
         return platform, target

@@ -122,11 +122,12 @@ class Compaction:
 class Prepared:
     """A turn whose prompt is computed, for the next one to begin sooner; what it says is dropped."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, before: Sequence[Object] = ()) -> None:
+        """`before`: items that are complete."""
         sampling = dataclasses.replace(turn.request.sampling, max_tokens=1, min_tokens=0)
         turn.request = dataclasses.replace(turn.request, sampling=sampling)
         self.turn = turn
-        self.ended: list[Object] = []
+        self.ended: list[Object] = [*before]
         self.calls: dict[str, list[str]] = {}
 
     def begin(self, listings: Sequence[McpListing]) -> None:
@@ -217,7 +218,8 @@ class ResponseRun:
                 return
             turn = await plan.turn(self._service)
             if self._within is not None and not self._within.generate:
-                await self._run(plan, Prepared(turn), write)
+                before = () if self._output is None else self._output.ended
+                await self._run(plan, Prepared(turn, before), write)
                 self._end("completed")
                 return
             logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)

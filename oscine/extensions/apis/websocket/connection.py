@@ -96,7 +96,11 @@ class _Connection:
             return
         head = Head()
         try:
-            head = await run_in_thread(lambda: _decoded(frame, Head), len(frame), BODIES)
+            self._service.bodies.take(len(frame))
+            try:
+                head = await run_in_thread(lambda: _decoded(frame, Head), len(frame), BODIES)
+            finally:
+                self._service.bodies.give_back(len(frame))
             if head.type == "response.create":
                 self._create(frame, head)
             elif head.type == "response.steer":
@@ -171,13 +175,20 @@ class _Connection:
                 await self._refuse_steer(steer, "response_not_active", "the response has failed", stream_id, steer_id)
         elif within.required_input:
             self._queued[response_id] = items
+            if len(self._queued) > MAX_WAITING:
+                del self._queued[next(iter(self._queued))]
             for steer_id in job.ids:
                 told = {"steer": {"id": steer_id, "previous_response_id": response_id}}
                 why = {"reason": "waiting_for_required_input", "required_input": within.required_input}
                 await self._tell_steer("pending", stream_id, **told, **why)
         else:
-            frame = changed(job.frame, input=items, previous_response_id=response_id, generate=True)
-            self._service.bodies.take(len(frame))
+            try:
+                frame = changed(job.frame, input=items, previous_response_id=response_id, generate=True)
+                self._service.bodies.take(len(frame))
+            except APIError as error:
+                for steer, steer_id in zip(job.steers, job.ids, strict=True):
+                    await self._refuse_steer(steer, "server_overloaded", error.message, stream_id, steer_id)
+                return
             head = msgspec.structs.replace(job.head, previous_response_id=response_id, generate=True)
             lane.insert(1, _Job(frame, head, len(frame)))
 

@@ -1,7 +1,7 @@
 """Whether a deployment has room on the machines of a cluster, before anything starts.
 
-What is refused can not be placed in any way: each rule is a bound that every placement keeps. What passes may still
-have to wait, as other programs may use the machines.
+What is refused cannot be placed on the machines that are there: each rule is a bound that every placement keeps.
+Machines that an autoscaler would add do not count. What passes may have to wait for other programs.
 """
 
 from collections.abc import Iterable, Mapping

@@ -46,7 +46,7 @@ class ModelsOptions(Options, group="server"):
         None, "folder whose models are served likewise, and into which /api/pull downloads", "DIR", shown="none"
     )
     pinned_models: tuple[str, ...] = option(
-        (), "models of these that are loaded at the start and stay", "NAME", shown="none", nargs="+"
+        (), "names of these that are loaded at the start and never unloaded", "NAME", shown="none", nargs="+"
     )
     keep_alive: str = option(
         "5m",

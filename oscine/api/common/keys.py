@@ -111,7 +111,8 @@ class ApiKeys:
         entries = _read(self._path)
         given = self._plain | self._admin
         if shared := {entry.name for entry in entries} & {use.name for use in given.values()}:
-            raise _refused(f"{self._path}: {(name := min(shared))!r} is what a key of --{name[:-2]} is called")
+            option = (name := min(shared)).rpartition("-")[0]
+            raise _refused(f"{self._path}: {name!r} is what a key of --{option} is called")
         for entry in entries:
             if not entry.rights and entry.digest() in self._admin:
                 raise _refused(f"{self._path}: {entry.name!r} has a key of --admin-key, but no right 'admin'")

@@ -62,8 +62,10 @@ class Endpoint(ABC, Generic[T]):
                 return
             caller = Caller.of(scope, receive)
             async with self.service.using(model, receive):
-                call = Call(body, name, model.ready(caller.threads, name), caller, len(data), arrived_s)
-                await self.answer(call, scope, receive, send)
+                ready = model.ready(caller.threads, name)
+                with model.uses([ready.adapter] if ready.adapter else []):
+                    call = Call(body, name, ready, caller, len(data), arrived_s)
+                    await self.answer(call, scope, receive, send)
 
     async def answered(
         self, body: T, name: str, model: ServedModel, scope: Scope, receive: Receive, send: Send

@@ -24,7 +24,7 @@ class Models:
     def _card(self, request: Request, name: str, model: ServedModel) -> Any:
         longest = model.engine.info.max_model_len if model.engine.info else None
         if not speaks_anthropic(request):
-            adapter = None if name in model.names else model.engine.adapters.get(name)
+            adapter = model.adapter_of(name)
             root, parent = (model.root, None) if adapter is None else (adapter.path, model.names[0])
             return ModelCard(name, "model", self.service.started, "oscine", root, longest, model.state, parent)
         created = datetime.datetime.fromtimestamp(self.service.started, datetime.UTC)

@@ -24,7 +24,7 @@ from oscine.chat.vocabulary import tokenizer_folder
 from oscine.engine.process.client import Engine, EngineDied
 from oscine.engine.wire.stream import RequestStream
 from oscine.settings.config import EngineOptions
-from oscine.types import EngineInfo, GenerationRequest
+from oscine.types import AdapterInfo, EngineInfo, GenerationRequest
 
 ModelState = Literal["unloaded", "starting", "ready", "asleep", "restarting", "draining", "failed", "stopped"]
 _LIVE_STATES = ("ready", "restarting")
@@ -164,9 +164,14 @@ class ServedModel:
         info = self.engine.info
         if info is not None and info.max_model_len != self._ready.info.max_model_len:  # a cluster was updated
             self._ready = self._made_ready(info, self._ready.tokenizer)
-        adapter = None if name in self.names else self.engine.adapters.get(name)
+        adapter = self.adapter_of(name)
         identity = "" if adapter is None else adapter.identity
         return replace(self._ready, prompts=self._ready.prompts.using(threads), adapter=identity)
+
+    def adapter_of(self, name: str) -> AdapterInfo | None:
+        """The adapter that a request names, perhaps in Ollama's spelling."""
+        there = {} if name in self.names else self.engine.adapters
+        return there.get(name) or there.get(name.removesuffix(":latest"))
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Raises ValueError, in one line, for one that cannot be loaded, and EngineDied."""
@@ -197,7 +202,7 @@ class ServedModel:
             self.engine.drop_adapter(identity)
 
     @contextmanager
-    def _uses(self, identities: Sequence[str]) -> Iterator[None]:
+    def uses(self, identities: Sequence[str]) -> Iterator[None]:
         """While requests run that have these adapters; between their turns too."""
         self._adapter_uses.update(identities)
         try:
@@ -223,7 +228,7 @@ class ServedModel:
                 tokens = sum(prompts.values())
                 held.enter_context(caller.key.hold(len(requests), tokens, in_batch=caller.in_batch))
             if adapters := [request.adapter for request in requests if request.adapter]:
-                held.enter_context(self._uses(adapters))
+                held.enter_context(self.uses(adapters))
             self.metrics.admitted(requests)
             yield
 

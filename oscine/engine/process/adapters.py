@@ -27,17 +27,15 @@ class ClientAdapters:
         self._loading[name] = coming
         self._send(LoadAdapter(name, path))
         try:
-            info = await coming
+            return await coming
         finally:
             self._loading.pop(name, None)
-        self._added[name] = path
-        return info
 
     def forget(self, name: str) -> AdapterInfo:
         """Frees a name. Raises KeyError."""
         info = self.by_name.pop(name)
-        if self._added.pop(name, None) is None:
-            self._forgotten.add(name)
+        self._added.pop(name, None)
+        self._forgotten.add(name)  # also one of the start, which another one may have replaced
         return info
 
     def drop(self, identity: str) -> None:
@@ -52,17 +50,20 @@ class ClientAdapters:
         there = {adapter.name: adapter for adapter in info.adapters or ()}
         added = {name: self.by_name[name] for name in self._added}
         self.by_name = {name: one for name, one in there.items() if name not in self._forgotten} | added
+        for identity in {one.identity for one in there.values()}:
+            self.drop(identity)  # before others are loaded, as --max-cpu-loras counts it
         for name, path in self._added.items():
             self._send(LoadAdapter(name, path))
-        for identity in {one.identity for one in there.values()}:
-            self.drop(identity)
 
     def hear(self, news: AdapterNews) -> None:
         coming = self._loading.get(news.name)
         if news.info is not None and (coming is not None or news.name in self._added):
-            self.by_name[news.name] = news.info
-        elif news.name in self._added:  # it could not be loaded again
+            self.by_name[news.name], self._added[news.name] = news.info, news.info.path
+        elif news.info is not None:  # its name was freed meanwhile
+            self.drop(news.info.identity)
+        elif coming is None and news.name in self._added:  # it could not be loaded again
             del self._added[news.name], self.by_name[news.name]
+            self._forgotten.add(news.name)
         if coming is not None and not coming.done():
             if news.info is None:
                 coming.set_exception(ValueError(news.error))

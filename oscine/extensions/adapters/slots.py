@@ -4,7 +4,7 @@ An adapter keeps its slot while a request has it. A slot that no request has kee
 the slot: the least recently used one goes first.
 
 Requests wait in order. One whose adapter has a slot overtakes those that wait for a slot, as it takes nothing from
-them. After MAX_OVERTAKEN such requests nobody overtakes any more, until the first that waits has its slot.
+them. After MAX_OVERTAKEN such requests, none overtakes until the first waiting request has its slot.
 """
 
 from collections import Counter

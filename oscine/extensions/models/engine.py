@@ -1,4 +1,4 @@
-"""An engine that is started when it is wanted: none of its process is there before, or after."""
+"""An engine that is started on demand. Its process exists only between start and stop."""
 
 import asyncio
 from collections.abc import Mapping
@@ -116,7 +116,7 @@ class DemandEngine:
         self._guard = asyncio.create_task(self._end_with_it()) if is_asleep else None
 
     async def _end_with_it(self) -> None:
-        """Its memory may be another's by now, so the supervisor must not load the model again."""
+        """Another engine may have its memory by now, so the supervisor must not load the model again."""
         client = self._client
         while client is not None and client.state == "asleep":
             await client.changed()

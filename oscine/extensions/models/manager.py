@@ -176,6 +176,8 @@ class Manager:
         assert entry is not None
         assert source is not None
         async with self._changing:
+            if model not in self._entries:
+                raise unavailable("The model was deleted.", code="unloaded")
             await self._put_away(entry, wholly=True)
             del self._entries[model]
             _forget_timer(entry)
@@ -335,10 +337,12 @@ class Manager:
             entry.timer = loop.call_later(entry.keep_s, lambda: self._run(self._expire(entry)))
 
     async def _expire(self, entry: Entry) -> None:
+        if entry.served.admission.sequences:  # a response in the background
+            await entry.served.admission.wait_empty()
+            self._set_timer(entry)
+            return
         async with self._changing:
-            if entry.served.admission.sequences:  # a response in the background
-                self._set_timer(entry)
-            elif not (entry.running or entry.waiting):
+            if not (entry.running or entry.waiting):
                 await self._put_away(entry)
 
     def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

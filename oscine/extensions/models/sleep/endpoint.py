@@ -28,6 +28,7 @@ class SleepEndpoints:
 
     async def sleep(self, request: Request) -> Response:
         """Returns when the memory is free. Requests that run get `--drain-s` seconds; with `mode=abort`, none.
+        Those of a model on demand end first, without a limit.
 
         Raises APIError: 400 for another level, 409 if the model is starting or changing already.
         """
@@ -37,6 +38,8 @@ class SleepEndpoints:
         if (mode := given.get("mode", "wait")) not in _MODES:
             raise invalid("mode", f"it must be one of {', '.join(_MODES)}")
         if (model := self._on_demand(request)) is not None and self._demand is not None:
+            if mode == "abort":
+                raise invalid("mode", "it must be wait for a model on demand, whose requests end first")
             await self._demand.rest(model)
             return json_response(Sleeping(is_sleeping=True))
         model, engine = self._engine(request)

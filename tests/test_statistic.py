@@ -11,6 +11,7 @@ GAUGES = {
     *("full_pages_used", "full_pages_total", "sliding_pages_used", "sliding_pages_total", "kv_usage"),
     *("offload_host_pages", "offload_host_bytes", "offload_disk_pages", "offload_disk_bytes"),
     *("fetch_bytes_per_s", "computed_prompt_tokens_per_s"),
+    *("adapters_loaded", "adapters_running", "adapters_waiting"),
 }
 
 LISTS = {"steps_by_tokens", "accepted_by_position"}

@@ -323,7 +323,6 @@ class EngineOptions(Options, group="development"):
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    adapters: AdapterOptions = field(default_factory=AdapterOptions)
     peers: PeerOptions = option(
         PeerOptions(),
         "whether and where events of the KV cache are published for routers, in vLLM's form",
@@ -340,6 +339,7 @@ class EngineOptions(Options, group="development"):
         name="speculative-config",
         group="scheduler",
     )
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
     cuda_graphs: bool = option(
         True,
         "use no CUDA graphs",

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from oscine.api.apis import make_service
-from oscine.api.app import create_app
+from oscine.api.app import create_app, websockets_of
 from oscine.api.common.errors import Error
 from oscine.api.openai import answers
 from oscine.api.openapi import Operation, describe, plain_path
@@ -46,7 +46,7 @@ def test_every_route_of_the_api_is_described_and_every_path_is_a_route(document:
         if route.path != "/" and not route.path.startswith("/playground/")  # a page, not the API
     }
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
-    assert described == routes
+    assert described == routes - {(path, "GET") for path in websockets_of(make_service(Config()))}  # 426 otherwise
 
 
 def test_the_document_follows_the_rules_of_openapi(document: dict[str, Any]) -> None:
@@ -81,6 +81,8 @@ def test_every_example_is_served_with_an_answer_as_described(
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if "application/json" not in operation.get("requestBody", {}).get("content", ()):
+                continue
+            if path.endswith("lora_adapter"):  # of a server that was started for them
                 continue
             bodies += 1
             content = operation["requestBody"]["content"]["application/json"]

@@ -154,6 +154,7 @@ def test_the_server_keeps_to_its_description(server: ServerProcess, examples: in
     assert len(operations) >= 18
     things = Things(server)
     for operation in (one for one in operations if one.path not in LIKE_OTHERS):
-        for check in (check_examples, check_valid, check_invalid):
+        has_examples = not operation.path.endswith("lora_adapter")  # this server takes none
+        for check in (*([check_examples] if has_examples else []), check_valid, check_invalid):
             with subtests.test(operation.label, check=check.__name__):
                 check(Prober(things, operation), examples)

@@ -51,7 +51,7 @@ static void moe(int64_t num_tokens, int64_t width, int64_t inner, int64_t num_ex
     float *out = malloc(4 * num_tokens * width);
     if (oscine_moe(
             x, ids, weights, gate_up, gate_up_bias, down, down_bias, out, num_tokens, width, inner, width_blocks,
-            inner_blocks, num_experts, per_token, 7.0f))
+            inner_blocks, num_experts, per_token, 7.0f, NULL, NULL))
         exit(3);
     fwrite(out, 4, num_tokens * width, stdout);
 }

@@ -92,6 +92,7 @@ def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, expon
         {
             **constant,
             **({} if exponents_type else {"exponents_ptr": None}),
+            "added_ptr": None,
             "QUERY_HEADS": 64,
             "KV_HEADS": 8,
             "PAGE": 64,

@@ -129,7 +129,7 @@ def test_kernels_of_many_tokens_multiply_by_warp_groups(pairs: int, gated: bool)
     kernel = compile_ahead(
         triton._experts_kernel,
         pointers | {"num_tokens": "i32", "tiles": "i32", "limit": "fp32"},
-        {"E": 128, "K": 4, "R": 2880, "F": 2880, "BLOCK_E": 128, "PTX": True, "PDL": True}
+        {"E": 128, "K": 4, "R": 2880, "F": 2880, "BLOCK_E": 128, "PTX": True, "PDL": True, "added": None}
         | ({"weights": None} if gated else {})
         | tiling,
         launch_pdl=True,

@@ -9,7 +9,6 @@ import platform
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from oscine.cli.error import FAILED, USAGE, CommandError
 from oscine.extensions.doctor.checks import diagnose, report
 from oscine.extensions.doctor.facts import Facts, GpuFacts, gather
-from oscine.system.python_child import child_environment
+from oscine.system.python_child import child_environment, module_command
 
 TOTAL_S = 600
 LEAST_S = 20  # that a part gets, however little is left
@@ -37,7 +36,7 @@ class Part:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", self.module, *self.arguments]
+        return [*module_command(self.module), *self.arguments]
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,6 @@ def test_usual_command_lines_of_vllm_and_sglang(theirs: str, ours: str) -> None:
         ("--chat-template x.jinja", "no template changes it"),
         ("--api-server-count 4", "it must be 1, not 4: a second API process"),
         ("--load-format gguf", "--load-format: it must be auto, .* or dummy, not gguf"),
-        ("--enable-lora", "LoRA adapters are not available yet"),
         ("--speculative-algorithm EAGLE3", "say it with --speculative-config"),
         ("--max-total-tokens 1000", "see --kv-cache-bytes"),
         ("-pp 8", "--pipeline-parallel-size/-pp: it must be 1, not 8: pipeline parallelism is not available yet"),

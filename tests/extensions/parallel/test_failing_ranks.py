@@ -81,7 +81,8 @@ def test_a_rank_that_ends_is_noticed_while_a_step_waits_for_it() -> None:
         if len(looks) == 3:
             raise RankLostError("rank 1 is gone")
 
-    executor = SimpleNamespace(communicator=object.__new__(CollectiveCommunicator), is_done=False)
+    communicator, adapters = object.__new__(CollectiveCommunicator), SimpleNamespace(host=None)
+    executor = SimpleNamespace(communicator=communicator, is_done=False, adapters=adapters)
     processes: Any = SimpleNamespace(watch=lambda: look)
     ranked = RankedExecutor(executor, processes, SimpleNamespace())  # type: ignore[arg-type]
     with pytest.raises(RankLostError, match="rank 1 is gone"):

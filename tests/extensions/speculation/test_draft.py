@@ -312,5 +312,5 @@ def test_every_platform_has_all_ops(platform: Platform) -> None:
     ops = resolve_draft(CHIPS[90], platform)
     assert all(callable(getattr(ops, field.name)) for field in fields(DraftOps))
     assert (getattr(ops.prepare, "__module__", None) == "oscine.extensions.speculation.ops.triton") == (
-        platform.name in ("cuda", "hopper")
+        platform.uses_triton
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -21,7 +22,6 @@ from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.build import build_executor
-from oscine.ops.interface import Batch
 from oscine.ops.native.library import unavailable
 from oscine.ops.packed import PackedSizes
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
@@ -205,8 +205,8 @@ def test_steps_without_drafts_do_not_fill_the_heads_layer(monkeypatch: pytest.Mo
         monkeypatch.setattr(RecordedSteps, "replay", noted)
     else:
 
-        def seen(self: Forward, batch: Batch, follows: bool) -> tuple[Tensor, Tensor | None]:
-            found = hidden(self, batch, follows)
+        def seen(self: Forward, *step: Any) -> tuple[Tensor, Tensor | None]:
+            found = hidden(self, *step)
             taps.append(found[1] is not None)
             return found
 

@@ -115,8 +115,13 @@ def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool =
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("rotated", [False, True], ids=["rotates", "rotated"])
-@pytest.mark.parametrize(("window", "shared"), [(None, False), (None, True), (128, False)])
+@pytest.mark.parametrize(
+    ("window", "shared", "rotated"),
+    [
+        *((None, False, False), (None, True, False), (128, False, False), (128, False, True)),
+        *(pytest.param(None, shared, True, marks=pytest.mark.slow) for shared in (False, True)),
+    ],
+)
 def test_prefill_on_hopper_shares_the_registers(window: int | None, shared: bool, rotated: bool) -> None:
     signature = {"queries": box_type(8, 8, 64), "pages": box_type(1, 1, 1, 64, 64)}
     signature |= dict.fromkeys(("out_ptr", "sinks_ptr"), "*bf16")
@@ -338,7 +343,7 @@ def test_interpreted_decodes_on_hopper() -> None:
 
 
 # Prompts of few tokens, whose contexts several programs share: all, some, and none of a tile's parts have a mask.
-SHARED = (((3, 5_000),), ((26, 4_100),), ((1, 4_096), (5, 60)))
+SHARED = (((3, 4_200),), ((26, 2_062),), ((1, 2_100), (5, 60)))
 
 
 def interpret_prefill_on_hopper() -> None:

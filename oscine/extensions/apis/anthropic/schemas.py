@@ -114,7 +114,7 @@ class CompactEdit(Struct):
     instructions: Annotated[str | None, about("What a summary is to say beside.")] = None
 
 
-class ContextManagement(Struct):
+class ContextManagementConfig(Struct):
     edits: Annotated[
         list[dict[str, Any]], about("`compact_20260112` compacts the conversation; what others clear is kept.")
     ] = []
@@ -144,7 +144,7 @@ class CountTokensRequest(Struct, kw_only=True):
     thinking: Annotated[Thinking | None, about("The budget of the reasoning, and whether it is shown.")] = None
     output_config: Annotated[OutputConfig | None, about("Effort, and form of the answer.")] = None
     context_management: Annotated[
-        ContextManagement | None, about("When the conversation is compacted before the answer.")
+        ContextManagementConfig | None, about("When the conversation is compacted before the answer.")
     ] = None
     compaction: Annotated[CompactionRequest | None, about("Compacts, and answers nothing else.")] = None
     thread: Annotated[Any, about("Not supported: the error makes clients go on without threads.", type="null")] = None

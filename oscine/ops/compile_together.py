@@ -99,7 +99,7 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
     def __init__(self, threads: ThreadPoolExecutor, compilers: Compilers) -> None:
         super().__init__(threads)
         self._compilers = compilers
-        self._asked: list[tuple[dict[Any, Any], Any]] = []  # kernels of a function, and the key of one
+        self._asked: list[tuple[dict[Any, Any], Any]] = []  # kernels of a function, and a key with _UNDER_WAY
 
     def __enter__(self) -> Any:
         self._run, self._do_compile = triton.JITFunction.run, triton.JITFunction._do_compile
@@ -111,7 +111,7 @@ class _Rehearsal(triton.AsyncCompileMode):  # type: ignore[misc]
             kernels = function.device_caches[device][0]
             if kernels.get(key) is None:
                 kernels[key] = _UNDER_WAY
-            asked.append((kernels, key))
+                asked.append((kernels, key))
 
         triton.JITFunction.run = lambda function, *args, **named: run(function, *args, **{**named, "warmup": True})
         triton.JITFunction._do_compile = ask_once

@@ -30,9 +30,14 @@ def installed() -> str | None:
         return None
 
 
-def is_tested(version: str) -> bool:
+def release_of(version: str) -> tuple[int, int]:
+    """(0, 0) for a text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and OLDEST <= (int(found[1]), int(found[2])) < UNTESTED
+    return (0, 0) if found is None else (int(found[1]), int(found[2]))
+
+
+def is_tested(version: str) -> bool:
+    return OLDEST <= release_of(version) < UNTESTED
 
 
 def check_triton(warn: Callable[[str], None]) -> None:

@@ -311,12 +311,8 @@ class ServedModels:
         return list(dict.fromkeys([*(name for name in self._by_name if name != ANY_NAME), *adapters]))
 
     def _of_adapter(self, name: str) -> ServedModel | None:
-        """The first model with such an adapter. Names may be in Ollama's spelling."""
-        for model in self.models:
-            there = model.engine.adapters
-            if there and (name in there or meant_by(name, there) == name.removesuffix(":latest")):
-                return model
-        return None
+        """The first model with such an adapter."""
+        return next((model for model in self.models if model.adapter_of(name) is not None), None)
 
     @property
     def running(self) -> int:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.extensions.adapters.products import Rows
+from oscine.extensions.adapters.products import Norm, Rows
 from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
@@ -99,9 +99,7 @@ class Kernels:
         adds: bool,
         ends: tuple[int, ...] = (),
         weights_P: Tensor | None = None,
-        squares_TS: Tensor | None = None,
-        eps: float = 0.0,
-        width: int = 0,
+        norm: Norm | None = None,
     ) -> None:
         """As in products.py, of what `shrink` has left."""
         count, (num_rows, rank) = len(rows.keys_P), out_of.shape[-2:]
@@ -117,12 +115,12 @@ class Kernels:
             rows.keys_P,
             rows.order_P,
             weights_P,
-            squares_TS,
+            None if norm is None else norm.squares_TS,
             out,
             count,
             out_of.stride(0),
             out.stride(0),
-            eps,
+            0.0 if norm is None else norm.eps,
             first,
             second,
             E=rows.experts,
@@ -130,8 +128,8 @@ class Kernels:
             RANK=rank,
             SEGMENTS=max(1, len(ends)),
             SPLITS=y.shape[0],
-            SQUARES=0 if squares_TS is None else squares_TS.shape[1],
-            WIDTH=max(1, width),
+            SQUARES=0 if norm is None else norm.squares_TS.shape[1],
+            WIDTH=1 if norm is None else norm.width,
             ADDS=adds,
             BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
             BLOCK_P=_BLOCK_P,
@@ -178,6 +176,15 @@ def _some(keys, pairs, count, key, program, number, start, BLOCK_P: tl.constexpr
             row_P += tl.sum(tl.where(found_PS, row_S[None, :], 0), 1)
             before += tl.sum(mine_S.to(tl.int32), 0)
     return row_P
+
+
+@triton.jit
+def _sorted_rows(keys, order, count, program, BLOCK_P: tl.constexpr):
+    """Of many rows: those of a program, their keys (-1 past the end), and which of them there are."""
+    place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
+    inside_P = place_P < count
+    pair_P = tl.load(order + place_P, mask=inside_P, other=0)
+    return pair_P, tl.where(inside_P, tl.load(keys + pair_P), -1), inside_P
 
 
 @triton.jit
@@ -270,9 +277,7 @@ def _shrink_kernel(
                 E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
             )  # fmt: skip
     else:
-        place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
-        pair_P = tl.load(order + place_P, mask=place_P < count, other=0)
-        key_P = tl.where(place_P < count, tl.load(keys + pair_P), -1)
+        pair_P, key_P, _ = _sorted_rows(keys, order, count, program, BLOCK_P)
         at_P = pair_P // PER_TOKEN
         if places is not None:
             at_P = tl.load(places + pair_P)
@@ -393,11 +398,9 @@ def _expand_kernel(
             elif not ADDS:
                 _write_zeros(out, pair_P, live_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
     else:
-        place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
-        pair_P = tl.load(order + place_P, mask=place_P < count, other=0)
-        key_P = tl.where(place_P < count, tl.load(keys + pair_P), -1)
+        pair_P, key_P, inside_P = _sorted_rows(keys, order, count, program, BLOCK_P)
         if not ADDS:
-            _write_zeros(out, pair_P, (key_P < 0) & (place_P < count), out_stride, ROWS, BLOCK_P, BLOCK_N)
+            _write_zeros(out, pair_P, (key_P < 0) & inside_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
         key = tl.max(key_P, 0)
         while key >= 0:
             _expand_rows(

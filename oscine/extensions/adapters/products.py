@@ -24,6 +24,14 @@ class Rows(NamedTuple):
     order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many
 
 
+class Norm(NamedTuple):
+    """x is divided by the root of its mean square, over `width` columns."""
+
+    squares_TS: Tensor  # sums of parts
+    eps: float
+    width: int
+
+
 class Backend(Protocol):
     """`shrink` and `expand` of this module, or kernels for a GPU."""
 
@@ -43,9 +51,7 @@ class Backend(Protocol):
         adds: bool,
         ends: tuple[int, ...] = (),
         weights_P: Tensor | None = None,
-        squares_TS: Tensor | None = None,
-        eps: float = 0.0,
-        width: int = 0,
+        norm: Norm | None = None,
     ) -> None: ...
 
 
@@ -80,21 +86,18 @@ class Reference:
         adds: bool,
         ends: tuple[int, ...] = (),
         weights_P: Tensor | None = None,
-        squares_TS: Tensor | None = None,
-        eps: float = 0.0,
-        width: int = 0,
+        norm: Norm | None = None,
     ) -> None:
         """Adds to, or writes, the first N columns of `out` [P, ...]. out_of [S, (E,) N, R].
 
-        ends: of the parts of N, each of which reads its own R columns of y. squares_TS, eps, width: x is divided by the
-        root of its mean square, over `width` columns.
+        ends: of the parts of N, each of which reads its own R columns of y.
         """
         num_rows, rank = out_of.shape[-2:]
         target = out.flatten(1)[:, :num_rows]
         if not adds:
             target.zero_()
-        if squares_TS is not None:
-            y = y * torch.rsqrt(squares_TS.sum(1, keepdim=True) / width + eps)
+        if norm is not None:
+            y = y * torch.rsqrt(norm.squares_TS.sum(1, keepdim=True) / norm.width + norm.eps)
         if weights_P is not None:
             y = y * weights_P[:, None]
         for key, chosen in _groups(rows.keys_P):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from oscine.extensions.adapters.products import Backend, Rows
+from oscine.extensions.adapters.products import Backend, Norm, Rows
 from oscine.ops.interface import AddedProducts, Routing
 
 Factors = Mapping[str, Tensor]  # of a layer, by the names of the layout; each of all slots
@@ -30,8 +30,8 @@ class Products:
     def make(self, x_TK: Tensor, squares_TS: Tensor, eps: float) -> Tensor:
         out = x_TK.new_empty(len(x_TK), self.out_of.shape[-2])
         y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
-        norm = {"squares_TS": squares_TS, "eps": eps, "width": x_TK.shape[1]}
-        self.backend.expand(y, self.rows, self.out_of, out, adds=False, ends=self.ends, **norm)  # type: ignore[arg-type]
+        norm = Norm(squares_TS, eps, x_TK.shape[1])
+        self.backend.expand(y, self.rows, self.out_of, out, adds=False, ends=self.ends, norm=norm)
         return out
 
 

@@ -339,15 +339,15 @@ def _attend(cfg, c: gl.constexpr, shared, slot, tile, tile_query, end, sink_M, a
     """
     N: gl.constexpr = cfg.BLOCK
     first = _first_key(cfg, tile_query)
-    tile_last = gl.maximum(gl.minimum(tile_query + TOKENS * CONSUMERS, end) - 1, 0)
     query = tile_query + c * TOKENS
     last = gl.maximum(gl.minimum(query + TOKENS, end) - 1, 0)
     newest = gl.maximum(last - first, 0) // N  # the first block of this consumer
     if cfg.SHARES > 1:  # no window
-        tile_newest, tile_oldest = shared.get(slot, NEWEST), shared.get(slot, OLDEST)
-        newest, oldest = gl.minimum(newest, tile_newest), tile_oldest
+        tile_newest, oldest = shared.get(slot, NEWEST), shared.get(slot, OLDEST)
+        newest = gl.minimum(newest, tile_newest)
     else:
-        tile_newest, tile_oldest = (tile_last - first) // N, 0
+        tile_last = gl.maximum(gl.minimum(tile_query + TOKENS * CONSUMERS, end) - 1, 0)
+        tile_newest = (tile_last - first) // N
         oldest = gl.minimum((_first_key(cfg, query) - first) // N, newest)
     query_M = query + gl.arange(0, ROWS, gl.SliceLayout(1, score_layout(N))) // HEADS
 
@@ -366,14 +366,12 @@ def _attend(cfg, c: gl.constexpr, shared, slot, tile, tile_query, end, sink_M, a
     sums_M8 += _by_row(sink_sum_M, sums_M8)[:, None]
     state = (_packed(p_MN), gl.zeros([ROWS, HEAD_DIM], gl.float32, OUTPUT), max_M, sums_M8)
     _await_block(cfg, shared, at + 1, newest > oldest)
-    masked = oldest  # the oldest such block
-    if not cfg.WINDOW:
-        masked = gl.maximum(gl.minimum(gl.maximum(query + 1, 0) // N, newest), oldest)
     if cfg.WINDOW:
-        for i in range(newest - masked):
-            state = _block(cfg, shared, tile, state, query_M - (key - (i + 1) * N), at, newest - masked - i > 1, True)
+        for i in range(newest - oldest):
+            state = _block(cfg, shared, tile, state, query_M - (key - (i + 1) * N), at, newest - oldest - i > 1, True)
             at += 1
     else:
+        masked = gl.maximum(gl.minimum(gl.maximum(query + 1, 0) // N, newest), oldest)  # the oldest such block
         if newest > masked:  # by one: the rows of a consumer are of few tokens
             state = _block(cfg, shared, tile, state, query_M - (key - N), at, newest - oldest > 1, True)
             at += 1

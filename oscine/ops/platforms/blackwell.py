@@ -3,13 +3,11 @@
 Compiled and interpreted, and never run.
 """
 
-import re
-
 import torch
 
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
-from oscine.ops.triton_range import installed
+from oscine.ops.triton_range import installed, release_of
 
 CAPABILITIES = ((10, 0), (10, 3))
 OLDEST_TRITON = (3, 9)  # whose Gluon has what the experts are written with
@@ -23,8 +21,7 @@ def _lacking_for_fp8_experts(columns: int) -> str | None:
     if columns % 32:
         return f"a hidden size in multiples of 32, not {columns}"
     version = installed() or "none"
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < OLDEST_TRITON:
+    if release_of(version) < OLDEST_TRITON:
         return f"Triton {'.'.join(map(str, OLDEST_TRITON))} or newer on this GPU, not {version}"
     return None
 

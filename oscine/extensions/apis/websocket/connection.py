@@ -39,8 +39,7 @@ class _Job:
     frame: str
     head: Head
     size: int  # bytes that are counted for it
-    steers: list[Steer] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)  # of the steers
+    steers: dict[str, Steer] = field(default_factory=dict)  # that were accepted, by their ids
     within: Within | None = None  # set when it begins
 
 
@@ -169,15 +168,14 @@ class _Connection:
     async def _after_steers(self, lane: "deque[_Job]", job: _Job, within: Within, *, failed: bool) -> None:
         response_id, stream_id = within.response_id, job.head.stream_id
         assert response_id is not None
-        items = [item for steer in job.steers for item in steer.items]
+        items = [item for steer in job.steers.values() for item in steer.items]
         if failed:
-            for steer, steer_id in zip(job.steers, job.ids, strict=True):
-                await self._refuse_steer(steer, "response_not_active", "the response has failed", stream_id, steer_id)
+            await self._refuse_steers(job, "response_not_active", "the response has failed")
         elif within.required_input:
             self._queued[response_id] = items
             if len(self._queued) > MAX_WAITING:
                 del self._queued[next(iter(self._queued))]
-            for steer_id in job.ids:
+            for steer_id in job.steers:
                 told = {"steer": {"id": steer_id, "previous_response_id": response_id}}
                 why = {"reason": "waiting_for_required_input", "required_input": within.required_input}
                 await self._tell_steer("pending", stream_id, **told, **why)
@@ -186,8 +184,7 @@ class _Connection:
                 frame = changed(job.frame, input=items, previous_response_id=response_id, generate=True)
                 self._service.bodies.take(len(frame))
             except APIError as error:
-                for steer, steer_id in zip(job.steers, job.ids, strict=True):
-                    await self._refuse_steer(steer, "server_overloaded", error.message, stream_id, steer_id)
+                await self._refuse_steers(job, "server_overloaded", error.message)
                 return
             head = msgspec.structs.replace(job.head, previous_response_id=response_id, generate=True)
             lane.insert(1, _Job(frame, head, len(frame)))
@@ -217,11 +214,14 @@ class _Connection:
                 await self._refuse_steer(steer, "invalid_input", error.message, stream_id)
                 return
             steer_id = f"steer_{secrets.token_hex(24)}"
-            found.steers.append(steer)
-            found.ids.append(steer_id)
+            found.steers[steer_id] = steer
             within.steered = True
             told = {"id": steer_id, "previous_response_id": target}
             await self._tell_steer("accepted", stream_id, steer=told)
+
+    async def _refuse_steers(self, job: _Job, code: str, why: str) -> None:
+        for steer_id, steer in job.steers.items():
+            await self._refuse_steer(steer, code, why, job.head.stream_id, steer_id)
 
     async def _refuse_steer(
         self, steer: Steer, code: str, why: str, stream_id: str | None = None, steer_id: str | None = None

@@ -56,7 +56,7 @@ def _connects(family: int, address: tuple[str, int] | str) -> bool:
 
 
 def _opens() -> None:
-    """Whoever attaches to a segment also removes it in the end, which is harmless here."""
+    """A process that attaches to a segment also removes it at its end, which is harmless here."""
     SharedMemory(f"{_NAME}-posix").close()
 
 

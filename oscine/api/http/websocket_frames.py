@@ -95,7 +95,7 @@ class ReadingTurn:
 
 
 class Freeing:
-    """Frees pieces of messages that nobody reads, some per turn of the event loop: many clients may leave at once."""
+    """Frees messages of clients that have left, some pieces per turn of the event loop: many may leave at once."""
 
     def __init__(self) -> None:
         self._left: deque[deque[bytes]] = deque()

@@ -1,4 +1,4 @@
-"""`oscine doctor --gpu`: what somebody with a GPU that was never tried runs once, and the file to send back.
+"""`oscine doctor --gpu`: the checks to run once on a kind of GPU that was never tried, and the file to send back.
 
 Each part is a process of its own. So one that crashes or hangs costs only itself, and the file says how it ended.
 """

@@ -22,9 +22,11 @@ def main(arguments: list[str]) -> int:
     if reason is not None:
         print(f"skipped: {reason}")
         return 0
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or ["-m", ""]), "tests/nodes"]
+    plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]  # named, since none are looked for
+    pytest = [sys.executable, "-m", "pytest", *plugins, *(arguments or ["-m", ""]), "tests/nodes"]
     inside = command("bash", "-c", _BEGIN, "nodes", *pytest)
-    return subprocess.run(inside, cwd=ROOT, env=environment() | {INSIDE: "1", "HOME": "/tmp"}).returncode
+    variables = {INSIDE: "1", "HOME": "/tmp", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(inside, cwd=ROOT, env=environment() | variables).returncode
 
 
 if __name__ == "__main__":

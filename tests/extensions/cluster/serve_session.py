@@ -69,7 +69,7 @@ def deploy(num_replicas: int) -> None:
 
 
 def deploy_router() -> None:
-    models = [ModelSpec(("m",), (RoleSpec(),), start_timeout_s=60)]
+    models = [ModelSpec(("m",), (RoleSpec(),), start_timeout_s=200)]
     router = serve.deployment(
         RouterActor,
         name="router",
@@ -98,7 +98,7 @@ async def generate(place: Place, name: str, tokens: list[int]) -> None:
 
 
 async def snapshot_when(router: RouterClient, condition: Any) -> Any:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 200
     while not condition(snapshot := await router.snapshot()):
         assert time.monotonic() < end_s, snapshot
         await asyncio.sleep(0.1)
@@ -140,7 +140,7 @@ async def kill_router(router: RouterClient) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
-        with within(100, "the start of Ray"):
+        with within(200, "the start of Ray"):
             ray.init(
                 num_cpus=2,
                 include_dashboard=False,
@@ -150,16 +150,16 @@ def main() -> None:
                 _temp_dir=folder,
             )
         try:
-            with within(100, "the start of Serve"):
+            with within(200, "the start of Serve"):
                 serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-            with within(120, "two replicas"):
+            with within(400, "two replicas"):
                 deploy(2)
-            with within(80, "the router"):
+            with within(200, "the router"):
                 deploy_router()
-            with within(120, "the session"):
+            with within(300, "the session"):
                 print(json.dumps(asyncio.run(session())), flush=True)
         finally:
-            with within(40, "the end"):
+            with within(100, "the end"):
                 serve.shutdown()
                 ray.shutdown()
 

@@ -45,6 +45,9 @@ COMMANDS = (
     Command("profile", "measure step times, for planning", "oscine.extensions.profile.command:arguments"),
     Command("eval", "measure the quality of a server's answers", "oscine.extensions.eval.cli.command:arguments"),
     Command(
+        "verify", "compare a model with transformers, layer by layer", "oscine.extensions.verify.command:arguments"
+    ),
+    Command(
         "simulate",
         "predict what a deployment does with a load, from step times",
         "oscine.extensions.plan.cli.command:arguments",

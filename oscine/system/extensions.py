@@ -21,6 +21,7 @@ NEEDS = {
     "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas", "timing"),
     "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),
+    "verify": ("bench", "eval"),
 }
 
 

@@ -10,8 +10,8 @@ from tests.contract.without import extensions, failure, few_cases, without
 def test_what_needs_a_missing_extension_is_missing_too() -> None:
     assert without(["replicas"]) == {"replicas", "cluster", "plan", "profile"}
     assert without(["tools"]) == {"tools"}
-    assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "plan", "profile"}
-    assert len(extensions()) == 25
+    assert without(["parallel"]) == {"parallel", "bench", "doctor", "eval", "plan", "profile", "verify"}
+    assert len(extensions()) == 26
 
 
 @pytest.mark.long

@@ -36,6 +36,7 @@ MISSING = {
         "oscine calibrate needs the extension calibration",
     ),
     "eval": ("eval URL", "oscine eval needs the extension eval"),
+    "verify": ("verify oscine-nano", "oscine verify needs the extension verify"),
     "offload": (
         "serve oscine-nano --port 0 --kv-offload-bytes 1GiB",
         "--kv-offload-bytes needs the extension offload",

@@ -53,7 +53,7 @@ class Arithmetic:
         """Standard deviation of the error of what experts multiply."""
         error_TK = self.stored(x_TK)
         if self.expert_inputs == "int8":
-            most = x_TK.abs().unflatten(-1, (-1, BLOCK)).amax(-1).repeat_interleave(BLOCK, -1)
+            most = x_TK.abs().view(len(x_TK), -1, BLOCK).amax(-1).repeat_interleave(BLOCK, -1)
             return (error_TK.square() + (most / 127 / sqrt(12)).square()).sqrt()
         if self.expert_inputs == "planes":
             most = x_TK.abs().amax(-1, keepdim=True) * (PLANES / sqrt(3))

@@ -43,7 +43,9 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "--reference", metavar="FOLDER", type=Path, help="checkpoint that the reference reads (default: that of MODEL)"
     )
-    parser.add_argument("--output", metavar="FILE", type=Path, default=OUTPUT, help="to write (default: %(default)s)")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=OUTPUT, help="file to write (default: %(default)s)"
+    )
     parser.add_argument(
         "--points",
         metavar="C:ISL:OSL",

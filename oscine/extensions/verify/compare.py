@@ -54,7 +54,7 @@ def part(layer: int | None, name: str, got: Tensor, want: Tensor, bound: Tensor 
     allowed = allowed.expand_as(want).flatten()
     ratios = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=inf, posinf=inf)
     worst = int(ratios.argmax())
-    return Part(layer, name, *(float(x[worst]) for x in (ratios, error, allowed)))
+    return Part(layer, name, float(ratios[worst]), float(error[worst]), float(allowed[worst]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def compare(
         ]
         parts += ending(served, x_TH, norm_H.float(), head_VH)
         normed_TH = _normed(x_TH, norm_H.float(), served.config.rms_norm_eps)
-        wanted_TV = torch.cat([normed_TH @ rows.float().T for rows in head_VH.split(_ROWS)], -1)
+        wanted_TV = torch.cat([normed_TH @ rows.float().T for rows in torch.split(head_VH, _ROWS)], -1)
         return Comparison(parts, whole(served, logits_TV, wanted_TV, tokens, len(prompt)))
 
 
@@ -136,7 +136,7 @@ def generate(served: Served, prompt: Sequence[int], new_tokens: int) -> tuple[li
 
 def equal(source: TensorSource, layer: int | None, name: str, full_name: str, want: Tensor) -> Part:
     """A tensor as read. It is compared in pieces, in float32."""
-    rows = zip(source.get(full_name).split(_ROWS), want.split(_ROWS), strict=True)
+    rows = zip(torch.split(source.get(full_name), _ROWS), torch.split(want, _ROWS), strict=True)
     return _worst([part(layer, name, got.float().cpu(), wanted.float()) for got, wanted in rows])
 
 
@@ -159,7 +159,7 @@ def read(source: TensorSource, layer: ReferenceLayer, index: int) -> Iterator[Pa
 def embedding(served: Served, table_VH: Tensor) -> Part:
     found = [
         part(None, "embed_tokens", served.embedding(ids), served.arithmetic.rounded(table_VH[ids].float()))
-        for ids in torch.arange(len(table_VH)).split(_ROWS)
+        for ids in torch.split(torch.arange(len(table_VH)), _ROWS)
     ]
     return _worst(found)
 
@@ -271,7 +271,7 @@ class LayerComparison:
             weights_TK[:, 0] = 1
             want_TH = self._layer.mix(normed_TH, ids_TK[:, :1], weights_TK[:, :1])
             bound_TH = torch.empty_like(want_TH)
-            for expert in first_T.unique().tolist():
+            for expert in sorted({*first_T.tolist()}):
                 own = first_T == expert
                 limit = self._served.config.swiglu_limit
                 bound_TH[own] = self._arithmetic.expert(normed_TH[own], self._layer.expert(expert), limit)

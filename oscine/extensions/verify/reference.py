@@ -7,10 +7,9 @@ Shape suffixes as in ops/interface.py.
 """
 
 from dataclasses import asdict
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from safetensors import safe_open
@@ -78,7 +77,7 @@ class CheckpointTensors:
         self.folder, self.config = folder, config
         self._files: dict[str, Any] = {}
         for file in weight_files(folder):
-            opened = safe_open(folder / file, "pt")
+            opened: Any = safe_open(folder / file, "pt")
             self._files |= dict.fromkeys(opened.keys(), opened)
         for name in tensor_specs(config):
             if name not in self._files and not (name == "lm_head.weight" and config.tie_word_embeddings):
@@ -163,7 +162,7 @@ class PlainLayer:
 
     def project(self, normed_TH: Tensor) -> Projected:
         q, k, v = (
-            self._linear(f"self_attn.{name}_proj", normed_TH).unflatten(-1, (-1, self._config.head_dim))
+            self._linear(f"self_attn.{name}_proj", normed_TH).view(len(normed_TH), -1, self._config.head_dim)
             for name in "qkv"
         )
         return Projected(q, k, v, self._rotate(q), self._rotate(k))
@@ -184,7 +183,7 @@ class PlainLayer:
 
     def mix(self, normed_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         out_TH = torch.zeros_like(normed_TH)
-        for index in ids_TK.unique().tolist():
+        for index in sorted({*ids_TK.flatten().tolist()}):
             token, place = (ids_TK == index).nonzero(as_tuple=True)
             first, first_bias, second, second_bias = self.expert(index)
             both = functional.linear(normed_TH[token], first, first_bias)
@@ -268,10 +267,9 @@ class TransformersLayer:
     def attend(self, q_TQD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-        attention = self._layer.self_attn
+        attention, eager = self._layer.self_attn, cast(Any, eager_attention_forward)
         heads = (x.transpose(0, 1)[None] for x in (q_TQD, k_TGD, v_TGD))
-        made = partial(eager_attention_forward, attention, *heads, self.mask_TT[None, None])
-        attended: Tensor = made(scaling=attention.scaling)[0]
+        attended: Tensor = eager(attention, *heads, self.mask_TT[None, None], scaling=attention.scaling)[0]
         return attended[0].flatten(1)
 
     def out(self, heads: Tensor) -> Tensor:

@@ -123,12 +123,8 @@ class Served:
     def loaded(self, index: int) -> dict[str, Tensor]:
         """Tensors of a layer that ops read as they are, by their published names; projections joined as q, k, v."""
         layer = self._layer(index)
-        q, k, v = layer.qkv_bias_F.split(
-            [
-                n * self.config.head_dim
-                for n in (self.config.num_attention_heads, *[self.config.num_key_value_heads] * 2)
-            ]
-        )
+        heads = (self.config.num_attention_heads, *[self.config.num_key_value_heads] * 2)
+        q, k, v = torch.split(layer.qkv_bias_F, [number * self.config.head_dim for number in heads])
         found = {
             "input_layernorm.weight": layer.input_norm_H,
             "self_attn.q_proj.bias": q,

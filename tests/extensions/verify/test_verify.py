@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from oscine.model.tensors import tensor_specs
 from oscine.settings.config import ModelOptions
 
 PROMPT = torch.randint(0, 1900, (150,), generator=torch.Generator().manual_seed(3)).tolist()  # beyond the window
+Dtype = Literal["float32", "bfloat16"]
 WHOLE, EXPERTS = None, "mlp.experts."
 # One wrong element in each: layer, tensor, and the part that names it. Each part has the reference's input, so all can
 # be wrong at once.
@@ -68,9 +70,11 @@ class WrongTensors:
         return wrong(tensor) if name in self._names else tensor
 
 
-def compared(make: Callable[[CheckpointTensors], Reference], dtype: str, names: set[str]) -> Comparison:
+def compared(
+    make: Callable[[CheckpointTensors], Reference], dtype: Dtype, names: set[str], device: str = "cpu"
+) -> Comparison:
     """`names`: tensors that are read well, and become wrong when they are brought to the device."""
-    opened = open_model(ModelOptions(device="cpu", dtype=dtype))
+    opened = open_model(ModelOptions(device=device, dtype=dtype))
     tensors = CheckpointTensors(NANO_FOLDER, opened.config)
     served = Served(replace(opened, source=WrongTensors(opened, names)), len(PROMPT) + 4, progress=False)
     return compare(served, opened.source, tensors, make(tensors), PROMPT, 4, progress=False)
@@ -85,7 +89,7 @@ def differing(found: Comparison) -> set[tuple[int | None, str]]:
 
 
 @pytest.mark.parametrize(("make", "dtype"), [(Transformers, "float32"), (plain, "float32"), (plain, "bfloat16")])
-def test_the_embedded_model_agrees_in_every_part(make: Callable[[CheckpointTensors], Reference], dtype: str) -> None:
+def test_the_embedded_model_agrees_in_every_part(make: Callable[[CheckpointTensors], Reference], dtype: Dtype) -> None:
     found = compared(make, dtype, set())
     assert not differing(found)
     assert found.whole.agrees
@@ -95,7 +99,7 @@ def test_the_embedded_model_agrees_in_every_part(make: Callable[[CheckpointTenso
 
 @pytest.mark.parametrize(("make", "dtype"), [(Transformers, "float32"), (plain, "bfloat16")])
 def test_each_wrong_weight_is_named_by_its_layer_and_part(
-    make: Callable[[CheckpointTensors], Reference], dtype: str
+    make: Callable[[CheckpointTensors], Reference], dtype: Dtype
 ) -> None:
     found = compared(make, dtype, {full_name(layer, tensor) for layer, tensor, _ in WRONG})
     wanted = {(layer, name) for layer, _, name in WRONG}
@@ -204,3 +208,22 @@ def test_a_reference_in_another_layout_is_refused(tmp_path: Path, capsys: pytest
     file.touch()
     assert main(["verify", "oscine-nano", "--reference", str(file), "--output", str(tmp_path / "x.json")]) == 1
     assert "verify reads folders in the published layout" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_a_gpu_agrees_and_a_wrong_weight_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where transformers is not installed, against plain torch."""
+    options = ("--weights-only", "--device", "cuda", "--output", str(tmp_path / "found.json"))
+    assert main(["verify", "oscine-nano", *options]) == 0, capsys.readouterr().err
+    name = "mlp.experts.gate_up_proj_scales"
+    copy = copy_of_nano(tmp_path / "copy", f"model.layers.2.{name}")
+    assert main(["verify", str(copy), "--reference", str(NANO_FOLDER), *options]) == 1
+    assert f"layer 2: mlp.experts.gate_up_proj of experts {EXPERT} differs from" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_gpu_names_each_wrong_weight(dtype: Dtype) -> None:
+    assert not differing(compared(plain, dtype, set(), "cuda"))
+    found = compared(plain, dtype, {full_name(layer, tensor) for layer, tensor, _ in WRONG}, "cuda")
+    assert {(layer, name) for layer, _, name in WRONG} <= differing(found)

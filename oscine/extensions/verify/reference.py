@@ -71,7 +71,7 @@ class CheckpointTensors:
     """The tensors of a folder in the published layout."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Raises ValueError for another layout."""
+        """`config`: of the model that is compared. Raises ValueError for another layout, or other shapes."""
         if not folder.is_dir():
             raise ValueError(f"{folder}: verify reads folders in the published layout: `oscine convert` writes one")
         self.folder, self.config = folder, config
@@ -79,9 +79,12 @@ class CheckpointTensors:
         for file in weight_files(folder):
             opened: Any = safe_open(folder / file, "pt")
             self._files |= dict.fromkeys(opened.keys(), opened)
-        for name in tensor_specs(config):
+        for name, spec in tensor_specs(config).items():
             if name not in self._files and not (name == "lm_head.weight" and config.tie_word_embeddings):
                 raise ValueError(f"{folder}: no {name}: verify reads the published layout: `oscine convert` writes it")
+            shape = self._files[name].get_slice(name).get_shape() if name in self._files else [*spec.shape]
+            if shape != [*spec.shape]:
+                raise ValueError(f"{folder}: {name} has the shape {shape}, and in the model {[*spec.shape]}")
 
     def get(self, name: str) -> Tensor:
         """As stored."""
@@ -118,7 +121,10 @@ def reference_of(tensors: CheckpointTensors) -> Reference:
         return Plain(tensors, "transformers is not installed")
     if not isinstance(tensors.config.num_local_experts, int) or isinstance(tensors.config.sliding_window, tuple):
         return Plain(tensors, "transformers has no models whose layers differ")
-    return Transformers(tensors)
+    try:
+        return Transformers(tensors)
+    except ImportError as error:  # of a release that is too old, or that does not fit this torch
+        return Plain(tensors, f"transformers cannot be used: {error}")
 
 
 def mask_of(window: int | None, num_tokens: int) -> Tensor:

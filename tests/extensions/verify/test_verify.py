@@ -16,10 +16,21 @@ from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import OpenedModel, open_model
 from oscine.cli import main
 from oscine.extensions.verify.compare import Comparison, compare, part, read
-from oscine.extensions.verify.reference import CheckpointTensors, Plain, Reference, Transformers
+from oscine.extensions.verify.reference import (
+    CheckpointTensors,
+    Plain,
+    Reference,
+    Transformers,
+    check_memory,
+    reference_of,
+)
 from oscine.extensions.verify.served import Served
+from oscine.model.config import gpt_oss_20b, gpt_oss_120b
 from oscine.model.tensors import tensor_specs
 from oscine.settings.config import ModelOptions
+from tests.model.saved import save
+from tests.model.tiny import tensors as tensors_of
+from tests.tiny import SMALL
 
 PROMPT = torch.randint(0, 1900, (150,), generator=torch.Generator().manual_seed(3)).tolist()  # beyond the window
 Dtype = Literal["float32", "bfloat16"]
@@ -208,6 +219,28 @@ def test_a_reference_in_another_layout_is_refused(tmp_path: Path, capsys: pytest
     file.touch()
     assert main(["verify", "oscine-nano", "--reference", str(file), "--output", str(tmp_path / "x.json")]) == 1
     assert "verify reads folders in the published layout" in capsys.readouterr().err
+
+
+def test_a_reference_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, SMALL, tensors_of(SMALL))
+    assert main(["verify", "oscine-nano", "--reference", str(tmp_path), "--output", str(tmp_path / "x.json")]) == 1
+    assert f"{tmp_path}: model.embed_tokens.weight has the shape " in capsys.readouterr().err
+
+
+def test_the_reference_says_why_it_is_not_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = open_model(ModelOptions(device="cpu")).config
+    tensors = CheckpointTensors(NANO_FOLDER, config)
+    tensors.config = replace(config, num_local_experts=(8,) * config.num_hidden_layers)
+    assert reference_of(tensors).name.endswith("in float32, as transformers has no models whose layers differ")
+    monkeypatch.setattr("oscine.extensions.verify.reference.find_spec", lambda name: None)
+    assert reference_of(tensors).name.endswith("in float32, as transformers is not installed")
+
+
+def test_a_host_without_memory_for_a_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oscine.extensions.verify.reference.available_bytes", lambda: 20 << 30)
+    check_memory(gpt_oss_20b())
+    with pytest.raises(ValueError, match="the reference needs 25 GB of host memory; 21 GB are free"):
+        check_memory(gpt_oss_120b())
 
 
 @pytest.mark.gpu

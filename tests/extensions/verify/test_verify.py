@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,10 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from oscine.chat.harmony import HarmonyRenderer
+from oscine.chat.harmony_parser import HarmonyParser
+from oscine.chat.tokenizer import Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import OpenedModel, open_model
 from oscine.cli import main
-from oscine.extensions.verify.compare import Comparison, compare, part, read
+from oscine.extensions.verify import harmony
+from oscine.extensions.verify.compare import Comparison, compare, equal, generate, part, read
+from oscine.extensions.verify.questions import Answers
 from oscine.extensions.verify.reference import (
     CheckpointTensors,
     Plain,
@@ -151,6 +156,47 @@ def test_each_tensor_is_compared_as_it_is_read() -> None:
         (found,) = [one for one in read(WrongTensors(opened, {name}), reference, layer) if not one.agrees]
         assert name.startswith(f"model.layers.{layer}.{found.name}")
         assert found.experts == ((EXPERT,) if name.endswith(("blocks", "scales")) else ())
+
+
+def test_embedding_norm_and_head_are_compared_as_they_are_read() -> None:
+    opened = open_model(ModelOptions(device="cpu"))
+    tensors = CheckpointTensors(NANO_FOLDER, opened.config)
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        assert equal(opened.source, None, "x", name, tensors.get(name)).agrees
+        assert not equal(WrongTensors(opened, {name}), None, "x", name, tensors.get(name)).agrees
+
+
+@pytest.mark.parametrize("what", ["logits", "tokens"])
+def test_a_model_that_puts_right_parts_together_wrongly_differs(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are of the position before; or the last token is one that no greedy choice takes."""
+
+    def wrongly(served: Served, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], Tensor]:
+        tokens, logits_TV = generate(served, prompt, new_tokens)
+        if what == "logits":
+            return tokens, logits_TV.roll(1, 0)
+        worst = int(logits_TV[-2].argmin())
+        return [*tokens[:-1], worst], torch.cat((logits_TV[:-1], served.step([worst], len(tokens) - 1)))
+
+    monkeypatch.setattr("oscine.extensions.verify.compare.generate", wrongly)
+    found = compared(plain, "float32", set())
+    assert not differing(found)
+    assert (found.whole.relative_error > found.whole.bound) == (what == "logits")
+    assert found.first_difference == "logits of the whole model, though each part agrees"
+
+
+def test_a_renderer_or_a_parser_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(NANO_FOLDER)
+    render, feed = HarmonyRenderer.render, HarmonyParser.feed
+    monkeypatch.setattr(HarmonyRenderer, "render", lambda *given: render(*given)[:-1])
+    assert harmony.check(tokenizer).differences == tuple(f"prompt {name!r}" for name in harmony.PROMPTS)
+    monkeypatch.setattr(HarmonyRenderer, "render", render)
+    monkeypatch.setattr(HarmonyParser, "feed", lambda parser, ids: feed(parser, ids[:-3]))
+    assert harmony.check(tokenizer).differences == tuple(f"completion {name!r}" for name in harmony.COMPLETIONS)
+
+
+def test_few_right_answers_are_a_difference() -> None:
+    assert Answers(50, 25, 0, ()).agrees
+    assert not Answers(50, 24, 0, ()).agrees
 
 
 def test_values_that_are_not_finite_differ() -> None:

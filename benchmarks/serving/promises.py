@@ -21,6 +21,8 @@ QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 ANSWER = "85"
 CHECKERS = 2  # of grammars: the API process and the engine start a second one on demand, and keep it
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread, which starts them on demand and keeps them
+STORES = "vector_stores.db"  # the database of file search
+STORE_FILES = 3 * 4  # of it: the writer, two readers and who reads files connect on demand, and each opens up to three
 
 
 class Broken(Exception):  # noqa: N818  (reads as what happened)
@@ -36,7 +38,8 @@ def require(condition: bool, what: str) -> None:
 class Holdings:
     """The system resources of an idle server."""
 
-    files: int  # descriptors of the API process
+    files: int  # descriptors of the API process, but those in `stores`
+    stores: int  # of the database of vector stores
     threads: int
     tasks: int
     connections: int
@@ -57,8 +60,12 @@ class Holdings:
             with suppress(psutil.NoSuchProcess):
                 mapped |= {part.path for part in each.memory_maps() if part.path.startswith("/dev/shm")}
         mapped |= _files_below(server.folder) if server.folder is not None else set()
+        files = _open_files(server.pid)
+        stores = sum(STORES in file for file in files)
+        require(stores <= STORE_FILES, f"{stores} files of {STORES} are open")
         return cls(
-            files=process.num_fds(),
+            files=len(files) - stores,
+            stores=stores,
             threads=process.num_threads(),
             tasks=int(server.metric("oscine:asyncio_tasks")),
             connections=int(server.metric("oscine:http_connections")),
@@ -77,6 +84,15 @@ class Holdings:
         return more | (
             {"shared": len(self.shared) - len(before.shared)} if len(self.shared) > len(before.shared) else {}
         )
+
+
+def _open_files(pid: int) -> list[str]:
+    """What the descriptors of a process are: paths, sockets, pipes."""
+    found: list[str] = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has just been closed
+            found.append(os.readlink(descriptor))
+    return found
 
 
 def _files_below(folder: Path) -> set[str]:

@@ -249,7 +249,6 @@ def hostile_requests(server: Server, count: int, seed: int = 0) -> str:
     made = attacks(json.loads(server.get("/openapi.json")), server.model(), count, seed)
     engine, warm_up = server.engine_pid, max(count // 10, 1)
     statuses = asyncio.run(make_all(server, made[:warm_up]))
-    server.get("/v1/vector_stores")  # whose database is opened at its first use
     wait(lambda: not server.metric("oscine:num_requests_running"), SETTLE_S)
     time.sleep(0.5)
     before, before_bytes = Holdings.of(server), _resident_bytes(server)

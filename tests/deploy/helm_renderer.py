@@ -65,7 +65,7 @@ def _parse(text: str) -> list["str | _Block"]:
 class Chart:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._facts = yaml.safe_load((folder / "Chart.yaml").read_text())
+        self.facts = yaml.safe_load((folder / "Chart.yaml").read_text())
         self._defined: dict[str, list[str | _Block]] = {}
         for block in _parse((folder / "templates" / "_helpers.tpl").read_text()):
             if isinstance(block, _Block):
@@ -75,6 +75,7 @@ class Chart:
             "include": lambda name, dot: self._render(self._defined[name], dot),
             "nindent": lambda width, text: "\n" + "\n".join(" " * width + line for line in text.splitlines()),
             "not": lambda value: not value,
+            "or": lambda *values: next(filter(None, values), values[-1]),
             "printf": lambda form, *values: form % values,
             "quote": lambda value: json.dumps(str(value)),
             "toYaml": lambda value: yaml.safe_dump(value, default_flow_style=False).rstrip(),
@@ -89,7 +90,7 @@ class Chart:
         dot = {
             "Values": _merged(self.values, values or {}),
             "Release": {"Name": release, "Namespace": "default", "Service": "Helm"},
-            "Chart": {name[0].upper() + name[1:]: value for name, value in self._facts.items()},
+            "Chart": {name[0].upper() + name[1:]: value for name, value in self.facts.items()},
         }
         files = sorted((self.folder / "templates").glob("*.yaml"))
         texts = (self._render(_parse(file.read_text()), dot) for file in files)

@@ -13,9 +13,17 @@ import yaml
 from tests.deploy.helm_renderer import Chart
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+CHECKERS = DEPLOY.parent / ".venv-checkers" / "bin"  # what `make checkers` brings
 KUBERNETES = DEPLOY / "kubernetes"
 CHART = Chart(DEPLOY / "helm" / "oscine")
-OVERLAYS = ("base", "overlays/one-gpu", "overlays/several-gpus", "overlays/autoscaled", "overlays/cluster")
+OVERLAYS = (
+    "base",
+    "overlays/one-gpu",
+    "overlays/several-gpus",
+    "overlays/autoscaled",
+    "overlays/air-gapped",
+    "overlays/cluster",
+)
 VALUES: dict[str, dict[str, Any]] = {
     "chart": {},
     "chart-gpus": {
@@ -24,13 +32,30 @@ VALUES: dict[str, dict[str, Any]] = {
         "gpus": 2,
         "surge": True,
         "cache": {"size": "200Gi", "accessMode": "ReadWriteMany", "storageClass": "fast"},
-        "monitoring": {"enabled": True},
+        "monitoring": {"enabled": True, "alerts": True},
         "autoscaling": {"enabled": True, "sequencesPerReplica": 12},
         "nodeSelector": {"gpu": "h200"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     },
+    "chart-offline": {
+        "model": "/models/gpt-oss-20b",
+        "args": ["--served-model-name=openai/gpt-oss-20b"],
+        "gpus": 1,
+        "offline": True,
+        "imagePullSecrets": [{"name": "oscine-registry"}],
+        "models": {"claim": "gpt-oss"},
+    },
 }
 Objects = list[dict[str, Any]]
+
+
+def documented_values(file: str) -> dict[str, Any]:
+    """Those that docs/kubernetes.md tells users to write into `file`."""
+    text = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
+    return dict(yaml.safe_load(text.partition(f"`{file}`:\n")[2].partition("\n    helm ")[0]))
+
+
+VALUES["chart-documented"] = documented_values("values-offline.yaml")
 
 
 def kustomize() -> list[str] | None:

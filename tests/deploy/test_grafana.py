@@ -1,4 +1,4 @@
-"""Dashboard and autoscaling query only metrics and labels that a real server has, as fits the kind of each metric."""
+"""Dashboard, autoscaling and alerts query only metrics and labels that a real server has, and by their kinds."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oscine.api.telemetry.energy import EnergyCollector
 from oscine.extensions.replicas.client.dispatcher import MigrationCounters
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
+from tests.deploy.alerts import rules_of
 from tests.deploy.manifests import objects_of, of_kind
 from tests.extensions.cluster.test_metrics import Router
 from tests.nvml_library import COMPILER, compile_nvml
@@ -27,8 +28,8 @@ TOKEN = re.compile(
 NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 OVER_TIME = {"rate", "increase"}  # of what is counted alone
 COUNTED = {"counter", "histogram", "summary"}
-FUNCTIONS = {"sum", "max", "histogram_quantile", "label_values", *OVER_TIME}
-TARGET_LABELS = {"instance", "job"}  # that Prometheus adds
+FUNCTIONS = {"sum", "max", "absent", "min_over_time", "histogram_quantile", "label_values", *OVER_TIME}
+TARGET_LABELS = {"instance", "job", "namespace"}  # that Prometheus adds
 KEY = "sk-dashboard"
 
 
@@ -43,7 +44,8 @@ def expressions() -> list[str]:
     variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
     found += [variable["query"]["query"] for variable in variables if variable["type"] == "query"]
     triggers = of_kind(objects_of("chart-gpus"), "ScaledObject")["spec"]["triggers"]
-    return found + [trigger["metadata"]["query"] for trigger in triggers]
+    found += [trigger["metadata"]["query"] for trigger in triggers]
+    return found + [rule["expr"] for rule in rules_of(objects_of("chart-gpus"))]
 
 
 class Expression:
@@ -51,7 +53,7 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self.metrics: list[tuple[str, set[str], str]] = []  # name, labels in braces, function right around it
-        self.labels: set[str] = set()  # in `by (...)`
+        self.labels: set[str] = set()  # in `by (...)` and `ignoring (...)`
         found = list(TOKEN.finditer(text.strip()))
         assert "".join(match.group() for match in found) == text.strip(), f"not PromQL: {text}"
         self._tokens = [match.group().strip() for match in found]
@@ -63,7 +65,7 @@ class Expression:
         i = 0
         while i < len(self._tokens):
             token, following = self._tokens[i], self._tokens[i + 1] if i + 1 < len(self._tokens) else ""
-            if token == "by":
+            if token in ("by", "ignoring"):
                 end = self._tokens.index(")", i)
                 self.labels |= set(self._tokens[i + 2 : end]) - {","}
                 i = end
@@ -95,10 +97,10 @@ class Expression:
 
 @pytest.fixture(scope="module")
 def scraped(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, set[str]]]:
-    """Sample name -> kind of its family, names of its labels; after an answer and an error."""
+    """Sample name -> kind of its family, names of its labels; after an answer and an error. `up` is Prometheus' own."""
     keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
     keys.write_text(json.dumps([{"name": "dashboard", "key": KEY}]))
-    options = ("--executor", "fake", "--log-level", "error", "--api-keys-file", str(keys))
+    options = ("--executor", "fake", "--log-level", "error", "--api-keys-file", str(keys), "--kv-offload-bytes=8Mi")
     with ServerProcess(str(model_folder), *options) as server:
         for prompt, status in (("a", 200), ("", 400)):
             answer = httpx.post(
@@ -108,7 +110,7 @@ def scraped(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         found = server.get("/metrics")
     assert "energy_joules" not in found, "the fake engine uses no GPU"
     energy = energy_metrics(tmp_path_factory.mktemp("nvml")) if COMPILER else ""
-    return {
+    return {"up": ("gauge", set[str]())} | {
         sample.name: (family.type, set(sample.labels))
         for text in (found, cluster_metrics(), energy)
         for family in text_string_to_metric_families(text)

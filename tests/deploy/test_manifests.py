@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import yaml
@@ -27,6 +28,7 @@ from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
 from oscine.extensions.replicas.spec.deployment import APP, app_name
 from oscine.settings.config import Config
 from tests.cli.test_options import config_of, parser
+from tests.deploy import custom_resources
 from tests.deploy.manifests import (
     CHART,
     DEPLOY,
@@ -34,11 +36,13 @@ from tests.deploy.manifests import (
     OVERLAYS,
     VALUES,
     Objects,
+    known_to_kubernetes,
     kustomize,
     objects_of,
     of_kind,
     pod_templates,
 )
+from tests.server import ServerProcess
 
 needs_kustomize = pytest.mark.skipif(kustomize() is None, reason="there is neither kubectl nor kustomize")
 ALL = [*(pytest.param(name, marks=needs_kustomize) for name in OVERLAYS), *VALUES]
@@ -132,16 +136,18 @@ def test_selectors_find_the_pods_and_names_what_there_is(name: str) -> None:
     for template in pod_templates(objects):
         assert ("ServiceAccount", template["spec"]["serviceAccountName"]) in named
         for volume in template["spec"]["volumes"]:
-            if claim := volume.get("persistentVolumeClaim"):
+            if (claim := volume.get("persistentVolumeClaim")) and not claim.get("readOnly"):
                 assert ("PersistentVolumeClaim", claim["claimName"]) in named
 
 
 @pytest.mark.parametrize("name", [pytest.param("overlays/autoscaled", marks=needs_kustomize), "chart-gpus"])
 def test_replicas_are_added_before_those_that_run_are_full(name: str) -> None:
     objects = objects_of(name)
-    (trigger,) = of_kind(objects, "ScaledObject")["spec"]["triggers"]
-    assert int(trigger["metadata"]["threshold"]) <= 0.8 * served(name).engine.scheduler.max_num_seqs
-    assert f'job="{of_kind(objects, "Service")["metadata"]["name"]}"' in trigger["metadata"]["query"]
+    sequences, pages = (trigger["metadata"] for trigger in of_kind(objects, "ScaledObject")["spec"]["triggers"])
+    assert int(sequences["threshold"]) <= 0.8 * served(name).engine.scheduler.max_num_seqs
+    assert 0 < float(pages["threshold"]) < 0.95, "below the alert"
+    for trigger in (sequences, pages):
+        assert f'job="{of_kind(objects, "Service")["metadata"]["name"]}"' in trigger["query"]
     assert "replicas" not in of_kind(objects, "Deployment")["spec"]
     assert of_kind(objects, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
 
@@ -155,7 +161,93 @@ def test_an_update_starts_pods_first_only_where_another_node_can_mount_the_volum
     assert strategy["maxSurge"] + strategy["maxUnavailable"] == 1
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_replicas_are_spread_over_nodes_and_zones(name: str) -> None:
+    spread = [t for t in pod_templates(objects_of(name)) if "topologySpreadConstraints" in t["spec"]]
+    alone = [t for t in pod_templates(objects_of(name)) if t not in spread]
+    assert [container_of(t)["name"] for t in alone] in ([], ["ray-head"])
+    for template in spread:
+        constraints = template["spec"]["topologySpreadConstraints"]
+        assert constraints[0]["topologyKey"] == "kubernetes.io/hostname"
+        assert {one["topologyKey"] for one in constraints[1:]} <= {"topology.kubernetes.io/zone"}
+        for one in constraints:
+            assert one["labelSelector"]["matchLabels"].items() == template["metadata"]["labels"].items()
+            assert one["whenUnsatisfiable"] == "ScheduleAnyway", "a pod that waits serves nothing"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_strangers_reach_the_api_alone_and_pods_reach_names_and_https(name: str) -> None:
+    objects = objects_of(name)
+    policy = of_kind(objects, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    ours = {"podSelector": policy["podSelector"]}
+    for_all = [rule for rule in policy["ingress"] if "from" not in rule]
+    assert for_all == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+    for rule in policy["ingress"]:
+        if rule not in for_all and rule["from"] != [ours]:
+            (operator,) = rule["from"]
+            assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+            assert [port["port"] for port in rule["ports"]] == [8265]
+    out = [rule for rule in policy["egress"] if rule.get("to") != [ours]]
+    assert not any("to" in rule for rule in out)
+    names, other = {("UDP", 53), ("TCP", 53)}, {(p["protocol"], p["port"]) for rule in out for p in rule["ports"]}
+    if is_offline(name):
+        assert other == names
+    elif of_kind(objects, "Service")["metadata"]["name"] == "oscine-cluster":
+        assert other == names | {("TCP", 443), ("TCP", 6443)}
+    else:
+        assert other == names | {("TCP", 443)}
+
+
+def is_offline(name: str) -> bool:
+    """Whether its server asks no hub."""
+    containers = [container_of(template) for template in pod_templates(objects_of(name))]
+    return any({"name": "HF_HUB_OFFLINE", "value": "1"} in container.get("env", ()) for container in containers)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_model_in_a_folder_comes_from_a_volume_that_is_only_read(name: str) -> None:
+    pod, container = deployed(name)
+    model = str(served(name).engine.model.model)
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert is_offline(name) == model.startswith("/models/") == ("/models" in mounts)
+    if is_offline(name):
+        assert mounts["/models"]["readOnly"]
+        (volume,) = (one for one in pod["volumes"] if one["name"] == mounts["/models"]["name"])
+        assert "image" in volume or volume["persistentVolumeClaim"]["readOnly"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_custom_resources_have_no_fields_that_their_operators_do_not_know(name: str) -> None:
+    for one in objects_of(name):
+        if one["apiVersion"] in custom_resources.SCHEMAS:
+            jsonschema.validate(one, custom_resources.SCHEMAS[one["apiVersion"]][one["kind"]])
+        else:
+            assert list(known_to_kubernetes([one])), f"no schema of {one['kind']}"
+
+
+@needs_kustomize
+@pytest.mark.parametrize("kind", ["RayService", "ScaledObject", "PrometheusRule", "ServiceMonitor"])
+def test_a_misspelt_field_of_a_custom_resource_is_refused(kind: str) -> None:
+    objects = objects_of("overlays/cluster" if kind == "RayService" else "overlays/autoscaled")
+    one = of_kind(objects, kind)
+    schema = custom_resources.SCHEMAS[one["apiVersion"]][kind]
+    for wrong in ({**one, "spek": {}}, {**one, "spec": {**one["spec"], "misspelt": 1}}, {**one, "spec": {}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
 # ---- the chart ----
+
+
+def test_the_documents_name_folders_that_there_are() -> None:
+    text = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
+    named = re.findall(r"--kustomize (\S+)|helm install \w+ (\S+)", text)
+    assert len(named) >= 4
+    assert all((DEPLOY.parent / (overlay or chart)).is_dir() for overlay, chart in named)
+    for folder in ("base", "overlays", "components"):
+        present = {path.parent.name for path in (KUBERNETES / folder).rglob("kustomization.yaml")}
+        assert all(re.search(rf"`([a-z]+/)?{name}`", text) for name in present)
 
 
 @needs_kustomize
@@ -186,9 +278,42 @@ def test_values_of_the_chart_are_checked() -> None:
     schema = json.loads((CHART.folder / "values.schema.json").read_text())
     assert schema["properties"].keys() - {"global"} == CHART.values.keys()
     jsonschema.validate(CHART.values, schema)
-    for wrong in ({"modle": "x"}, {"gpus": "2"}, {"service": {"port": 0}}, {"surge": True}, {"cache": {"size": "1Gi"}}):
+    more = ({"models": {"claim": "a", "image": "b"}}, {"offline": "yes"}, {"autoscaling": {"kvUsage": "80"}})
+    for wrong in (
+        {"modle": "x"},
+        {"gpus": "2"},
+        {"service": {"port": 0}},
+        {"surge": True},
+        {"cache": {"size": "1Gi"}},
+        *more,
+    ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(CHART.values | wrong, schema)
+
+
+def test_a_server_without_a_hub_answers_under_the_models_published_name(model_folder: Path, tmp_path: Path) -> None:
+    """It gets the arguments and the environment of the documented chart, but its model is small, its address local and its GPU none."""
+    container = deployed("chart-documented")[1]
+    command, *arguments = container["args"]
+    assert command == "serve"
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(json.dumps([{"name": "a", "key": "sk-offline"}]))
+    changed = {
+        "/models/gpt-oss-20b": str(model_folder),
+        "--api-keys-file=/etc/oscine/keys.yaml": f"--api-keys-file={keys}",
+    }
+    options = [
+        changed.get(argument, argument) for argument in arguments if not argument.startswith(("--gpus", "--host"))
+    ]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    with ServerProcess(*options, "--executor", "fake", "--log-level", "error", environment=environment) as server:
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            json={"model": "openai/gpt-oss-20b", "prompt": "a", "max_tokens": 2},
+            headers={"Authorization": "Bearer sk-offline"},
+        )
+    assert answer.status_code == 200
+    assert answer.json()["model"] == "openai/gpt-oss-20b"
 
 
 def test_the_notes_name_the_service() -> None:

@@ -292,7 +292,7 @@ def test_values_of_the_chart_are_checked() -> None:
 
 
 def test_a_server_without_a_hub_answers_under_the_models_published_name(model_folder: Path, tmp_path: Path) -> None:
-    """It gets the arguments and the environment of the documented chart, but its model is small, its address local and its GPU none."""
+    """It has the documented chart's arguments and environment, but a small model, a local address and no GPU."""
     container = deployed("chart-documented")[1]
     command, *arguments = container["args"]
     assert command == "serve"

@@ -85,10 +85,10 @@ def test_files_that_vanish_end_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "lstat", lstat)
     assert bytes_below(tmp_path) == 5
-    process = SimpleNamespace(children=lambda recursive: [], memory_maps=list, num_fds=lambda: 1, num_threads=lambda: 1)
+    process = SimpleNamespace(children=lambda recursive: [], memory_maps=list, num_threads=lambda: 1)
     monkeypatch.setattr("benchmarks.serving.promises.psutil.Process", lambda pid: process)
     for folder, shared in ((None, set()), (tmp_path, {str(tmp_path / "stays")})):
-        server: Any = SimpleNamespace(pid=1, metric=lambda name: 0, folder=folder)
+        server: Any = SimpleNamespace(pid=os.getpid(), metric=lambda name: 0, folder=folder)
         assert Holdings.of(server).shared == shared
 
 

@@ -38,8 +38,7 @@ def require(condition: bool, what: str) -> None:
 class Holdings:
     """The system resources of an idle server."""
 
-    files: int  # descriptors of the API process, but those in `stores`
-    stores: int  # of the database of vector stores
+    files: int  # descriptors of the API process, but those of the database of vector stores
     threads: int
     tasks: int
     connections: int
@@ -65,7 +64,6 @@ class Holdings:
         require(stores <= STORE_FILES, f"{stores} files of {STORES} are open")
         return cls(
             files=len(files) - stores,
-            stores=stores,
             threads=process.num_threads(),
             tasks=int(server.metric("oscine:asyncio_tasks")),
             connections=int(server.metric("oscine:http_connections")),

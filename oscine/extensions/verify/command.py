@@ -14,10 +14,11 @@ from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.cli.serve.read_options import read_config
-from oscine.settings.config import NANO, OPTIONS, Config, ModelOptions
+from oscine.settings.config import NANO, OPTIONS, Config
 
 if TYPE_CHECKING:
     from oscine.chat.tokenizer import Tokenizer
+    from oscine.checkpoint.opened import OpenedModel
     from oscine.extensions.bench.result import Result
     from oscine.extensions.verify.questions import Answers
     from oscine.extensions.verify.report import Compared, Report
@@ -96,7 +97,7 @@ def _verify(config: Config, reference: Path | None, points: Sequence[Any] | None
     opened = open_model(model)
     if opened.path is None:
         raise ValueError("verify compares a checkpoint, and random weights have none")
-    compared = _compare(model, reference or opened.path, tokenizer)
+    compared = _compare(opened, reference or opened.path, tokenizer)
     checked = harmony.check(tokenizer)
     answers, measured = None, tuple[Any, ...]()
     if not weights_only:
@@ -115,15 +116,13 @@ def _verify(config: Config, reference: Path | None, points: Sequence[Any] | None
     )
 
 
-def _compare(model: ModelOptions, folder: Path, tokenizer: "Tokenizer") -> "Compared":
+def _compare(opened: "OpenedModel", folder: Path, tokenizer: "Tokenizer") -> "Compared":
     from oscine.checkpoint.folder import fingerprint
-    from oscine.checkpoint.opened import open_model
     from oscine.extensions.verify.compare import compare
     from oscine.extensions.verify.reference import CheckpointTensors, check_memory, reference_of
     from oscine.extensions.verify.report import Compared
     from oscine.extensions.verify.served import Served
 
-    opened = open_model(model)
     check_memory(opened.config)
     tensors = CheckpointTensors(folder, opened.config)
     reference = reference_of(tensors)

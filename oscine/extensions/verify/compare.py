@@ -283,7 +283,7 @@ class LayerComparison:
         found = self._part("mlp.experts", got_TH, want_TH, bound_TH)
         wrong_T = ~((got_TH - want_TH).abs() <= bound_TH).all(-1)
         experts = tuple(sorted({int(expert) for expert in first_T[wrong_T]}))
-        return Part(found.layer, found.name, found.ratio, found.error, found.bound, experts)
+        return replace(found, experts=experts)
 
 
 def whole(served: Served, got_TV: Tensor, want_TV: Tensor, tokens: Sequence[int], prompt: int) -> Whole:

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2000)
 def test_serve_routes_by_prefix_also_after_the_router_was_killed() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.extensions.cluster.serve_session"],
         capture_output=True,
         text=True,
-        timeout=1400,  # each of its steps has an end of its own, and says so
+        timeout=1900,  # each of its steps has an end of its own, and says so
         check=False,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )

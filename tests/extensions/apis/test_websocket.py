@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from oscine.api.common import memory
 from oscine.extensions.apis.websocket import connection as limits
 from oscine.types import GenerationOutput
 from tests.extensions.apis.response_stream import check_stream, parse
@@ -272,28 +273,79 @@ def test_steering_ends_a_response_after_its_item_and_goes_on(server: SocketServe
     assert failed["steer"] == {"input": "Late.", "previous_response_id": response_id}
 
 
-def test_steering_waits_for_the_result_of_a_call(server: SocketServer, client: Client) -> None:
+def steer_before_a_call(server: SocketServer, client: Client, text: str) -> tuple[str, Json]:
+    """The id of a response that waits for the result of a call, and the event which says that the input waits."""
     t = server.tokenizer
     begun = [t.channel, *t.encode("commentary to=functions.add "), t.constrain, *t.encode("json"), t.message]
     begun += t.encode('{"a"')
     server.engine.script = lambda request: [GenerationOutput(request.request_id, begun)]
     client.create(input="1 + 1?", tools=[ADD], store=False)
     first = client.until("response.output_item.added")[0]["response"]["id"]
-    client.send(type="response.steer", previous_response_id=first, input=[{"role": "user", "content": "In words."}])
+    client.send(type="response.steer", previous_response_id=first, input=[{"role": "user", "content": text}])
     client.until("response.steer.accepted")
     request = server.engine.requests[-1].request_id
     rest = [*t.encode(": 1}"), t.call]
     server.on_loop(lambda: server.engine.streams[request].put(GenerationOutput(request, rest, finish_reason="stop")))
     call = client.events()[-1]["response"]["output"][-1]
-    pending = checked([client.event()])[0]
+    pending = client.event()
+    while pending["type"] == "response.steer.failed":
+        client.failed.append(pending)
+        pending = client.event()
+    (stub,) = checked([pending])[0]["required_input"]
+    assert stub == {"type": "function_call_output", "call_id": call["call_id"], "name": "add"}
+    return first, pending
+
+
+def test_steering_waits_for_the_result_of_a_call(server: SocketServer, client: Client) -> None:
+    first, pending = steer_before_a_call(server, client, "In words.")
     assert (pending["type"], pending["reason"]) == ("response.steer.pending", "waiting_for_required_input")
     (stub,) = pending["required_input"]
-    assert stub == {"type": "function_call_output", "call_id": call["call_id"], "name": "add"}
+    error = client.refused(input=7, tools=[ADD], store=False, previous_response_id=first)
+    assert (error["status"], error["error"]["param"]) == (400, "input")
     server.saying("Two.")
     client.respond(input=[{**stub, "output": "2"}], tools=[ADD], store=False, previous_response_id=first)
     prompt = server.prompt()
     assert prompt.index("1 + 1?") < prompt.index("In words.")
     assert "<|message|>2<|end|>" in prompt
+
+
+def test_input_that_waits_is_counted_in_bytes(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = server.service.bodies
+    wait_until(lambda: held._bytes == 0, "other requests are over")
+    with server.connect() as client:
+        first, pending = steer_before_a_call(server, client, "x" * 100_000)
+        wait_until(lambda: 100_000 <= held._bytes < 101_000, "the input that waits is held, and no request")
+        monkeypatch.setattr(memory, "MAX_BODIES_BYTES", 150_000)
+        error = client.refused(input=[{**pending["required_input"][0], "output": "y" * 60_000}])
+        assert error["status"] == 503
+        server.engine.script = lambda request: [GenerationOutput(request.request_id, [server.tokenizer.channel])]
+        client.create(input="hi", store=False)
+        running = client.until("response.in_progress")[0]["response"]["id"]
+        client.send(type="response.steer", previous_response_id=running, input="z" * 60_000)
+        assert client.event()["type"] == "error", "the frame itself has no room"
+        monkeypatch.setattr(memory, "MAX_BODIES_BYTES", 1 << 30)
+        client.send(type="response.steer", previous_response_id=running, input="z" * 10_000)
+        client.until("response.steer.accepted")
+        assert held._bytes > 110_000
+    wait_until(lambda: held._bytes == 0, "all is given back with the connection")
+    with server.connect() as client:
+        first, pending = steer_before_a_call(server, client, "x" * 1000)
+        server.saying("Two.")
+        output = [{**pending["required_input"][0], "output": "2"}]
+        client.respond(input=output, tools=[ADD], store=False, previous_response_id=first)
+        wait_until(lambda: held._bytes == 0, "all is given back once it was used")
+
+
+def test_the_oldest_input_that_waits_comes_back(
+    server: SocketServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_WAITING", 1)
+    steer_before_a_call(server, client, "First.")
+    assert not client.failed
+    steer_before_a_call(server, client, "Second.")
+    (failed,) = checked(client.failed)
+    assert failed["error"]["code"] == "too_many_pending_steers"
+    assert failed["steer"]["input"] == [{"role": "user", "content": "First.", "type": "message"}]
 
 
 def test_what_cannot_be_steered_comes_back(server: SocketServer, client: Client) -> None:

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -38,9 +38,18 @@ class _Job:
 
     frame: str
     head: Head
-    size: int  # bytes that are counted for it
     steers: dict[str, Steer] = field(default_factory=dict)  # that were accepted, by their ids
+    size_of_steers: int = 0  # bytes that are counted for these
     within: Within | None = None  # set when it begins
+
+    @property
+    def size(self) -> int:
+        """Bytes that are counted for it, beside its steers."""
+        return len(self.frame)
+
+    @property
+    def steering_items(self) -> list[Json]:
+        return [item for steer in self.steers.values() for item in steer.items]
 
 
 class Sessions:
@@ -61,7 +70,7 @@ class _Connection:
         self._gone = asyncio.Event()
         self._over = False  # its time is over: no further request is taken
         self._ended: deque[str] = deque(maxlen=_MAX_ENDED)
-        self._queued: dict[str, list[Json]] = {}  # steering input that waits for results, by response
+        self._queued: dict[str, _Job] = {}  # those whose steers wait for results of tools, by response
         self._number = 0  # of the next event about steering
         self._tell_busy: Callable[..., None] = scope.get("extensions", {}).get(BUSY, lambda *, busy: None)
 
@@ -86,6 +95,8 @@ class _Connection:
             self._gone.set()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+            for job in self._queued.values():
+                self._service.bodies.give_back(job.size_of_steers)
             self._memory.close()
 
     async def _take(self, frame: str | None) -> None:
@@ -120,9 +131,15 @@ class _Connection:
             raise _too_many(f"{MAX_WAITING} requests wait on this connection")
         if head.stream_id not in self._lanes and len(self._lanes) >= MAX_LANES:
             raise _too_many(f"{MAX_LANES} responses run on this connection")
+        previous = head.previous_response_id or ""
+        before = self._queued.get(previous)
+        if before is not None:
+            frame = changed(frame, before.steering_items)
         self._service.bodies.take(len(frame))
-        before = self._queued.pop(head.previous_response_id or "", None)
-        job = _Job(changed(frame, before) if before else frame, head, len(frame))
+        if before is not None:
+            del self._queued[previous]
+            self._service.bodies.give_back(before.size_of_steers)
+        job = _Job(frame, head)
         if head.stream_id in self._lanes:
             self._lanes[head.stream_id].append(job)
             return
@@ -160,34 +177,43 @@ class _Connection:
             logger.exception("a request over a WebSocket failed")
         if failed and job.head.previous_response_id is not None:
             self._memory.forget(job.head.previous_response_id)
+        job.within = None  # no steer comes any more
         if within.response_id is not None:
             self._ended.append(within.response_id)
         if job.steers:
             await self._after_steers(lane, job, within, failed=failed)
 
     async def _after_steers(self, lane: "deque[_Job]", job: _Job, within: Within, *, failed: bool) -> None:
-        response_id, stream_id = within.response_id, job.head.stream_id
+        response_id = within.response_id
         assert response_id is not None
-        items = [item for steer in job.steers.values() for item in steer.items]
+        if within.required_input and not failed:
+            await self._queue(response_id, job, within.required_input)
+            return
+        self._service.bodies.give_back(job.size_of_steers)
         if failed:
             await self._refuse_steers(job, "response_not_active", "the response has failed")
-        elif within.required_input:
-            self._queued[response_id] = items
-            if len(self._queued) > MAX_WAITING:
-                del self._queued[next(iter(self._queued))]
-            for steer_id in job.steers:
-                told = {"steer": {"id": steer_id, "previous_response_id": response_id}}
-                why = {"reason": "waiting_for_required_input", "required_input": within.required_input}
-                await self._tell_steer("pending", stream_id, **told, **why)
-        else:
-            try:
-                frame = changed(job.frame, input=items, previous_response_id=response_id, generate=True)
-                self._service.bodies.take(len(frame))
-            except APIError as error:
-                await self._refuse_steers(job, "server_overloaded", error.message)
-                return
-            head = msgspec.structs.replace(job.head, previous_response_id=response_id, generate=True)
-            lane.insert(1, _Job(frame, head, len(frame)))
+            return
+        try:
+            frame = changed(job.frame, input=job.steering_items, previous_response_id=response_id, generate=True)
+            self._service.bodies.take(len(frame))
+        except APIError as error:
+            await self._refuse_steers(job, "server_overloaded", error.message)
+            return
+        head = msgspec.structs.replace(job.head, previous_response_id=response_id, generate=True)
+        lane.insert(1, _Job(frame, head))
+
+    async def _queue(self, response_id: str, job: _Job, required: list[Json]) -> None:
+        """Keeps its steers for the request that brings the results of its calls."""
+        self._queued[response_id] = replace(job, frame="")
+        if len(self._queued) > MAX_WAITING:
+            oldest = self._queued.pop(next(iter(self._queued)))
+            self._service.bodies.give_back(oldest.size_of_steers)
+            why = f"{MAX_WAITING} later responses wait for results of tools"
+            await self._refuse_steers(oldest, "too_many_pending_steers", why)
+        for steer_id in job.steers:
+            told = {"steer": {"id": steer_id, "previous_response_id": response_id}}
+            waits = {"reason": "waiting_for_required_input", "required_input": required}
+            await self._tell_steer("pending", job.head.stream_id, **told, **waits)
 
     async def _steer(self, frame: str) -> None:
         steer = await run_in_thread(lambda: _decoded(frame, Steer), len(frame), BODIES)
@@ -213,8 +239,14 @@ class _Connection:
             except APIError as error:
                 await self._refuse_steer(steer, "invalid_input", error.message, stream_id)
                 return
+            try:
+                self._service.bodies.take(len(frame))
+            except APIError as error:
+                await self._refuse_steer(steer, "server_overloaded", error.message, stream_id)
+                return
             steer_id = f"steer_{secrets.token_hex(24)}"
             found.steers[steer_id] = steer
+            found.size_of_steers += len(frame)
             within.steered = True
             told = {"id": steer_id, "previous_response_id": target}
             await self._tell_steer("accepted", stream_id, steer=told)

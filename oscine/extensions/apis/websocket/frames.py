@@ -46,11 +46,17 @@ class Steer(Struct, forbid_unknown_fields=True):
 
 
 def changed(frame: str, before: list[Json] | None = None, **fields: Any) -> str:
-    """The event of a client with other fields, and with items before its input; all else stays as it is."""
+    """The event of a client with other fields, and with items before its input; all else stays as it is.
+
+    Raises APIError for items before an input that is neither a text nor a list.
+    """
     event = msgspec.json.decode(frame, type=dict[str, Raw])
     event |= {name: Raw(msgspec.json.encode(value)) for name, value in fields.items()}
     if before:
-        given = msgspec.json.decode(event.get("input", Raw(b"[]")), type=str | list[Raw])
+        try:
+            given = msgspec.json.decode(event.get("input", Raw(b"[]")), type=str | list[Raw])
+        except msgspec.ValidationError:
+            raise invalid("input", "it is neither a text nor a list") from None
         said = [Raw(msgspec.json.encode({"role": "user", "content": given}))] if isinstance(given, str) else given
         event["input"] = Raw(msgspec.json.encode([*(Raw(msgspec.json.encode(item)) for item in before), *said]))
     return msgspec.json.encode(event).decode()

@@ -15,6 +15,8 @@ class ClientAdapters:
         self.by_name: dict[str, AdapterInfo] = {}
         self._send = send
         self._loading: dict[str, asyncio.Future[AdapterInfo]] = {}
+        self._num_loads = 0
+        self._unheard: set[int] = set()  # loads without news
         self._added: dict[str, str] = {}  # those that were not there at the start: name -> folder
         self._forgotten: set[str] = set()  # names of those that were
 
@@ -25,11 +27,16 @@ class ClientAdapters:
             raise ValueError(f"there is an adapter {name!r} already")
         coming: asyncio.Future[AdapterInfo] = asyncio.get_running_loop().create_future()
         self._loading[name] = coming
-        self._send(LoadAdapter(name, path))
+        self._send_load(name, path)
         try:
             return await coming
         finally:
             self._loading.pop(name, None)
+
+    def _send_load(self, name: str, path: str) -> None:
+        self._unheard.add(self._num_loads)
+        self._send(LoadAdapter(name, path, self._num_loads))
+        self._num_loads += 1
 
     def forget(self, name: str) -> AdapterInfo:
         """Frees a name. Raises KeyError."""
@@ -41,21 +48,23 @@ class ClientAdapters:
     def drop(self, identity: str) -> None:
         """No request needs the adapter any more, unless it has another name."""
         if all(info.identity != identity for info in self.by_name.values()):
-            self._send(UnloadAdapter(identity))
+            self._send(UnloadAdapter(identity, tuple(self._unheard)))
 
     # ---- what the engine says ----
 
     def ready(self, info: EngineInfo) -> None:
         """It has started, perhaps again. Adapters that were added keep their names while they are read again."""
+        self._unheard.clear()
         there = {adapter.name: adapter for adapter in info.adapters or ()}
         added = {name: self.by_name[name] for name in self._added}
         self.by_name = {name: one for name, one in there.items() if name not in self._forgotten} | added
         for identity in {one.identity for one in there.values()}:
             self.drop(identity)  # before others are loaded, as --max-cpu-loras counts it
         for name, path in self._added.items():
-            self._send(LoadAdapter(name, path))
+            self._send_load(name, path)
 
     def hear(self, news: AdapterNews) -> None:
+        self._unheard.discard(news.number)
         coming = self._loading.get(news.name)
         if news.info is not None and (coming is not None or news.name in self._added):
             self.by_name[news.name], self._added[news.name] = news.info, news.info.path

@@ -41,12 +41,14 @@ class LoadAdapter(Struct, frozen=True, tag="load_adapter"):
 
     name: str
     path: str  # folder
+    number: int = 0  # of its sender's loads
 
 
 class UnloadAdapter(Struct, frozen=True, tag="unload_adapter"):
     """No request will have it. Its memory is free when the last one that has it has ended. There is no answer."""
 
     identity: str
+    unheard: tuple[int, ...] = ()  # loads of its sender without news. An adapter that one of these has named stays.
 
 
 class AdapterNews(Struct, frozen=True, tag="adapter_news"):
@@ -55,6 +57,7 @@ class AdapterNews(Struct, frozen=True, tag="adapter_news"):
     name: str
     info: AdapterInfo | None  # None: it failed
     error: str = ""  # one line
+    number: int = 0  # of the load
 
 
 class Meet(Struct, frozen=True, tag="meet"):

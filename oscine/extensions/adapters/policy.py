@@ -29,6 +29,7 @@ class _Adapter:
     number: int
     info: AdapterInfo
     names: set[str] = field(default_factory=set)
+    last_load: int = -1  # the last command that named it, by the number that its sender gave
     num_live: int = 0  # requests that have it, or wait for it
     leaves: bool = False
 
@@ -80,7 +81,7 @@ class RuntimeAdapters(EngineExtension):
             case LoadAdapter():
                 self._load(command, answer)
             case UnloadAdapter():
-                self._unload(command.identity)
+                self._unload(command)
             case _:
                 return False
         return True
@@ -88,7 +89,8 @@ class RuntimeAdapters(EngineExtension):
     def _load(self, command: LoadAdapter, answer: Answer) -> None:
         most = self._options.max_cpu_loras
         if most is not None and len(self._by_identity) + len(self._loads) >= most:
-            answer(AdapterNews(command.name, None, f"{most} adapters are loaded, as many as --max-cpu-loras allows"))
+            why = f"{most} adapters are loaded, as many as --max-cpu-loras allows"
+            answer(AdapterNews(command.name, None, why, command.number))
             return
         number = self._next_number()
         reading = self._host.begin(number, command.path)
@@ -96,9 +98,9 @@ class RuntimeAdapters(EngineExtension):
         self._num_wakes += 1
         reading.add_done_callback(lambda _: os.eventfd_write(self._waker, 1))
 
-    def _unload(self, identity: str) -> None:
-        adapter = self._by_identity.get(identity)
-        if adapter is not None:
+    def _unload(self, command: UnloadAdapter) -> None:
+        adapter = self._by_identity.get(command.identity)
+        if adapter is not None and adapter.last_load not in command.unheard:
             adapter.leaves = True
             self._drop_if_unused(adapter)
 
@@ -117,9 +119,10 @@ class RuntimeAdapters(EngineExtension):
             except Exception as error:
                 self._host.drop(load.number)
                 why = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
-                load.answer(AdapterNews(name, None, " ".join(why.split())))
+                load.answer(AdapterNews(name, None, " ".join(why.split()), load.command.number))
             else:
-                load.answer(AdapterNews(name, info))
+                self._by_identity[info.identity].last_load = load.command.number
+                load.answer(AdapterNews(name, info, number=load.command.number))
 
     # ---- requests ----
 

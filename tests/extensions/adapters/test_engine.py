@@ -1,7 +1,9 @@
 """Many adapters and few places in an engine's loop, over a tiny model."""
 
+import asyncio
 import gc
 import random
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 
 from oscine.engine.core.prefix_index import salted
+from oscine.engine.process.adapters import ClientAdapters
 from oscine.engine.wire.messages import AdapterNews, LoadAdapter, UnloadAdapter
 from oscine.extensions.adapters.policy import RuntimeAdapters
 from oscine.settings.adapters import AdapterOptions
 from oscine.settings.option import OptionError
-from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from oscine.types import AdapterInfo, GenerationOutput, GenerationRequest, SamplingParams
 from tests.executor.tiny import PAGE, executor, loop, memory, options, prompt
 from tests.model.tiny import model, tensors
 from tests.tiny import TINY
@@ -40,8 +43,11 @@ class Engine:
         self.errors: dict[str, str] = {}
 
     def load(self, name: str, folder: Path) -> AdapterNews:
+        return self.finish(LoadAdapter(name, str(folder)))
+
+    def finish(self, command: LoadAdapter) -> AdapterNews:
         news: list[AdapterNews] = []
-        assert self.policy.command(LoadAdapter(name, str(folder)), news.append)
+        assert self.policy.command(command, news.append)
         wait_until(lambda: bool(self.step() or news), "an adapter")
         return news[0]
 
@@ -157,3 +163,34 @@ def test_values_of_options_are_checked() -> None:
             AdapterOptions(True, (wrong,))
     with pytest.raises(OptionError, match="at least --max-loras"):
         AdapterOptions(True, max_loras=4, max_cpu_loras=3)
+
+
+def test_an_adapter_stays_that_was_named_again_before_it_was_unloaded(folders: list[Path], tmp_path: Path) -> None:
+    """The client unloads one, and has not heard yet that another one has the same contents."""
+    engine, commands = Engine(), list[Any]()
+    same = shutil.copytree(folders[0], tmp_path / "same")
+
+    async def session() -> None:
+        client = ClientAdapters(commands.append)
+
+        async def load(name: str, folder: Path) -> tuple["asyncio.Task[AdapterInfo]", AdapterNews]:
+            loading = asyncio.create_task(client.load(name, str(folder)))
+            await asyncio.sleep(0)
+            return loading, engine.finish(commands.pop())
+
+        loading, news = await load("a", folders[0])
+        client.hear(news)
+        identity = (await loading).identity
+        loading, news = await load("b", same)
+        client.forget("a")
+        client.drop(identity)
+        engine.policy.command(commands.pop(), lambda news: None)
+        client.hear(news)
+        assert (await loading).identity == identity
+        assert engine.loop.stats().adapters_loaded == 1
+        client.forget("b")
+        client.drop(identity)
+        engine.policy.command(commands.pop(), lambda news: None)
+        assert engine.loop.stats().adapters_loaded == 0
+
+    asyncio.run(session())

@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs nodes notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents openresponses browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs nodes notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -134,12 +134,21 @@ conformance: $(TEST)  ## clients' own types, the server's own description, odd t
 clients: $(TEST)  ## unmodified clients against the embedded model, the Vercel AI SDK by npm among them
 	mkdir -p runs/vercel && cp tests/clients/vercel/* runs/vercel
 	npm --prefix runs/vercel install --no-fund --no-audit --silent
-	$(BIN)/python -m pytest tests/clients -m 'node or not node' --ignore tests/clients/test_agent_recipes.py
+	$(BIN)/python -m pytest tests/clients -m 'node or not node' --ignore tests/clients/test_agent_recipes.py --ignore tests/clients/test_openresponses.py
 
 agents: $(TEST)  ## the newest Codex, Claude Code and opencode by npm, with their recipes in docs/clients.md; six minutes
 	mkdir -p runs/agents
 	npm --prefix runs/agents install --no-fund --no-audit --silent @openai/codex@latest @anthropic-ai/claude-code@latest opencode-ai@latest
 	$(BIN)/python -m pytest tests/clients/test_agent_recipes.py -m node
+
+# The commit of version 2026-04-24, from where git finds it
+OPENRESPONSES ?= https://github.com/openresponses/openresponses
+openresponses: $(TEST)  ## the compliance tests of OpenResponses against the embedded model, run by Bun: a minute
+	mkdir -p runs/openresponses
+	test -d runs/openresponses/suite || git clone -q --no-checkout $(OPENRESPONSES) runs/openresponses/suite
+	git -C runs/openresponses/suite checkout -q 92c12d96d7b61d6d15e2214daa5e9c6000ab6e1c
+	npm --prefix runs/openresponses install --no-fund --no-audit --silent bun@1 zod@3
+	$(BIN)/python -m pytest tests/clients/test_openresponses.py -m node
 
 browser:        ## Debian's chromium, for the tests of the playground; as root
 	command -v chromium >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive \

@@ -31,7 +31,7 @@ OTHERS = {
         "oscine.key",
         "oscine.within",
     ),
-    "templates of the Helm chart": ("oscine.labels", "oscine.selector"),
+    "templates of the Helm chart": ("oscine.labels", "oscine.selector", "oscine.target"),
     "files": ("oscine.h", "oscine.json", "oscine.lock"),
     "a host of Kubernetes": ("oscine.default.svc.cluster.local",),
     "a variable in JavaScript": ("oscine.responses",),

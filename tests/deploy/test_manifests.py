@@ -278,14 +278,15 @@ def test_values_of_the_chart_are_checked() -> None:
     schema = json.loads((CHART.folder / "values.schema.json").read_text())
     assert schema["properties"].keys() - {"global"} == CHART.values.keys()
     jsonschema.validate(CHART.values, schema)
-    more = ({"models": {"claim": "a", "image": "b"}}, {"offline": "yes"}, {"autoscaling": {"kvUsage": "80"}})
     for wrong in (
         {"modle": "x"},
         {"gpus": "2"},
         {"service": {"port": 0}},
         {"surge": True},
         {"cache": {"size": "1Gi"}},
-        *more,
+        {"models": {"claim": "a", "image": "b"}},
+        {"offline": "yes"},
+        {"autoscaling": {"kvUsage": "80"}},
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(CHART.values | wrong, schema)

@@ -99,13 +99,18 @@ class Arithmetic:
         first, first_bias, second, second_bias = weights
         both = functional.linear(x_TH, first, first_bias)
         error = self.product(x_TH, first, first_bias, self.into_experts(x_TH))
-        gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)
-        silu = gate * torch.sigmoid(1.702 * gate)
-        h = (up + 1) * silu
+        silu, factor = swiglu(both, limit)
+        h = factor * silu
         # A bound of h is taken for CERTAINTY standard deviations of it.
-        moved = (up + 1).abs() * SILU_SLOPE * error[:, 0::2] + silu.abs() * error[:, 1::2] + FUNCTION * h.abs()
+        moved = factor.abs() * SILU_SLOPE * error[:, 0::2] + silu.abs() * error[:, 1::2] + FUNCTION * h.abs()
         spread = (self.into_experts(h).square() + (moved / CERTAINTY).square()).sqrt()
         return self.product(h, second, second_bias, spread)
+
+
+def swiglu(both: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """The two factors [T, I] of what an expert multiplies by down, of gate and up [T, 2I]; see ops/moe/reference.py."""
+    gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)
+    return gate * torch.sigmoid(1.702 * gate), up + 1
 
 
 def dense_attention(

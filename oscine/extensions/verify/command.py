@@ -19,7 +19,8 @@ from oscine.settings.config import NANO, OPTIONS, Config
 if TYPE_CHECKING:
     from oscine.chat.tokenizer import Tokenizer
     from oscine.checkpoint.opened import OpenedModel
-    from oscine.extensions.bench.result import Result
+    from oscine.extensions.bench.machine import Machine
+    from oscine.extensions.bench.result import Point, Result
     from oscine.extensions.verify.questions import Answers
     from oscine.extensions.verify.report import Compared, Report
 
@@ -80,7 +81,9 @@ def run(args: argparse.Namespace) -> None:
         raise CommandError(report.difference)
 
 
-def _verify(config: Config, reference: Path | None, points: Sequence[Any] | None, *, weights_only: bool) -> "Report":
+def _verify(
+    config: Config, reference: Path | None, points: Sequence["Point"] | None, *, weights_only: bool
+) -> "Report":
     from oscine import __version__
     from oscine.chat.tokenizer import Tokenizer
     from oscine.checkpoint.folder import fingerprint
@@ -88,6 +91,7 @@ def _verify(config: Config, reference: Path | None, points: Sequence[Any] | None
     from oscine.checkpoint.opened import open_model
     from oscine.executor.start.torch_process import use_threads
     from oscine.extensions.bench import machine
+    from oscine.extensions.bench.result import Point
     from oscine.extensions.verify import harmony
     from oscine.extensions.verify.report import Report
 
@@ -99,15 +103,16 @@ def _verify(config: Config, reference: Path | None, points: Sequence[Any] | None
         raise ValueError("verify compares a checkpoint, and random weights have none")
     compared = _compare(opened, reference or opened.path, tokenizer)
     checked = harmony.check(tokenizer)
+    where = machine.describe(str(opened.device), None)
     answers, measured = None, tuple[Any, ...]()
     if not weights_only:
-        on_gpu = opened.device.type == "cuda"
-        answers, measured = _use(config, opened.config, tokenizer, points, on_gpu=on_gpu)
+        wanted = points or [Point.parse(text) for text in _POINTS[opened.device.type == "cuda"]]
+        answers, measured = _use(config, opened.config, tokenizer, wanted, where)
     return Report(
         model=model.model,
         fingerprint=fingerprint(opened.path),
         version=__version__,
-        machine=machine.describe(str(opened.device), None),
+        machine=where,
         layers=opened.config.num_hidden_layers,
         compared=compared,
         harmony=checked,
@@ -158,25 +163,22 @@ def _prompt(tokenizer: "Tokenizer") -> list[int]:
 
 
 def _use(
-    config: Config, shape: Any, tokenizer: "Tokenizer", points: Sequence[Any] | None, *, on_gpu: bool
+    config: Config, shape: Any, tokenizer: "Tokenizer", points: Sequence["Point"], where: "Machine"
 ) -> "tuple[Answers, tuple[Result, ...]]":
     """The engine as it is served: its answers, and its throughput."""
     from oscine.engine.build import build_engine
-    from oscine.extensions.bench import machine
     from oscine.extensions.bench.engine import EngineBench, measured
+    from oscine.extensions.bench.machine import process_age_s
     from oscine.extensions.bench.passes import OwnEngine
-    from oscine.extensions.bench.result import Point
     from oscine.extensions.verify.questions import ask
 
-    wanted = points or [Point.parse(text) for text in _POINTS[on_gpu]]
-    options = replace(measured(config, wanted).engine, quiet=True)
+    options = replace(measured(config, points).engine, quiet=True)
     _free()
     engine = build_engine(options)
-    ready_s = machine.process_age_s()
+    ready_s = process_age_s()
     answers = ask(engine.loop, tokenizer)
     bench = EngineBench(OwnEngine(engine), shape, options.cache, ready_s)
-    where = machine.describe(options.model.device, None)
-    return answers, tuple(bench.run(wanted, passes=2, warmup_osl=None, where=where))
+    return answers, tuple(bench.run(points, passes=2, warmup_osl=None, where=where))
 
 
 def _free() -> None:

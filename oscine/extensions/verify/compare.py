@@ -8,7 +8,7 @@ at least once.
 Shape suffixes as in ops/interface.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite, sqrt
 
@@ -322,5 +322,4 @@ def _normed(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 def _worst(parts: Sequence[Part]) -> Part:
-    key: Callable[[Part], float] = lambda one: one.ratio  # noqa: E731
-    return max(parts, key=key)
+    return max(parts, key=lambda one: one.ratio)

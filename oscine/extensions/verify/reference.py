@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from oscine.checkpoint.files import weight_files
 from oscine.executor.start.host_memory import available_bytes
-from oscine.extensions.verify.bounds import dense_attention
+from oscine.extensions.verify.bounds import dense_attention, swiglu
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
 from oscine.ops.moe.mxfp4 import dequantize
@@ -193,9 +193,8 @@ class PlainLayer:
             token, place = (ids_TK == index).nonzero(as_tuple=True)
             first, first_bias, second, second_bias = self.expert(index)
             both = functional.linear(normed_TH[token], first, first_bias)
-            limit = self._config.swiglu_limit
-            gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)
-            y = functional.linear((up + 1) * gate * torch.sigmoid(1.702 * gate), second, second_bias)
+            silu, factor = swiglu(both, self._config.swiglu_limit)
+            y = functional.linear(factor * silu, second, second_bias)
             out_TH.index_add_(0, token, y * weights_TK[token, place, None])
         return out_TH
 
@@ -204,8 +203,7 @@ class PlainLayer:
             dequantize(*(self.tensors[f"{EXPERTS}{name}_proj_{part}"][index] for part in ("blocks", "scales")))
             for name in ("gate_up", "down")
         )
-        biases = (self.tensors[f"{EXPERTS}{name}_proj_bias"][index] for name in ("gate_up", "down"))
-        first_bias, second_bias = biases
+        first_bias, second_bias = (self.tensors[f"{EXPERTS}{name}_proj_bias"][index] for name in ("gate_up", "down"))
         return first, first_bias, second, second_bias
 
 

@@ -88,7 +88,6 @@ class Client:
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self.failed: list[Json] = []  # events that a test puts aside
 
     def __enter__(self) -> "Client":
         return self

@@ -273,8 +273,9 @@ def test_steering_ends_a_response_after_its_item_and_goes_on(server: SocketServe
     assert failed["steer"] == {"input": "Late.", "previous_response_id": response_id}
 
 
-def steer_before_a_call(server: SocketServer, client: Client, text: str) -> tuple[str, Json]:
-    """The id of a response that waits for the result of a call, and the event which says that the input waits."""
+def steer_before_a_call(server: SocketServer, client: Client, text: str) -> tuple[str, list[Json]]:
+    """The id of a response that waits for the result of a call, and the events after it. The last one says that the
+    input waits."""
     t = server.tokenizer
     begun = [t.channel, *t.encode("commentary to=functions.add "), t.constrain, *t.encode("json"), t.message]
     begun += t.encode('{"a"')
@@ -287,17 +288,14 @@ def steer_before_a_call(server: SocketServer, client: Client, text: str) -> tupl
     rest = [*t.encode(": 1}"), t.call]
     server.on_loop(lambda: server.engine.streams[request].put(GenerationOutput(request, rest, finish_reason="stop")))
     call = client.events()[-1]["response"]["output"][-1]
-    pending = client.event()
-    while pending["type"] == "response.steer.failed":
-        client.failed.append(pending)
-        pending = client.event()
-    (stub,) = checked([pending])[0]["required_input"]
+    events = checked(client.until("response.steer.pending"))
+    (stub,) = events[-1]["required_input"]
     assert stub == {"type": "function_call_output", "call_id": call["call_id"], "name": "add"}
-    return first, pending
+    return first, events
 
 
 def test_steering_waits_for_the_result_of_a_call(server: SocketServer, client: Client) -> None:
-    first, pending = steer_before_a_call(server, client, "In words.")
+    first, (pending,) = steer_before_a_call(server, client, "In words.")
     assert (pending["type"], pending["reason"]) == ("response.steer.pending", "waiting_for_required_input")
     (stub,) = pending["required_input"]
     error = client.refused(input=7, tools=[ADD], store=False, previous_response_id=first)
@@ -313,7 +311,7 @@ def test_input_that_waits_is_counted_in_bytes(server: SocketServer, monkeypatch:
     held = server.service.bodies
     wait_until(lambda: held._bytes == 0, "other requests are over")
     with server.connect() as client:
-        first, pending = steer_before_a_call(server, client, "x" * 100_000)
+        first, (pending,) = steer_before_a_call(server, client, "x" * 100_000)
         wait_until(lambda: 100_000 <= held._bytes < 101_000, "the input that waits is held, and no request")
         monkeypatch.setattr(memory, "MAX_BODIES_BYTES", 150_000)
         error = client.refused(input=[{**pending["required_input"][0], "output": "y" * 60_000}])
@@ -329,7 +327,7 @@ def test_input_that_waits_is_counted_in_bytes(server: SocketServer, monkeypatch:
         assert held._bytes > 110_000
     wait_until(lambda: held._bytes == 0, "all is given back with the connection")
     with server.connect() as client:
-        first, pending = steer_before_a_call(server, client, "x" * 1000)
+        first, (pending,) = steer_before_a_call(server, client, "x" * 1000)
         server.saying("Two.")
         output = [{**pending["required_input"][0], "output": "2"}]
         client.respond(input=output, tools=[ADD], store=False, previous_response_id=first)
@@ -340,10 +338,9 @@ def test_the_oldest_input_that_waits_comes_back(
     server: SocketServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_WAITING", 1)
-    steer_before_a_call(server, client, "First.")
-    assert not client.failed
-    steer_before_a_call(server, client, "Second.")
-    (failed,) = checked(client.failed)
+    assert len(steer_before_a_call(server, client, "First.")[1]) == 1
+    failed, _ = steer_before_a_call(server, client, "Second.")[1]
+    assert failed["type"] == "response.steer.failed"
     assert failed["error"]["code"] == "too_many_pending_steers"
     assert failed["steer"]["input"] == [{"role": "user", "content": "First.", "type": "message"}]
 

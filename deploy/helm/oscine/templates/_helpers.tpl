@@ -7,3 +7,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
+{{- define "oscine.target" -}}
+job="{{ .Release.Name }}", namespace="{{ .Release.Namespace }}"
+{{- end }}

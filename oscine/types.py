@@ -342,6 +342,7 @@ class EngineStats:
     queued_tokens: int = gauge("Tokens not yet computed of live requests", "queued_tokens", "replica", "load")
     active_tokens: int = gauge("Tokens known of the requests that run", "active_tokens", "replica", "load")
     requests: int = counter("Requests taken, whatever became of them")  # so a router knows which it has yet to add
+    kv_event_messages: int = counter("Messages of KV events sent")  # so a reader knows that it has missed the last ones
     steps: int = counter("Steps of the model", "engine_steps", "engine")
     step_tokens: int = counter("Tokens computed in steps")
     steps_by_tokens: list[int] = field(

@@ -15,7 +15,7 @@ ROUTER) with an empty frame and the first number that it wants. It gets each kep
 payload. The number -1 with an empty payload comes last.
 
 In a cluster the same socket carries statistics of the engine. They have a topic of their own and two frames, so readers
-that take all topics can tell them from events.
+that take all topics can tell them from events. They count the messages of events before them.
 
 The hash of a page is an integer, made of the first 8 bytes of its digest. All readers take integers of 64 bits. vLLM
 now sends bytes by default, which some readers refuse and others cut to their last 8. No heartbeats are sent, as the
@@ -28,7 +28,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import zmq
@@ -73,7 +72,7 @@ class KVEvents:
         except ValueError:
             self.close()
             raise
-        self._numbers = count()
+        self._num_sent = 0
         self._events: list[list[Any]] = [["AllBlocksCleared"]]
         self.flush()
 
@@ -103,12 +102,15 @@ class KVEvents:
         """Publishes what has been collected."""
         if self._events:
             payload = _encode((time.time(), self._events, _RANK))
-            number = next(self._numbers).to_bytes(8, "big")
+            number = self._num_sent.to_bytes(8, "big")
+            self._num_sent += 1
             self._events = []
             self._replay.keep(number, payload)
             self._send(self._topic, number, payload)
 
     def publish_stats(self, stats: EngineStats) -> None:
+        """Adds how many messages of events were sent before: a subscriber may have missed the last ones."""
+        stats.kv_event_messages = self._num_sent
         if self._with_stats:
             self._send(STATS_TOPIC, _encode(stats))
 

@@ -125,6 +125,44 @@ def test_what_was_missed_is_asked_for() -> None:
     run(test)
 
 
+def test_statistics_tell_that_the_last_messages_were_missed() -> None:
+    """As those that are sent after a replay and before the subscription has begun."""
+
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with serving(Publisher(context)) as publisher, following(context, publisher) as (belief, subscriber):
+            await publisher.store(A)
+            await until(lambda: belief.pages == {A})
+            await publisher.store(B, lose=True)
+            await publisher.report(EngineStats(kv_event_messages=2))
+            await until(lambda: belief.pages == {A, B})
+            await publisher.report(EngineStats(kv_event_messages=2))
+            await publisher.store(C)
+            await until(lambda: belief.pages == {A, B, C})
+            assert (subscriber.num_gaps, publisher.replays) == (1, 2)
+
+    run(test)
+
+
+def test_missed_messages_that_are_not_given_again_are_asked_for_once() -> None:
+    async def test(context: zmq.asyncio.Context) -> None:
+        async with (
+            serving(Publisher(context, kept=0)) as publisher,
+            following(context, publisher) as (belief, subscriber),
+        ):
+            await publisher.store(A)
+            await until(lambda: belief.pages == {A})
+            await publisher.store(B, lose=True)
+            for _ in range(2):
+                await publisher.report(EngineStats(kv_event_messages=2, num_running=7))
+            await until(lambda: [stats.num_running for stats in belief.stats[-2:]] == [7, 7])
+            assert not belief.pages, "what is there now is not known"
+            await publisher.store(C)
+            await until(lambda: belief.pages == {C})
+            assert subscriber.num_gaps == 1
+
+    run(test)
+
+
 def test_what_nobody_remembers_is_believed_no_more() -> None:
     async def test(context: zmq.asyncio.Context) -> None:
         async with serving(Publisher(context, kept=2)) as publisher, following(context, publisher) as (belief, _):

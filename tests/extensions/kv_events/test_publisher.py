@@ -242,6 +242,7 @@ def test_statistics_come_beside_the_events(folder: Path) -> None:
                 assert follower.stats[-1] == client.stats
                 assert any(stats.num_running == 1 for stats in follower.stats)
                 assert follower.numbers
+                await until(lambda: follower.stats[-1].kv_event_messages == follower.numbers[-1] + 1)
 
     run(test)
 

@@ -3,9 +3,10 @@
 The format is that of vLLM's publisher (see oscine.extensions.kv_events.publisher), whose engines can be followed
 too.
 
-Messages can be lost, and engines can restart. Either leaves a gap in the numbers, or numbers that go back. Then the
-subscriber asks for the last known message and all later ones. If that message is unchanged, no other is missing. If
-not, the earlier state is dropped, and rebuilt from the messages that the engine still has.
+Messages can be lost, as those between a first replay and the beginning of a subscription, and engines can restart.
+Either leaves a gap in the numbers, or fewer messages than the engine's statistics count, or numbers that go back. Then
+the subscriber asks for the last known message and all later ones. If that message is unchanged, no other is missing.
+If not, the earlier state is dropped, and rebuilt from the messages that the engine still has.
 """
 
 import asyncio
@@ -108,7 +109,9 @@ class KVSubscriber:
     async def _receive(self, frames: list[bytes]) -> None:
         try:
             if frames[0] == STATS_TOPIC:
-                self._hear(_decode_stats(frames[-1]))
+                stats = _decode_stats(frames[-1])
+                self._hear(stats)
+                await self._catch_up(stats.kv_event_messages)
             elif len(frames) == 3:
                 await self._take(int.from_bytes(frames[1], "big"), frames[2])
         except UNREADABLE as error:
@@ -126,6 +129,16 @@ class KVSubscriber:
         elif number > self._next:  # nothing was given again that reaches up to here
             self._index.clear(self._replica)
             self._apply(number, payload)
+
+    async def _catch_up(self, num_sent: int) -> None:
+        """So many messages were sent: the last ones may have been missed."""
+        if num_sent <= self._next:
+            return
+        self.num_gaps += 1
+        await self._mend()
+        if num_sent > self._next:  # nothing was given again that reaches up to here
+            self._index.clear(self._replica)
+            self._next, self._last = num_sent, None
 
     async def _mend(self) -> None:
         """Asks for all messages after the last known one; begins anew if the engine's copy of that one differs."""

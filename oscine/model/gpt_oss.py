@@ -133,9 +133,7 @@ class GptOss:
         eps = self.config.rms_norm_eps
         q_TQD, residual_TH = ops.norm_qkv(x, layer.input_norm_H, eps, residual_TH, projection)
         heads = ops.attention(q_TQD, cache.kv_pages, batch, group, layer.sinks_Q, cache.window)
-        x = ops.out_proj(heads, layer.out_weight, layer.out_bias_H)
-        if added is not None and added.out is not None:
-            added.out.add(heads, x)
+        x = ops.out_proj(heads, layer.out_weight, layer.out_bias_H, None if added is None else added.out)
         return x, residual_TH
 
     def _mix_experts(

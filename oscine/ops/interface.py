@@ -61,13 +61,31 @@ KVCache = tuple[Tensor, ...]
 class AddedProducts(Protocol):
     """What low-rank adapters add to the products of one matrix, each token by its own adapter, if it has one."""
 
+    @property
+    def out_of(self) -> Tensor:
+        """The second factors: [slots, N, R]."""
+        ...
+
     def add(self, x_TK: Tensor, out: Tensor) -> None:
         """Adds the products of x to `out`: [T, N], or partial sums [T, J, N]. In place."""
         ...
 
-    def make(self, x_TK: Tensor, squares_TS: Tensor, eps: float) -> Tensor:
-        """[T, N] in the dtype of x: the products of x / rms, where rms^2 is the mean of squares_TS / K + eps."""
+    def shrink(self, x_TK: Tensor) -> "LowRank":
+        """The products of x with the first factors, for kernels that multiply with the second ones. For GPUs."""
         ...
+
+    def expand(self, low: "LowRank", squares_TS: Tensor, eps: float) -> Tensor:
+        """[T, N] in the dtype of the factors: the products of x / rms, where rms^2 is the mean of squares_TS / K + eps.
+        Rows of tokens without an adapter are not written."""
+        ...
+
+
+class LowRank(NamedTuple):
+    """What is to be added to the products of tokens: out_of[keys_T[t]] times the sum of y_STR[:, t]."""
+
+    keys_T: Tensor  # int32: slots of adapters; below 0: nothing is added to the token
+    y_STR: Tensor  # float32: S partial sums of R values for each part of N: queries, keys and values, or all
+    out_of: Tensor  # [slots, N, R], each slot contiguous
 
 
 class AddedExperts(Protocol):
@@ -142,6 +160,13 @@ class Routing(NamedTuple):
     # float32; only for one token, if the moe of this backend chooses. Ids and weights are unset until it has run.
     logits_TE: Tensor | None = None
     added: AddedExperts | None = None
+
+    def counted(self, num_experts: int) -> "Routing":
+        """With counts and ranks of the ids that it has."""
+        ids_P = self.expert_ids_TK.flatten().long()
+        before_PE = torch.nn.functional.one_hot(ids_P, num_experts).cumsum(0)
+        ranks_P = before_PE.gather(1, ids_P[:, None]) - 1
+        return self._replace(counts_E=before_PE[-1].int(), ranks_TK=ranks_P.int().view_as(self.expert_ids_TK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +279,7 @@ class Ops:
     # (what norm_qkv gave, kv [pages, 2, G, R, D], batch, group, sinks_Q, window in tokens or None) -> [T, Q * D]
     attention: Callable[[Queries, Tensor, Batch, PageGroup, Tensor, int | None], Tensor]
     # ([T, Q * D], weight [H, Q * D], bias_H) -> [T, H] or [T, J, H]
-    out_proj: Callable[[Tensor, Dense, Tensor], Tensor]
+    out_proj: Callable[[Tensor, Dense, Tensor, AddedProducts | None], Tensor]
     # (x [T, H] or [T, J, H], weight_H, eps, residual_TH, router_weight_EH, router_bias_E, K)
     #     -> (norm(x + residual), x + residual, routing of the former)
     norm_route: Callable[[Tensor, Tensor, float, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Routing]]

@@ -4,14 +4,14 @@ Float32 torch is the oracle; a kernel may have at most twice the error of plain 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from oscine.ops.interface import QkvProjection
+from oscine.ops.interface import AddedProducts, QkvProjection
 from oscine.ops.linear import hopper, reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.hopper_bf12 import Bf12Matrix, pack
@@ -24,6 +24,7 @@ from oscine.ops.rope.triton import rope_and_write
 from tests.ops.bound import bound
 from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted, word_box_type
 from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.low_rank import adapters
 
 
 def assert_streams(kernel: Compiled) -> None:
@@ -50,6 +51,15 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
 
 
 @pytest.mark.compiles
+@pytest.mark.parametrize(
+    ("tile", "rank"), [(tile, rank) for tile in qkv_hopper.TILES[:2] for rank in (16, 32)], ids=str
+)
+def test_qkv_with_adapters_compiles_for_hopper(tile: Tile, rank: int) -> None:
+    assert_streams(compile_qkv(tile, rank=rank))
+    assert_streams(compile_qkv(replace(tile, stages=3), rank=rank, narrow=True))
+
+
+@pytest.mark.compiles
 @pytest.mark.parametrize("tile", ends(qkv_hopper.BF12_TILES), ids=str)
 def test_qkv_of_12_bits_compiles_for_hopper(tile: Tile) -> None:
     assert_streams(compile_qkv(tile, narrow=True))
@@ -64,16 +74,20 @@ def words_or_weights(
     return {"weight": box_type(*weights)}, {"scale_ptr": None}
 
 
-def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, exponents: str | None = None) -> Compiled:
+def compile_qkv(
+    tile: Tile, pages: str = "*bf16", *, narrow: bool = False, exponents: str | None = None, rank: int = 0
+) -> Compiled:
     weight, constant = words_or_weights(
         narrow, (1, tile.parts, 4 // tile.parts, 2 * tile.chunks * CHUNK), (tile.parts, 2, 32 // tile.parts, CHUNK)
     )
     exponents_type = {} if exponents is None else {"exponents_ptr": exponents}
+    adapters_types, no_adapters = low_rank_arguments(rank)
     return compile_ahead(
         qkv_hopper.qkv_kernel,
         {
             **weight,
             **exponents_type,
+            **adapters_types,
             "tokens": box_type(tile.parts, tile.max_tokens, CHUNK),
             "squares_ptr": "*fp32",
             "bias_ptr": "*bf16",
@@ -88,10 +102,12 @@ def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, expon
             "kv_kind_stride": "i32",
             "kv_head_stride": "i32",
             "kv_slot_stride": "i32",
+            "adapter_stride": "i32",
         },
         {
             **constant,
             **({} if exponents_type else {"exponents_ptr": None}),
+            **no_adapters,
             "added_ptr": None,
             "QUERY_HEADS": 64,
             "KV_HEADS": 8,
@@ -107,6 +123,20 @@ def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, expon
     )
 
 
+def low_rank_arguments(rank: int) -> tuple[dict[str, str], dict[str, int | None]]:
+    """Types of pointers and constants that kernels have for adapters of this rank."""
+    types = {"keys_ptr": "*i32", "low_ptr": "*fp32", "second_ptr": "*bf16"}
+    constants = {"RANK": rank, "LOW_SPLITS": 8 if rank else 0}
+    return (types, {**constants}) if rank else ({}, {**constants, **dict.fromkeys(types)})
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("narrow", [False, True])
+def test_out_proj_with_adapters_compiles_for_hopper(narrow: bool) -> None:
+    tile = (hopper.OUT_PROJ_BF12_TILES if narrow else hopper.OUT_PROJ_TILES)[0]
+    assert_streams(compile_stream(tile, 4096, narrow=narrow, rank=16))
+
+
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     ("tile", "columns", "narrow"),
@@ -116,21 +146,31 @@ def compile_qkv(tile: Tile, pages: str = "*bf16", *, narrow: bool = False, expon
     ids=str,
 )
 def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int, narrow: bool) -> None:
+    kernel = compile_stream(tile, columns, narrow=narrow)
+    assert_streams(kernel)
+    assert kernel.registers <= (200 if narrow else 128)
+
+
+def compile_stream(tile: Tile, columns: int, *, narrow: bool, rank: int = 0) -> Compiled:
+    adapters_types, no_adapters = low_rank_arguments(rank)
     weight, constant = words_or_weights(narrow, (1, 1, 4, 2 * tile.chunks * CHUNK), (1, 1, tile.rows, CHUNK))
-    kernel = compile_ahead(
+    return compile_ahead(
         hopper.stream_kernel,
         {
             **weight,
+            **adapters_types,
             "tokens": box_type(1, tile.max_tokens, CHUNK),
             "bias_ptr": "*bf16",
             "out_ptr": "*fp32",
             "num_rows": "i32",
             "num_tokens": "i32",
+            "slot_stride": "i32",
         },
         {
             **constant,
+            **no_adapters,
             "ROWS": tile.rows,
-            "SPLITS": tile.parts,
+            "SPLITS": tile.parts + (rank > 0),
             **tile.projection_constants(columns // tile.parts),
             "HAS_BIAS": columns == 4096,
         },
@@ -138,8 +178,6 @@ def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int, narrow: 
         num_warps=tile.warps,
         launch_pdl=True,
     )
-    assert_streams(kernel)
-    assert kernel.registers <= (200 if narrow else 128)
 
 
 def as_it_is(weight: Tensor) -> Any:
@@ -161,7 +199,11 @@ class Projection:
     slots_T: Tensor
 
     def run(
-        self, op: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, prepare: Callable[[Tensor], Any] = as_it_is
+        self,
+        op: Callable[..., tuple[Tensor, Tensor]],
+        dtype: torch.dtype,
+        prepare: Callable[[Tensor], Any] = as_it_is,
+        added: AddedProducts | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(queries, x + residual, pool), all float32. prepare: what the op is given as the weight."""
         pool = self.pool.to(dtype)
@@ -169,7 +211,7 @@ class Projection:
             t.to(dtype) for t in (self.norm_H, self.residual_TH, self.weight_FH, self.bias_F)
         )
         place = self.cos_sin, self.positions_T, pool[:, 1], self.slots_T
-        queries, total = op(self.x_TJH, norm, 1e-5, residual, QkvProjection(prepare(weight), bias, *place))
+        queries, total = op(self.x_TJH, norm, 1e-5, residual, QkvProjection(prepare(weight), bias, *place, None, added))
         return queries.float(), total.float(), pool.float()
 
 
@@ -307,11 +349,21 @@ def packed(weight: Tensor) -> Bf12Matrix:
 
 
 def check_norm_qkv(
-    op: Callable[..., tuple[Tensor, Tensor]], case: Projection, prepare: Callable[[Tensor], Any] = as_it_is
+    op: Callable[..., tuple[Tensor, Tensor]],
+    case: Projection,
+    prepare: Callable[[Tensor], Any] = as_it_is,
+    rank: int = 0,
 ) -> None:
-    queries, total, pool = case.run(op, torch.bfloat16, prepare)
-    torch_queries, torch_total, torch_pool = case.run(qkv_reference.norm_qkv, torch.bfloat16)
-    expected_queries, expected_total, expected_pool = case.run(qkv_reference.norm_qkv, torch.float32)
+    """rank: of adapters that add to the products; 0: there are none."""
+    added = None
+    if rank:
+        _, hidden = case.residual_TH.shape
+        rows, kv_rows = len(case.bias_F), case.pool.shape[3] * case.pool.shape[5]
+        ends = rows - 2 * kv_rows, rows - kv_rows, rows
+        added = adapters(len(case.residual_TH), hidden, ends, str(case.bias_F.device), rank)
+    queries, total, pool = case.run(op, torch.bfloat16, prepare, added)
+    torch_queries, torch_total, torch_pool = case.run(qkv_reference.norm_qkv, torch.bfloat16, added=added)
+    expected_queries, expected_total, expected_pool = case.run(qkv_reference.norm_qkv, torch.float32, added=added)
     written = ~expected_pool.isnan()
     assert torch.equal(~pool.isnan(), written)
     # The interpreter cuts off what a GPU rounds.
@@ -342,6 +394,10 @@ def interpret_projections() -> None:
             projection(num_tokens, "cpu", hidden=576, query_heads=heads, kv_heads=1, page=16),
         )
         check_out_proj_and_head("hopper", 200, 1000, num_tokens, "cpu")
+    for num_tokens, rank in ((1, 16), (7, 16), (3, 32), (9, 16), (3, 64)):  # inside the kernels, and beside them
+        case = projection(num_tokens, "cpu", hidden=192, query_heads=2, kv_heads=1, page=16)
+        check_norm_qkv(bound(qkv_hopper.norm_qkv), case, rank=rank)
+        check_adapted_out_proj(200, 192, num_tokens, rank, "cpu")
 
 
 def interpret_projections_of_12_bits() -> None:
@@ -357,6 +413,34 @@ def interpret_projections_of_12_bits() -> None:
 @pytest.mark.parametrize("num_tokens", TOKENS)
 def test_out_proj_of_12_bits_on_gpu(rows: int, columns: int, num_tokens: int) -> None:
     check_out_proj_of_12_bits(rows, columns, num_tokens, "cuda")
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("rank", [16, 32, 64])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, 9, 64, 65])
+def test_projections_with_adapters_on_gpu(num_tokens: int, rank: int) -> None:
+    for prepare in (as_it_is, packed):
+        check_norm_qkv(NORM_QKV["hopper"], projection(num_tokens, "cuda"), prepare, rank)
+        check_adapted_out_proj(2880, 4096, num_tokens, rank, "cuda", prepare)
+
+
+def check_adapted_out_proj(
+    rows: int, columns: int, num_tokens: int, rank: int, device: str, prepare: Callable[[Tensor], Any] = as_it_is
+) -> None:
+    """The partial sums that the kernel writes, and one more."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, columns, generator=generator).bfloat16().to(device)
+    weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().to(device)
+    bias, added = (
+        torch.randn(rows, generator=generator).bfloat16().to(device),
+        adapters(num_tokens, columns, (rows,), device, rank),
+    )
+    expected = reference.out_proj(x.double(), weight.double(), bias.double(), added)
+    found = hopper.out_proj(x, prepare(weight), bias, added)
+    if found.dim() == 3:
+        assert relative_error(found.sum(1), expected) < 2e-5
+    else:
+        assert relative_error(found, expected) < 0.01
 
 
 def check_out_proj_of_12_bits(rows: int, columns: int, num_tokens: int, device: str) -> None:

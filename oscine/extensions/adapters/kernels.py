@@ -5,10 +5,13 @@ rows with tensor cores. How it finds them depends on how many rows there are:
 
     few rows     Each row has a program. Every BLOCK_P-th row of a key works for those up to the next such one; the
                  programs of others end.
+    more rows    Of few keys: a kernel writes once which rows each program has.
     many rows    Rows are sorted by key once. A program has BLOCK_P sorted rows, and goes through their keys.
 
 All launches have the same grid for a number of rows, whatever their keys, so a CUDA graph serves any mix of adapters.
 A row without an adapter costs a program that ends at once, or none of its own.
+
+Keys and factors are older than the kernel before, so a program finds its rows and reads factors before it waits for it.
 
 Shape suffixes as in products.py; P rows of a program, Q all rows; C columns and N matrix rows of a tile.
 """
@@ -23,10 +26,15 @@ from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
 FEW_ROWS = 1024  # each program looks at the keys of so many rows in some microseconds
+TABLE_KEYS = 64  # at most, and at least so many rows, of a table of blocks
+TABLE_ROWS = 17
 _BLOCK_P = 16
 _BLOCK = 128  # columns, or matrix rows, of a tile; half as many of high ranks, which else would take all registers
 _HIGH_RANK = 64
 _SPLITS = 8  # of the columns, while there are few programs
+_ONE_STEP = 8192  # elements of the first factor that a program reads at once, before it waits, of _FEWEST_ROWS rows
+_FEWEST_ROWS = 64
+_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
 
 
 def block_of(rank: int) -> int:
@@ -40,11 +48,28 @@ class Kernels:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1) -> Rows:
-        order_P = None
-        if len(keys_P) > FEW_ROWS:
-            order_P = keys_P.argsort().int()
-        return Rows(keys_P, experts, per_token, order_P)
+    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1, num_keys: int = 0) -> Rows:
+        count = len(keys_P)
+        if count > FEW_ROWS:
+            return Rows(keys_P, experts, per_token, keys_P.argsort().int())
+        if count < TABLE_ROWS or not 0 < num_keys <= TABLE_KEYS:
+            return Rows(keys_P, experts, per_token)
+        num_blocks = min(count, count // _BLOCK_P + num_keys)
+        order_P, blocks_B3 = torch.empty_like(keys_P), keys_P.new_empty(num_blocks, 3)
+        _table_kernel[(1,)](
+            keys_P,
+            order_P,
+            blocks_B3,
+            count,
+            num_blocks,
+            num_keys,
+            BLOCK_Q=triton.next_power_of_2(count),
+            BLOCK_B=triton.next_power_of_2(num_blocks),
+            BLOCK_P=_BLOCK_P,
+            num_warps=4,
+            **self._target.launch_options,
+        )
+        return Rows(keys_P, experts, per_token, order_P, blocks_B3)
 
     def shrink(
         self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
@@ -52,9 +77,14 @@ class Kernels:
         """As in products.py, but with partial sums: float32 [splits, P, segments * R]."""
         count, num_columns = len(rows.keys_P), x.shape[-1]
         rank = into.shape[-2] // segments
-        splits = _SPLITS if count <= 64 else 2 if count <= FEW_ROWS else 1
-        block_c = block_of(rank)
-        splits = min(splits, triton.cdiv(num_columns, block_c))
+        if count <= _FEWEST_ROWS:
+            block_c = _ONE_STEP // rank
+            splits = triton.cdiv(num_columns, block_c)
+        else:
+            block_c = block_of(rank)
+            most = _SPLITS if rows.blocks_B3 is not None else 2 if count <= FEW_ROWS else 1
+            splits = min(most, triton.cdiv(num_columns, block_c))
+        steps = triton.cdiv(triton.cdiv(num_columns, block_c), splits)
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
         places = None
         if pairs is not None and rows.order_P is not None:  # rows are sorted by key: where each one is in x
@@ -68,6 +98,7 @@ class Kernels:
                 into,
                 rows.keys_P,
                 rows.order_P,
+                rows.blocks_B3,
                 pairs,
                 places,
                 y,
@@ -80,11 +111,11 @@ class Kernels:
                 RANK=rank,
                 SEGMENTS=segments,
                 PLANES=x.dim() == 3,
-                STEPS=triton.cdiv(triton.cdiv(num_columns, block_c), splits),
+                STEPS=steps,
                 BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
                 BLOCK_P=_BLOCK_P,
                 BLOCK_C=block_c,
-                num_warps=4,
+                **self._target.program(_ONE_STEP_PROGRAM if steps == 1 else {"num_warps": 4}),
                 **self._target.launch_options,
             )
         return y
@@ -101,7 +132,7 @@ class Kernels:
         weights_P: Tensor | None = None,
         norm: Norm | None = None,
     ) -> None:
-        """As in products.py, of what `shrink` has left."""
+        """As in products.py, of what `shrink` has left. With blocks, rows without an adapter are not written."""
         count, (num_rows, rank) = len(rows.keys_P), out_of.shape[-2:]
         first, second = (ends[0], ends[1]) if ends else (num_rows, num_rows)
         block_n = 64 if count <= 64 else block_of(rank)
@@ -114,6 +145,7 @@ class Kernels:
             out_of,
             rows.keys_P,
             rows.order_P,
+            rows.blocks_B3,
             weights_P,
             None if norm is None else norm.squares_TS,
             out,
@@ -139,7 +171,56 @@ class Kernels:
         )
 
     def _programs(self, count: int, rows: Rows) -> int:
+        if rows.blocks_B3 is not None:
+            return len(rows.blocks_B3)
         return count if rows.order_P is None else triton.cdiv(count, _BLOCK_P)
+
+
+@triton.jit(do_not_specialize=["count", "num_blocks", "num_keys"])
+def _table_kernel(
+    keys,
+    order,
+    blocks,
+    count,
+    num_blocks,
+    num_keys,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Rows sorted by key, without those below 0; and blocks [B, 3] of rows with one key: key, first place, rows."""
+    depend(PDL)
+    row_Q, block_B = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_B)
+    key_Q = tl.load(keys + row_Q, mask=row_Q < count, other=-1)
+    place_Q, key_B, start_B, rows_B = tl.full((BLOCK_Q,), -1, tl.int32), block_B * 0, block_B * 0, block_B * 0
+    first_row, first_block = 0, 0
+    for key in range(num_keys):
+        mine_Q = (key_Q == key).to(tl.int32)
+        number = tl.sum(mine_Q, 0)
+        place_Q = tl.where(mine_Q > 0, first_row + tl.cumsum(mine_Q, 0) - 1, place_Q)
+        within_B = (block_B - first_block) * BLOCK_P
+        mine_B = (within_B >= 0) & (within_B < number)
+        key_B = tl.where(mine_B, key, key_B)
+        start_B = tl.where(mine_B, first_row + within_B, start_B)
+        rows_B = tl.where(mine_B, tl.minimum(number - within_B, BLOCK_P), rows_B)
+        first_row += number
+        first_block += tl.cdiv(number, BLOCK_P)
+    tl.store(order + place_Q, row_Q, mask=place_Q >= 0)
+    inside_B = block_B < num_blocks
+    tl.store(blocks + 3 * block_B, key_B, mask=inside_B)
+    tl.store(blocks + 3 * block_B + 1, start_B, mask=inside_B)
+    tl.store(blocks + 3 * block_B + 2, rows_B, mask=inside_B)
+
+
+@triton.jit
+def _block_rows(blocks, order, program, BLOCK_P: tl.constexpr):
+    """Of a table: (the key of a program's rows, which rows, which of them there are)."""
+    number = tl.load(blocks + 3 * program + 2)
+    place_P = tl.arange(0, BLOCK_P)
+    live_P = place_P < number
+    row_P = tl.load(order + tl.load(blocks + 3 * program + 1) + place_P, mask=live_P, other=0)
+    return tl.where(number > 0, tl.load(blocks + 3 * program), -1), row_P, live_P
 
 
 @triton.jit
@@ -199,6 +280,14 @@ def _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS: tl.constexpr, PLANES: 
 
 
 @triton.jit
+def _load_a(a, a_R, column_C, COLUMNS: tl.constexpr, PLANES: tl.constexpr):
+    inside_C = column_C < COLUMNS
+    if PLANES:  # the places of x in the order of ops/planes.py
+        column_C = (column_C & -16) | ((column_C >> 1) & 7) | ((column_C & 1) << 3)
+    return tl.load(a + a_R[:, None] + column_C[None, :], mask=inside_C[None, :], other=0.0)
+
+
+@triton.jit
 def _shrink_rows(
     x,
     into,
@@ -218,21 +307,29 @@ def _shrink_rows(
     STEPS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    WAITS: tl.constexpr,
 ):
-    """Rows with one key: their products with a part of the columns."""
+    """Rows with one key: their products with a part of the columns. WAITS: for the kernel before, which writes x."""
     segment, split = tl.program_id(1), tl.program_id(2)
     rank_R = tl.arange(0, RANK)
     a = into + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (SEGMENTS * RANK * COLUMNS)
     a_R = (segment * RANK + rank_R) * COLUMNS
     sum_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
-    for step in range(STEPS):
-        column_C = (split * STEPS + step) * BLOCK_C + tl.arange(0, BLOCK_C)
-        inside_C = column_C < COLUMNS
-        x_PC = _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS, PLANES)
-        if PLANES:  # the places of x in the order of ops/planes.py
-            column_C = (column_C & -16) | ((column_C >> 1) & 7) | ((column_C & 1) << 3)
-        a_RC = tl.load(a + a_R[:, None] + column_C[None, :], mask=inside_C[None, :], other=0.0)
+    if STEPS == 1:
+        column_C = split * BLOCK_C + tl.arange(0, BLOCK_C)
+        a_RC = _load_a(a, a_R, column_C, COLUMNS, PLANES)
+        if WAITS:
+            tl.extra.cuda.gdc_wait()
+        x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
         sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
+    else:
+        if WAITS:
+            tl.extra.cuda.gdc_wait()
+        for step in range(STEPS):
+            column_C = (split * STEPS + step) * BLOCK_C + tl.arange(0, BLOCK_C)
+            x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
+            a_RC = _load_a(a, a_R, column_C, COLUMNS, PLANES)
+            sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     at_PR = (split * count + pair_P)[:, None] * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
     tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
 
@@ -243,6 +340,7 @@ def _shrink_kernel(
     into,
     keys,
     order,
+    blocks,
     pairs,
     places,
     y,
@@ -262,9 +360,21 @@ def _shrink_kernel(
     PDL: tl.constexpr,
 ):
     """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p."""
-    depend(PDL)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
-    if order is None:
+    if blocks is not None:
+        key, row_P, live_P = _block_rows(blocks, order, program, BLOCK_P)
+        if key >= 0:
+            _shrink_rows(
+                x, into, y, key, row_P, row_P, live_P, count, slot_stride, scale,
+                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL,
+            )  # fmt: skip
+        elif PDL:
+            tl.extra.cuda.gdc_wait()
+    elif order is None:
+        if PDL and E > 1:  # the keys of pairs may be of the kernel before
+            tl.extra.cuda.gdc_wait()
         key, start, number = _members(keys, pairs, count, program, BLOCK_Q)
         if (key >= 0) & (start % BLOCK_P == 0):
             row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
@@ -274,9 +384,13 @@ def _shrink_kernel(
                 pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
             _shrink_rows(
                 x, into, y, key, pair_P, row_P // PER_TOKEN, live_P, count, slot_stride, scale,
-                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
+                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL,
             )  # fmt: skip
+        elif PDL:
+            tl.extra.cuda.gdc_wait()
     else:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
         pair_P, key_P, _ = _sorted_rows(keys, order, count, program, BLOCK_P)
         at_P = pair_P // PER_TOKEN
         if places is not None:
@@ -285,7 +399,7 @@ def _shrink_kernel(
         while key >= 0:
             _shrink_rows(
                 x, into, y, key, pair_P, at_P, key_P == key, count, slot_stride, scale,
-                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C,
+                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, False,
             )  # fmt: skip
             key = tl.max(tl.where(key_P < key, key_P, -1), 0)
 
@@ -316,8 +430,9 @@ def _expand_rows(
     ADDS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WAITS: tl.constexpr,
 ):
-    """Rows with one key: a tile of their results."""
+    """Rows with one key: a tile of their results. WAITS: for the kernel before, which writes y."""
     row_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_N = row_N < ROWS
     rank_R = tl.arange(0, RANK)
@@ -325,6 +440,10 @@ def _expand_rows(
     segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
     if SEGMENTS == 1:
         segment = 0
+    b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
+    b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=inside_N[:, None], other=0.0)
+    if WAITS:
+        tl.extra.cuda.gdc_wait()
     y_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
     for split in tl.static_range(SPLITS):
         at_PR = (split * count + pair_P)[:, None] * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
@@ -336,8 +455,6 @@ def _expand_rows(
         y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
     if weights is not None:
         y_PR *= tl.load(weights + pair_P, mask=live_P, other=0.0)[:, None]
-    b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
-    b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=inside_N[:, None], other=0.0)
     sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
     out_PN = out + pair_P.to(tl.int64)[:, None] * out_stride + row_N[None, :]
     live_PN = live_P[:, None] & inside_N[None, :]
@@ -360,6 +477,7 @@ def _expand_kernel(
     out_of,
     keys,
     order,
+    blocks,
     weights,
     squares,
     out,
@@ -382,22 +500,38 @@ def _expand_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros."""
-    depend(PDL)
+    """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros, but for
+    those that no block has."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
-    if order is None:
+    if blocks is not None:
+        key, row_P, live_P = _block_rows(blocks, order, program, BLOCK_P)
+        if key >= 0:
+            _expand_rows(
+                y, out_of, weights, squares, out, key, row_P, live_P, count, slot_stride, out_stride, eps, first,
+                second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N, PDL,
+            )  # fmt: skip
+        elif PDL:
+            tl.extra.cuda.gdc_wait()
+    elif order is None:
         key, start, number = _members(keys, None, count, program, BLOCK_Q)
-        if start % BLOCK_P == 0:
+        live_P = start + tl.arange(0, BLOCK_P) < number
+        if (key >= 0) & (start % BLOCK_P == 0):
             pair_P = _some(keys, None, count, key, program, number, start, BLOCK_P, 64)
-            live_P = start + tl.arange(0, BLOCK_P) < number
-            if key >= 0:
-                _expand_rows(
-                    y, out_of, weights, squares, out, key, pair_P, live_P, count, slot_stride, out_stride, eps, first,
-                    second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N,
-                )  # fmt: skip
-            elif not ADDS:
+            _expand_rows(
+                y, out_of, weights, squares, out, key, pair_P, live_P, count, slot_stride, out_stride, eps, first,
+                second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N, PDL,
+            )  # fmt: skip
+        else:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            if (not ADDS) & (start % BLOCK_P == 0):
+                pair_P = _some(keys, None, count, key, program, number, start, BLOCK_P, 64)
                 _write_zeros(out, pair_P, live_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
     else:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
         pair_P, key_P, inside_P = _sorted_rows(keys, order, count, program, BLOCK_P)
         if not ADDS:
             _write_zeros(out, pair_P, (key_P < 0) & inside_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
@@ -405,6 +539,6 @@ def _expand_kernel(
         while key >= 0:
             _expand_rows(
                 y, out_of, weights, squares, out, key, pair_P, key_P == key, count, slot_stride, out_stride, eps, first,
-                second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N,
+                second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N, False,
             )  # fmt: skip
             key = tl.max(tl.where(key_P < key, key_P, -1), 0)

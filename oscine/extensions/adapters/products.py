@@ -21,7 +21,8 @@ class Rows(NamedTuple):
     keys_P: Tensor  # int32
     experts: int  # E
     per_token: int = 1  # rows of a token, beside each other
-    order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many
+    order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many; with blocks, those with a key
+    blocks_B3: Tensor | None = None  # int32: key, first place in the order, and number of rows of a program; 0: none
 
 
 class Norm(NamedTuple):
@@ -35,7 +36,9 @@ class Norm(NamedTuple):
 class Backend(Protocol):
     """`shrink` and `expand` of this module, or kernels for a GPU."""
 
-    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1) -> Rows: ...
+    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1, num_keys: int = 0) -> Rows:
+        """`num_keys`: there are no others; 0: it is not known."""
+        ...
 
     def shrink(
         self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
@@ -58,7 +61,7 @@ class Backend(Protocol):
 class Reference:
     """A Backend in plain torch. It waits for values of the device."""
 
-    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1) -> Rows:
+    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1, num_keys: int = 0) -> Rows:
         return Rows(keys_P, experts, per_token)
 
     def shrink(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from oscine.extensions.adapters.products import Backend, Norm, Rows
-from oscine.ops.interface import AddedProducts, Routing
+from oscine.ops.interface import AddedProducts, LowRank, Routing
 
 Factors = Mapping[str, Tensor]  # of a layer, by the names of the layout; each of all slots
 
@@ -27,11 +27,14 @@ class Products:
         y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
         self.backend.expand(y, self.rows, self.out_of, out, adds=True, ends=self.ends)
 
-    def make(self, x_TK: Tensor, squares_TS: Tensor, eps: float) -> Tensor:
-        out = x_TK.new_empty(len(x_TK), self.out_of.shape[-2])
+    def shrink(self, x_TK: Tensor) -> LowRank:
         y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
-        norm = Norm(squares_TS, eps, x_TK.shape[1])
-        self.backend.expand(y, self.rows, self.out_of, out, adds=False, ends=self.ends, norm=norm)
+        return LowRank(self.rows.keys_P, y, self.out_of)
+
+    def expand(self, low: LowRank, squares_TS: Tensor, eps: float) -> Tensor:
+        out = low.out_of.new_empty(len(low.keys_T), low.out_of.shape[-2])
+        norm = Norm(squares_TS, eps, self.into.shape[-1])
+        self.backend.expand(low.y_STR, self.rows, self.out_of, out, adds=False, ends=self.ends, norm=norm)
         return out
 
 
@@ -90,8 +93,4 @@ class Layer:
         changed = routing._replace(expert_ids_TK=chosen_TK.to(ids_TK.dtype), weights_TK=top_TK.softmax(-1))
         if routing.counts_E is None:
             return changed._replace(logits_TE=None)
-        ids_P = chosen_TK.flatten()
-        before_PE = functional.one_hot(ids_P, len(bias_E)).cumsum(0)
-        ranks_P = before_PE.gather(1, ids_P[:, None]) - 1
-        counts_E = before_PE[-1].int()
-        return changed._replace(logits_TE=None, counts_E=counts_E, ranks_TK=ranks_P.int().view_as(ids_TK))
+        return changed._replace(logits_TE=None).counted(len(bias_E))

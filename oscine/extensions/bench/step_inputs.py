@@ -136,7 +136,7 @@ class _Step:
         assert isinstance(heads, Tensor)
 
         def out_proj(i: int) -> Tensor:
-            return ops.out_proj(heads, self.layer(i).out_weight, self.layer(i).out_bias_H)
+            return ops.out_proj(heads, self.layer(i).out_weight, self.layer(i).out_bias_H, None)
 
         self.x, self.residual_TH = out_proj(1), residual_TH  # not of layer 0: skewed, it marks first positions
         layers, first = config.num_hidden_layers, self.layer(0)

@@ -96,7 +96,7 @@ class Served:
 
     def out(self, index: int, heads: Tensor) -> Tensor:
         layer = self._layer(index)
-        return _back(self.model.ops.out_proj(self._to(heads), layer.out_weight, layer.out_bias_H))
+        return _back(self.model.ops.out_proj(self._to(heads), layer.out_weight, layer.out_bias_H, None))
 
     def route(self, index: int, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The normed tokens, and ids and weights of their experts."""
@@ -108,7 +108,9 @@ class Served:
         return _back(normed_TH), routing.expert_ids_TK.long().cpu(), routing.weights_TK.float().cpu()
 
     def mix(self, index: int, normed_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        routing = Routing(ids_TK.to(self.device), weights_TK.to(self.device))
+        routing = Routing(ids_TK.int().to(self.device), weights_TK.to(self.device))
+        if len(ids_TK):
+            routing = routing.counted(self.config.experts[index])
         experts = self._layer(index).experts
         return _back(self.model.ops.moe(self._to(normed_TH), routing, experts, self.config.swiglu_limit))
 

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.interface import Shapes, Use
+from oscine.ops.interface import AddedProducts, LowRank, Shapes, Use
 from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
-from oscine.ops.linear.hopper_bf12 import Bf12Matrix, pack
+from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of, pack
 from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
+from oscine.ops.linear.hopper_low_rank import joins, low_rank_sums, second_factors
 from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
 prepare_dense = reference.prepare_dense
@@ -46,6 +48,58 @@ def stream_kernel(
     scale_ptr,
     bias_ptr,
     out_ptr,
+    keys_ptr,
+    low_ptr,
+    second_ptr,
+    num_rows,
+    num_tokens,
+    slot_stride,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    SPLITS: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    EARLY: gl.constexpr,
+    RANK: gl.constexpr,
+    LOW_SPLITS: gl.constexpr,
+):
+    """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns.
+
+    RANK above 0: one split more has what adapters add (LowRank).
+    """
+    split = gl.program_id(1)
+    first_row = gl.program_id(0) * ROWS
+    if RANK == 0 or split < SPLITS - 1:
+        _stream_rows(
+            weight, tokens, scale_ptr, bias_ptr, out_ptr, split, first_row, num_rows, num_tokens,
+            ROWS, TOKENS, SPLITS, CHUNKS, STAGES, STEPS, HAS_BIAS, EARLY,
+        )  # fmt: skip
+    else:
+        gdc_launch_dependents()
+        layout: gl.constexpr = gl.BlockedLayout(
+            [1, 1, 8], [256 // RANK, 1, RANK // 8], [gl.num_warps(), 1, 1], [2, 1, 0]
+        )
+        row_N = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+        token_T = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+        factors = second_factors(keys_ptr, second_ptr, token_T, num_tokens, row_N, num_rows, slot_stride, RANK, layout)
+        gdc_wait()
+        sums = low_rank_sums(keys_ptr, low_ptr, factors, num_tokens, 0, 1, LOW_SPLITS, layout)
+        at = (token_T.to(gl.int64) * SPLITS + split) * num_rows
+        inside = (row_N < num_rows)[:, None] & (token_T < num_tokens)[None, :]
+        gl.store(out_ptr + at[None, :] + row_N[:, None], sums, inside)
+
+
+@gluon.jit
+def _stream_rows(
+    weight,
+    tokens,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    split,
+    first_row,
     num_rows,
     num_tokens,
     ROWS: gl.constexpr,
@@ -57,9 +111,6 @@ def stream_kernel(
     HAS_BIAS: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns."""
-    split = gl.program_id(1)
-    first_row = gl.program_id(0) * ROWS
     first_column = split * (STEPS * CHUNKS * 64)
     zero = gl.to_tensor(0)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
@@ -84,27 +135,36 @@ def stream_kernel(
     gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
 
 
-def stream(x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Tile) -> Tensor:
-    """[T, J, F] float32; J is the tile's parts. Needs T <= max_tokens and `streamable` inputs."""
+def stream(
+    x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Tile, low: LowRank | None = None
+) -> Tensor:
+    """[T, J, F] float32; J is the tile's parts, and one for `low`. Needs T <= max_tokens and `streamable` inputs."""
     num_tokens, num_columns = x.shape
-    num_rows = weight.shape[0]
-    out = torch.empty(num_tokens, tile.parts, num_rows, dtype=torch.float32, device=x.device)
+    num_rows, splits = weight.shape[0], tile.parts + (low is not None)
+    out = torch.empty(num_tokens, splits, num_rows, dtype=torch.float32, device=x.device)
+    keys_T, y_STR, second = (None, None, None) if low is None else low
     if isinstance(weight, Bf12Matrix):
         boxes, scale_F = word_descriptor(weight, 1, tile.chunks), weight.scale_F
     else:
         boxes, scale_F = descriptor(weight[None, None], [1, 1, tile.rows, CHUNK]), None
-    stream_kernel[(-(-num_rows // tile.rows), tile.parts)](
+    stream_kernel[(-(-num_rows // tile.rows), splits)](
         boxes,
         descriptor(x[None], [1, tile.max_tokens, CHUNK]),
         scale_F,
         out if bias is None else bias,
         out,
+        keys_T,
+        y_STR,
+        second,
         num_rows,
         num_tokens,
+        0 if second is None else second.stride(0),
         ROWS=tile.rows,
-        SPLITS=tile.parts,
+        SPLITS=splits,
         **tile.projection_constants(-(-num_columns // tile.parts)),
         HAS_BIAS=bias is not None,
+        RANK=0 if second is None else second.shape[-1],
+        LOW_SPLITS=0 if y_STR is None else len(y_STR),
         num_warps=tile.warps,
         launch_pdl=True,
         enable_fp_fusion=True,
@@ -134,14 +194,22 @@ def lm_head_use(shapes: Shapes) -> Use:
     return Use(f"up to {LM_HEAD_TILES[-1].max_tokens} rows", "triton", unstreamable(shapes.hidden, shapes.dtype))
 
 
-def out_proj(x: Tensor, weight: Tensor | Bf12Matrix, bias_H: Tensor) -> Tensor:
+def out_proj(x: Tensor, weight: Tensor | Bf12Matrix, bias_H: Tensor, added: AddedProducts | None = None) -> Tensor:
     """[T, Q * D] x [H, Q * D] -> partial sums [T, J, H], float32; [T, H] in x's dtype where cuBLAS is better."""
+    dense, tile = dense_of(weight), None
     if isinstance(weight, Bf12Matrix):
-        if (tile := choose_tile(OUT_PROJ_BF12_TILES, x, weight.dense)) is not None:
-            return stream(x, weight, bias_H, tile)
-        weight = weight.dense
-    tile = choose_tile(OUT_PROJ_TILES, x, weight)
-    return reference.out_proj(x, weight, bias_H) if tile is None else stream(x, weight, bias_H, tile)
+        tile = choose_tile(OUT_PROJ_BF12_TILES, x, dense)
+    if tile is None:
+        weight, tile = dense, choose_tile(OUT_PROJ_TILES, x, dense)
+    if tile is None:
+        return reference.out_proj(x, dense, bias_H, added)
+    if added is None:
+        return stream(x, weight, bias_H, tile)
+    if joins(added, tile.max_tokens):
+        return stream(x, weight, bias_H, tile, added.shrink(x))
+    y = stream(x, weight, bias_H, tile)
+    added.add(x, y)
+    return y
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:

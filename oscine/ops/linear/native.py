@@ -6,6 +6,7 @@ Weights are float32, bfloat16, or packed int8. int8 weights multiply int8 activa
 import torch
 from torch import Tensor
 
+from oscine.ops.interface import AddedProducts
 from oscine.ops.native.library import check, library
 from oscine.ops.native.weights import PackedDense, matrix, pack_dense
 from oscine.ops.target import Target
@@ -18,8 +19,11 @@ def prepare_dense(target: Target, weight: Tensor, _: torch.dtype) -> Tensor | Pa
 prepare_projection = prepare_dense
 
 
-def out_proj(x: Tensor, weight: Tensor | PackedDense, bias_H: Tensor) -> Tensor:
-    return _linear(x, weight, bias_H.data_ptr())
+def out_proj(x: Tensor, weight: Tensor | PackedDense, bias_H: Tensor, added: AddedProducts | None = None) -> Tensor:
+    y = _linear(x, weight, bias_H.data_ptr())
+    if added is not None:
+        added.add(x, y)
+    return y
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor | PackedDense) -> Tensor:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from oscine.ops.interface import AddedProducts
+
 
 def prepare_dense(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype)
@@ -12,9 +14,12 @@ def prepare_dense(weight: Tensor, dtype: torch.dtype) -> Tensor:
 prepare_projection = prepare_dense
 
 
-def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor) -> Tensor:
-    """[T, Q * D] x [H, Q * D] -> [T, H], in the dtype of its inputs."""
-    return functional.linear(x, weight, bias_H)
+def out_proj(x: Tensor, weight: Tensor, bias_H: Tensor, added: AddedProducts | None = None) -> Tensor:
+    """[T, Q * D] x [H, Q * D] -> [T, H], in the dtype of its inputs, with what adapters add."""
+    y = functional.linear(x, weight, bias_H)
+    if added is not None:
+        added.add(x, y)
+    return y
 
 
 def lm_head(x_NH: Tensor, weight_VH: Tensor) -> Tensor:

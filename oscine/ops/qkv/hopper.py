@@ -29,6 +29,7 @@ from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.bf12_size import COLUMNS as ATOM
 from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of
 from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
+from oscine.ops.linear.hopper_low_rank import joins, low_rank_sums, second_factors
 from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
@@ -82,13 +83,17 @@ def qkv_kernel(
     q_ptr,
     kv_ptr,
     exponents_ptr,
+    keys_ptr,
     added_ptr,
+    low_ptr,
+    second_ptr,
     num_tokens,
     eps,
     kv_page_stride,
     kv_kind_stride,
     kv_head_stride,
     kv_slot_stride,
+    adapter_stride,
     QUERY_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr,
     PAGE: gl.constexpr,
@@ -100,6 +105,8 @@ def qkv_kernel(
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
     EARLY: gl.constexpr,
+    RANK: gl.constexpr,
+    LOW_SPLITS: gl.constexpr,
 ):
     PAIRS: gl.constexpr = 32 // PARTS
     COLUMNS: gl.constexpr = PARTS * TOKENS
@@ -119,6 +126,16 @@ def qkv_kernel(
     first_bias = gl.load(bias_ptr + head * 64 + dim_R).to(gl.float32)
     second_bias = gl.load(bias_ptr + head * 64 + 32 + dim_R).to(gl.float32)
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    if RANK:
+        rows: gl.constexpr = PAIRS if PAIRS * RANK < 256 else 256 // RANK
+        threads: gl.constexpr = [rows, 256 // RANK // rows, RANK // 8]
+        ranked: gl.constexpr = gl.BlockedLayout([1, 1, 8], threads, [1, gl.num_warps(), 1], [2, 1, 0])
+        row_N = head * 64 + first_pair + gl.arange(0, PAIRS, gl.SliceLayout(1, gl.SliceLayout(2, ranked)))
+        own_T = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, ranked)))
+        num_rows: gl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * 64
+        place = second_ptr, own_T, num_tokens
+        first_factors = second_factors(keys_ptr, *place, row_N, num_rows, adapter_stride, RANK, ranked)
+        other_factors = second_factors(keys_ptr, *place, row_N + 32, num_rows, adapter_stride, RANK, ranked)
     if scale_ptr is None:
         ring.depend()
     else:
@@ -131,6 +148,10 @@ def qkv_kernel(
     for part in gl.static_range(SQUARES):
         square_T += gl.load(squares_ptr + token_T * SQUARES + part, valid_T, other=0)
     scale_T = gl.rsqrt(square_T / HIDDEN + eps)
+    if RANK:
+        part_of = (head >= QUERY_HEADS).to(gl.int32) + (head >= QUERY_HEADS + KV_HEADS).to(gl.int32)
+        first_added = low_rank_sums(keys_ptr, low_ptr, first_factors, num_tokens, part_of, 3, LOW_SPLITS, ranked)
+        other_added = low_rank_sums(keys_ptr, low_ptr, other_factors, num_tokens, part_of, 3, LOW_SPLITS, ranked)
     angle = cos_sin_ptr + position_T[None, :] * 64 + dim_R[:, None]
     rotates = head < QUERY_HEADS + KV_HEADS
     cos = gl.where(rotates, gl.load(angle), 1.0)
@@ -153,13 +174,17 @@ def qkv_kernel(
     if scale_ptr is not None:
         a *= first_scale[:, None]
         b *= second_scale[:, None]
+    if RANK:
+        a += gl.convert_layout(first_added, layout)
+        b += gl.convert_layout(other_added, layout)
     a = a * scale_T[None, :] + first_bias[:, None]
     b = b * scale_T[None, :] + second_bias[:, None]
     if added_ptr is not None:
         heads: gl.constexpr = QUERY_HEADS + 2 * KV_HEADS
         added_at = (token_T[None, :] * heads + head) * 64 + dim_R[:, None]
-        a += gl.load(added_ptr + added_at, valid_T[None, :], other=0).to(gl.float32)
-        b += gl.load(added_ptr + added_at + 32, valid_T[None, :], other=0).to(gl.float32)
+        has_T = valid_T & (gl.load(keys_ptr + token_T, valid_T, other=-1) >= 0)
+        a += gl.load(added_ptr + added_at, has_T[None, :], other=0).to(gl.float32)
+        b += gl.load(added_ptr + added_at + 32, has_T[None, :], other=0).to(gl.float32)
     first = a * cos - b * sin
     second = b * cos + a * sin
 
@@ -210,6 +235,13 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         weight, scale_F = descriptor(halves, [parts, 2, HEAD // 2 // parts, CHUNK]), None
     tokens = x_TH.view(num_tokens, parts, width).permute(1, 0, 2)
     q_TQD = x_TH.new_empty(num_tokens, num_query_heads, HEAD)
+    keys_T, y_STR, second, added_TF = None, None, None, None
+    if added is not None:
+        low = added.shrink(x_TH)
+        if joins(added, tile.max_tokens):
+            keys_T, y_STR, second = low
+        else:
+            keys_T, added_TF = low.keys_T, added.expand(low, squares_TS, eps)
     page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
     qkv_kernel[(num_heads * parts,)](
         weight,
@@ -223,13 +255,17 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         q_TQD,
         kv_pages,
         exponents_2G,
-        None if added is None else added.make(x_TH, squares_TS, eps),
+        keys_T,
+        added_TF,
+        y_STR,
+        second,
         num_tokens,
         eps,
         page_stride,
         kind_stride,
         head_stride,
         slot_stride,
+        0 if second is None else second.stride(0),
         QUERY_HEADS=num_query_heads,
         KV_HEADS=num_kv_heads,
         PAGE=page_size_of(kv_pages),
@@ -237,6 +273,8 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
         SQUARES=squares_TS.shape[1],
         PARTS=parts,
         **tile.projection_constants(width),
+        RANK=0 if second is None else second.shape[-1],
+        LOW_SPLITS=0 if y_STR is None else len(y_STR),
         num_warps=4,
         launch_pdl=True,
         enable_fp_fusion=True,

@@ -55,7 +55,6 @@ def _with_added(
     """The same, op by op: adapters add to the products before the rotation."""
     assert projection.added is not None
     x_TH, total_TH = rms_norm(x, norm_weight_H, eps, residual_TH)
-    qkv = out_proj(x_TH, projection.weight_FH, projection.bias_F)
-    projection.added.add(x_TH, qkv)
+    qkv = out_proj(x_TH, projection.weight_FH, projection.bias_F, projection.added)
     place = projection.cos_sin, projection.positions_T, projection.kv_pages, projection.slots_T
     return rope_and_write(qkv, *place).contiguous(), total_TH

@@ -80,7 +80,7 @@ def on_gpu(base: GptOss, folder: Path, target: Target, ops: object) -> DeviceAda
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder, config = tmp_path_factory.mktemp("adapters"), config_at(NANO_FOLDER)
     parts = (ATTENTION, (*ATTENTION, "router", *EXPERTS), EXPERTS)
-    made = [random_adapter(config, names, seed=i, size=1.2) for i, names in enumerate(parts)]
+    made = [random_adapter(config, names, seed=i, size=0.5) for i, names in enumerate(parts)]
     return [write_peft(folder / str(i), adapter) for i, adapter in enumerate(made)]
 
 

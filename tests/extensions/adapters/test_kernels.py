@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from oscine.extensions.adapters.kernels import FEW_ROWS, Kernels, _expand_kernel, _shrink_kernel, block_of
-from oscine.extensions.adapters.products import Reference
+from oscine.extensions.adapters.products import Norm, Reference
 from oscine.ops.target import Target
 from tests.ops.bound import target_of
 from tests.ops.chips import CHIPS
@@ -18,6 +18,8 @@ CASES = {
     "odd columns, a tile of rows that is not full": (5, 0, 1, 136, 200, 16),
     "rank 64": (3, 0, 1, 96, 64, 64),
     "more rows of one adapter than a tile": (40, 0, 1, 64, 64, 32),
+    "two tiles of each adapter, and many without": (100, 0, 1, 264, 64, 16),
+    "many columns of few rows": (20, 0, 1, 1096, 64, 16),
     "pairs": (9, 4, 8, 96, 72, 16),
     "sorted pairs": (FEW_ROWS // 4 + 9, 4, 3, 32, 40, 16),
     "sorted tokens": (FEW_ROWS + 5, 0, 1, 32, 32, 16),
@@ -54,7 +56,7 @@ def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> 
     into = memory(*of, rank, columns, seed=1, **options)  # type: ignore[arg-type]
     out_of = memory(*of, num_rows, rank, seed=2, **options)  # type: ignore[arg-type]
     x = random(tokens, columns, seed=3, device=device, dtype=dtype)
-    rows = kernels.rows(given, experts, max(1, per_token))
+    rows = kernels.rows(given, experts, max(1, per_token), num_keys=0 if per_token else 3)
     y = kernels.shrink(x, rows, into, 1)
     expected_y = reference.shrink(x.float(), rows, into, 1)
     _close(y.sum(0)[given >= 0], expected_y[given >= 0], bound)
@@ -63,6 +65,8 @@ def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> 
     for adds, given_weights in ((True, None), (False, None), (True, weights)):
         out, expected = (before.clone() if adds else torch.full_like(before, torch.nan) for _ in range(2))
         expected[:, 1] = out[:, 1] = 7
+        if rows.blocks_B3 is not None and not adds:
+            out[given < 0, 0] = 0  # not written
         kernels.expand(y, rows, out_of, out, adds=adds, weights_P=given_weights)
         reference.expand(expected_y, rows, out_of, expected, adds=adds, weights_P=given_weights)
         _close(out, expected, bound)
@@ -76,14 +80,26 @@ def check_segments(device: torch.device, dtype: torch.dtype, bound: float) -> No
     out_of = memory(sum(rows_of), rank, seed=2, device=device, dtype=dtype)
     x = random(tokens, columns, seed=3, device=device, dtype=dtype)
     squares = torch.rand(tokens, 3, device=device) + 0.5
-    norm = {"squares_TS": squares, "eps": 1e-3, "width": columns}
+    norm = Norm(squares, 1e-3, columns)
     rows = kernels.rows(given, 1)
     ends = (192, 256, 320)
     out, expected = (torch.full((tokens, 320), torch.nan, device=device, dtype=dtype) for _ in range(2))
-    kernels.expand(kernels.shrink(x, rows, into, 3), rows, out_of, out, adds=False, ends=ends, **norm)  # type: ignore[arg-type]
+    kernels.expand(kernels.shrink(x, rows, into, 3), rows, out_of, out, adds=False, ends=ends, norm=norm)
     y = reference.shrink(x, rows, into, 3)
-    reference.expand(y, rows, out_of, expected, adds=False, ends=ends, **norm)  # type: ignore[arg-type]
+    reference.expand(y, rows, out_of, expected, adds=False, ends=ends, norm=norm)
     _close(out, expected, bound)
+
+
+def check_table(device: torch.device) -> None:
+    for given in ([-1] * 20, [2] * 33, [2, -1, 0] * 11, [0, 1, 2, 2] * 16 + [-1] * 36):
+        rows = Kernels(target_of(device)).rows(torch.tensor(given, dtype=torch.int32, device=device), 1, num_keys=3)
+        assert rows.order_P is not None
+        assert rows.blocks_B3 is not None
+        found = []
+        for key, start, number in rows.blocks_B3.tolist():
+            found += [(key, row) for row in rows.order_P[start : start + number].tolist()]
+            assert number <= 16
+        assert found == sorted((key, row) for row, key in enumerate(given) if key >= 0)
 
 
 def check_second(device: torch.device, dtype: torch.dtype, bound: float, tokens: int, *, planes: bool) -> None:
@@ -112,6 +128,7 @@ def in_interpreter() -> None:
     for name in CASES:
         check(name, CPU, torch.float32, 1e-5)
     check_segments(CPU, torch.float32, 1e-5)
+    check_table(CPU)
     for tokens in (7, FEW_ROWS // 2 + 4):
         check_second(CPU, torch.float32, 1e-5, tokens, planes=False)
     check_second(CPU, torch.float32, 1e-5, 7, planes=True)
@@ -132,6 +149,7 @@ def test_kernels_on_a_gpu(name: str) -> None:
 def test_segments_and_activations_on_a_gpu() -> None:
     cuda = torch.device("cuda")
     check_segments(cuda, torch.bfloat16, 0.01)
+    check_table(cuda)
     for tokens in (7, FEW_ROWS // 2 + 4):
         check_second(cuda, torch.bfloat16, 0.01, tokens, planes=False)
     if Target.of(cuda).capability >= (8, 9):
@@ -140,36 +158,35 @@ def test_segments_and_activations_on_a_gpu() -> None:
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("arch", [arch if arch == 90 else pytest.param(arch, marks=pytest.mark.slow) for arch in CHIPS])
-@pytest.mark.parametrize("few", [True, False], ids=["few", "sorted"])
-def test_kernels_compile(arch: int, few: bool) -> None:
+@pytest.mark.parametrize("found", ["few", "table", "sorted"])
+def test_kernels_compile(arch: int, found: str) -> None:
     options = {"PDL": arch >= 90, "num_warps": 4, **({"launch_pdl": True} if arch >= 90 else {})}
-    selection = {"BLOCK_Q": 1024 if few else 1, "BLOCK_P": 16}
-    common = {"keys": "*i32", "count": "i32", "slot_stride": "i32", **({} if few else {"order": "*i32"})}
-    absent = {"order": None} if few else {}
+    selection = {"BLOCK_Q": 1024 if found == "few" else 1, "BLOCK_P": 16}
+    common = {"keys": "*i32", "count": "i32", "slot_stride": "i32"}
+    absent: dict[str, None] = {}
+    for name, given in (("order", found != "few"), ("blocks", found == "table")):
+        common |= {name: "*i32"} if given else {}
+        absent |= {} if given else {name: None}
     shrink = {"x": "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
-    constants = {"E": 128, "PER_TOKEN": 4, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False, "STEPS": 45}
+    experts = {"E": 128, "PER_TOKEN": 4} if found != "table" else {"E": 1, "PER_TOKEN": 1}
+    constants = {**experts, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False}
     pairs = {"pairs": None, "places": None}
     launch = {name: options.pop(name) for name in ("num_warps", "launch_pdl") if name in options}
-    compile_ahead(
-        _shrink_kernel,
-        shrink,
-        {**constants, **pairs, **absent, **selection, "BLOCK_C": block_of(64), **options},
-        arch=arch,
-        **launch,
-    )
+    for steps, block in ((45, block_of(64)), *(((1, 128),) if found != "sorted" else ())):
+        cut = {"STEPS": steps, "BLOCK_C": block}
+        compile_ahead(
+            _shrink_kernel,
+            shrink,
+            {**constants, **pairs, **absent, **selection, **cut, **options},
+            arch=arch,
+            **launch,
+            **({"maxnreg": 128} if steps == 1 else {}),
+        )
     expand = {"y": "*fp32", "out_of": "*bf16", "out": "*bf16", "out_stride": "i32", "eps": "fp32", **common}
     expand |= {"first": "i32", "second": "i32"}
-    constants = {
-        "E": 128,
-        "ROWS": 5760,
-        "RANK": 64,
-        "SEGMENTS": 1,
-        "SPLITS": 2,
-        "SQUARES": 0,
-        "WIDTH": 1,
-        "ADDS": False,
-    }
-    others = {"weights": None, "squares": None}
+    constants = {**experts, "ROWS": 5760, "RANK": 64, "SEGMENTS": 1, "SPLITS": 2, "SQUARES": 0, "WIDTH": 1}
+    del constants["PER_TOKEN"]
+    others = {"weights": None, "squares": None, "ADDS": False}
     compile_ahead(
         _expand_kernel,
         expand,

@@ -62,6 +62,16 @@ class AddedProducts(Protocol):
     """What low-rank adapters add to the products of one matrix, each token by its own adapter, if it has one."""
 
     @property
+    def keys_T(self) -> Tensor:  # noqa: N802
+        """int32: the slot of each token's adapter; below 0: it has none."""
+        ...
+
+    @property
+    def into(self) -> Tensor:
+        """The first factors: [slots, P * R, K]; P parts of N: queries, keys and values, or all."""
+        ...
+
+    @property
     def out_of(self) -> Tensor:
         """The second factors: [slots, N, R]."""
         ...

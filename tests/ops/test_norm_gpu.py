@@ -173,11 +173,16 @@ def compiled_norm(planes: int = 0) -> Compiled:
     )
 
 
-def compiled_undivided() -> Compiled:
+def compiled_undivided(rank: int = 0) -> Compiled:
+    adapters = {"keys": "*i32", "first": "*bf16", "low": "*fp32"}
     return compile_ahead(
         triton._undivided_norm_kernel,
-        {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "squares": "*fp32"},
-        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": True} | ALONE,
+        {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "y": "*bf16", "total": "*bf16", "squares": "*fp32"}
+        | {"slot_stride": "i32"}
+        | (adapters if rank else {}),
+        {"H": 2880, "J": 12, "BLOCK_H": triton.PART_H, "PDL": True, "RANK": rank}
+        | ALONE
+        | ({} if rank else dict.fromkeys(adapters)),
         launch_pdl=True,
         **triton.BESIDE_EXPERTS,
     )
@@ -227,11 +232,12 @@ def compiled_route(tokens: int) -> Compiled:
     [
         compiled_norm,
         compiled_undivided,
+        lambda: compiled_undivided(16),
         compiled_fused,
         lambda: compiled_route(64),
         lambda: compiled_route(16384),
     ],
-    ids=["norm", "undivided", "fused", "route few", "route many"],
+    ids=["norm", "undivided", "undivided and shrunk", "fused", "route few", "route many"],
 )
 def test_kernels_compile_for_hopper(make: Callable[[], Compiled]) -> None:
     make()

@@ -23,13 +23,17 @@ class Products:
     out_of: Tensor  # [S, N, R]
     ends: tuple[int, ...] = ()  # of the segments, in N
 
+    @property
+    def keys_T(self) -> Tensor:  # noqa: N802
+        return self.rows.keys_P
+
     def add(self, x_TK: Tensor, out: Tensor) -> None:
         y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
         self.backend.expand(y, self.rows, self.out_of, out, adds=True, ends=self.ends)
 
     def shrink(self, x_TK: Tensor) -> LowRank:
         y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
-        return LowRank(self.rows.keys_P, y, self.out_of)
+        return LowRank(self.keys_T, y, self.out_of)
 
     def expand(self, low: LowRank, squares_TS: Tensor, eps: float) -> Tensor:
         out = low.out_of.new_empty(len(low.keys_T), low.out_of.shape[-2])

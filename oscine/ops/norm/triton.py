@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oscine.ops.comm.push import clear, poll, push
 from oscine.ops.comm.sums import ALONE, COLUMNS_PER_WARP, add_ranks, partial_sums, places_of, sum_over_ranks
-from oscine.ops.interface import Routing
+from oscine.ops.interface import AddedProducts, LowRank, Routing
 from oscine.ops.launch import NUM_ARRIVALS, after_wait, arrivals
 from oscine.ops.planes import Planes, empty_planes, plane_arguments, store_planes, wanted
 from oscine.ops.target import DispatchingExchange, Target
@@ -191,25 +191,45 @@ def undivided_norm(
     A token's sums, added up and divided by H, are its mean square. Several programs a token, each with few registers:
     they find room beside a kernel that still runs, and the one that reads this can start as early.
     """
+    return undivided_norm_and_shrink(target, x, weight_H, residual_TH, None)[:3]
+
+
+def undivided_norm_and_shrink(
+    target: Target, x: Tensor, weight_H: Tensor, residual_TH: Tensor | None, added: AddedProducts | None
+) -> tuple[Tensor, Tensor, Tensor, LowRank | None]:
+    """The same, and the first result times the first factors of adapters, by programs of their own.
+
+    None without adapters, and on one of several ranks, which add up what each of their programs reads once.
+    """
     num_tokens, hidden = x.shape[0], x.shape[-1]
     parts = triton.cdiv(hidden, PART_H)
     y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
     squares_TS = torch.empty((num_tokens, parts), dtype=torch.float32, device=x.device)
-    ranks = _over_ranks(target, "experts", x, residual_TH)
-    _undivided_norm_kernel[(parts, num_tokens)](
+    ranks, low, segments, rank = _over_ranks(target, "experts", x, residual_TH), None, 0, 0
+    if added is not None and ranks["RANKS"] == 1:
+        rank = added.out_of.shape[-1]
+        segments = added.into.shape[-2] // rank
+        y_STR = torch.empty((parts, num_tokens, segments * rank), dtype=torch.float32, device=x.device)
+        low = LowRank(added.keys_T, y_STR, added.out_of)
+    _undivided_norm_kernel[(parts, num_tokens, 1 + segments)](
         x,
         residual_TH,
         weight_H,
         y_TH,
         sum_TH,
         squares_TS,
+        None if low is None else low.keys_T,
+        None if added is None or low is None else added.into,
+        None if low is None else low.y_STR,
+        0 if added is None or low is None else added.into.stride(0),
+        RANK=rank,
         H=hidden,
         J=_partials(x),
         **_columns(ranks, PART_H, target.program(BESIDE_EXPERTS)),
         **ranks,
         **target.launch_options,
     )
-    return y_TH, x if sum_TH is None else sum_TH, squares_TS
+    return y_TH, x if sum_TH is None else sum_TH, squares_TS, low
 
 
 def _norm_route_fused(
@@ -419,10 +439,15 @@ def _undivided_norm_kernel(
     y,
     total,
     squares,
+    keys,
+    first,
+    low,
+    slot_stride,
     addresses,
     slot,
     rank,
     state,
+    RANK: tl.constexpr,
     H: tl.constexpr,
     J: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -430,10 +455,28 @@ def _undivided_norm_kernel(
     TWO_SHOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """RANK above 0: the programs of each segment, behind the others, shrink what these write."""
     token = tl.program_id(1).to(tl.int64)
     column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     inside_H = column_H < H
     dtype: tl.constexpr = y.dtype.element_ty
+    if RANK and tl.program_id(2) > 0:  # keys and factors are older than the kernel before
+        key, segment = tl.load(keys + token), tl.program_id(2) - 1
+        row_R = segment * RANK + tl.arange(0, RANK)
+        first_RH = tl.load(
+            first + tl.maximum(key, 0).to(tl.int64) * slot_stride + row_R[:, None] * H + column_H[None, :],
+            mask=inside_H[None, :] & (key >= 0),
+            other=0.0,
+        )
+        sum_H, weight_H = _begin(
+            x, residual, weight, token, column_H, inside_H, addresses, slot, rank, state,
+            H, J, dtype, RANKS, TWO_SHOT, PDL,
+        )  # fmt: skip
+        y_H = (sum_H.to(tl.float32) * weight_H).to(dtype).to(tl.float32)
+        low_R = tl.sum(first_RH.to(tl.float32) * y_H[None, :], 1)
+        at = (tl.program_id(0) * tl.num_programs(1) + token) * ((tl.num_programs(2) - 1) * RANK)
+        tl.store(low + at + row_R, low_R, mask=(key >= 0) & (row_R >= 0))
+        return
     sum_H, weight_H = _begin(
         x, residual, weight, token, column_H, inside_H, addresses, slot, rank, state, H, J, dtype, RANKS, TWO_SHOT, PDL
     )

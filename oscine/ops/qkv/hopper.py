@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.interface import QkvProjection, Queries, Shapes, Use, unmet
+from oscine.ops.interface import LowRank, QkvProjection, Queries, Shapes, Use, unmet
 from oscine.ops.kv import fp8
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.linear.bf12_size import COLUMNS as ATOM
@@ -31,7 +31,7 @@ from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of
 from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
 from oscine.ops.linear.hopper_low_rank import joins, low_rank_sums, second_factors
 from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
-from oscine.ops.norm.triton import undivided_norm
+from oscine.ops.norm.triton import undivided_norm_and_shrink
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
 
@@ -216,10 +216,13 @@ def qkv_kernel(
             gl.store(kv_ptr + kv_at + 32, second.to(kv_ptr.dtype.element_ty), valid)
 
 
-def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjection, tile: Tile) -> Tensor:
+def stream(
+    x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjection, tile: Tile, low: LowRank | None = None
+) -> Tensor:
     """Queries of x_TH / rms, where squares_TS [T, S] float32 are those of undivided_norm.
 
-    Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes.
+    Needs T <= max_tokens, heads of 64, and parts of whole 16 bytes. `low`: x_TH times first factors, where the norm
+    has made it.
     """
     weight_FH, bias_F, cos_sin, positions_T, kv_pages, slots_T, exponents_2G, added = projection
     assert streamable(x_TH, dense_of(weight_FH))
@@ -237,7 +240,7 @@ def stream(x_TH: Tensor, squares_TS: Tensor, eps: float, projection: QkvProjecti
     q_TQD = x_TH.new_empty(num_tokens, num_query_heads, HEAD)
     keys_T, y_STR, second, added_TF = None, None, None, None
     if added is not None:
-        low = added.shrink(x_TH)
+        low = added.shrink(x_TH) if low is None else low
         if joins(added, tile.max_tokens):
             keys_T, y_STR, second = low
         else:
@@ -329,5 +332,6 @@ def norm_qkv(
         tile = choose_tile(len(x), projection.weight_FH, *pages)
     if tile is None:
         return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection, leave_rotation=leave_rotation)
-    x_TH, total_TH, squares_TS = undivided_norm(target, x, norm_weight_H, residual_TH)
-    return stream(x_TH, squares_TS, eps, projection, tile), total_TH
+    within = projection.added if projection.added is not None and joins(projection.added, tile.max_tokens) else None
+    x_TH, total_TH, squares_TS, low = undivided_norm_and_shrink(target, x, norm_weight_H, residual_TH, within)
+    return stream(x_TH, squares_TS, eps, projection, tile, low), total_TH

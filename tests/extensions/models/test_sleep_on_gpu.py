@@ -9,6 +9,7 @@ import torch
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.core.offline import generate
+from oscine.executor.runner import TorchExecutor
 from oscine.settings.config import (
     CacheOptions,
     EngineOptions,
@@ -50,6 +51,18 @@ def agree(found: dict[str, list[int]], expected: dict[str, list[int]], device: s
     return sum(found[name][:8] == tokens[:8] for name, tokens in expected.items()) >= len(expected) - 2
 
 
+def cached_pages(engine: BuiltEngine) -> dict[tuple[int, bytes], torch.Tensor]:
+    """Copies, by group and digest."""
+    cache, executor = engine.loop.cache, engine.loop._executor
+    assert isinstance(executor, TorchExecutor)
+    found = {}
+    for group, memory in enumerate(executor.kv):
+        for page in range(cache.pools[group].num_pages):
+            if (digest := cache.index.digest(group, page)) is not None:
+                found[group, digest] = memory[page].float().cpu()
+    return found
+
+
 def free() -> int:
     gc.collect()
     torch.cuda.synchronize()
@@ -87,12 +100,23 @@ def test_pages_are_offloaded_before_the_engine_sleeps(device: str) -> None:
     cache = replace(OPTIONS.cache, kv_offload_bytes=256 * MIB)
     engine = build_engine(options(device, cache=cache))
     expected = answers(engine)
+    pages = {} if device == "cpu" else cached_pages(engine)
     assert engine.loop.stats().offload_host_pages
     engine.sleep()
     engine.wake()
     hits = engine.loop.stats().prefix_hits
-    assert agree(answers(engine), expected, device)
+    found = answers(engine)
     assert engine.loop.stats().prefix_hits > hits, "no page came back from host memory"
+    if device == "cpu":
+        assert found == expected
+        return
+    # Other pages were computed beside cached ones, and round otherwise; what comes back is what it was, to the bit.
+    again = cached_pages(engine)
+    both = pages.keys() & again.keys()
+    assert len(both) > len(pages) // 2
+    assert sum(torch.equal(pages[name], again[name]) for name in both) > len(both) // 2
+    for name in both:
+        torch.testing.assert_close(again[name], pages[name], rtol=0.05, atol=0.05 * float(pages[name].abs().max()))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.nodes.bed import Node
 from tests.waiting import wait_until
@@ -18,12 +19,18 @@ PORT = 8000
 ENVIRONMENT = {"RAY_ADDRESS": f"{HEAD}:6379", "OSCINE_CLUSTER_KEY": KEY, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def start_ray(node: Node, resources: Iterable[str] = (), *, head: bool = False, **more: str) -> None:
+def start_ray(node: Node, resources: Iterable[str] = (), *, head: bool = False, labels: str = "", **more: str) -> None:
     """Its processes stay when the command ends. `resources`: custom ones, two of each; `more`: its environment."""
     ray = (sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={node.address}", "--num-gpus=0")
     joins = ("--head", "--port=6379", "--include-dashboard=false") if head else (f"--address={HEAD}:6379",)
     custom = json.dumps(dict.fromkeys(resources, 2))
-    options = ("--num-cpus=4", "--object-store-memory=80000000", "--temp-dir=/tmp/ray", f"--resources={custom}")
+    options = (
+        "--num-cpus=4",
+        "--object-store-memory=80000000",
+        "--temp-dir=/tmp/ray",
+        f"--resources={custom}",
+        f"--labels={labels}",
+    )
     node.run(*ray, *joins, *options, env=ENVIRONMENT | more)
 
 
@@ -40,14 +47,34 @@ def replicas(node: Node) -> list[dict[str, Any]]:
     return list(json.loads(oscine(node, "status", "--json", "--ray", "auto"))["snapshot"]["replicas"])
 
 
+def samples(address: str = HEAD) -> list[tuple[str, dict[str, str], float]]:
+    """Name without `oscine:`, labels and value of each metric of an ingress."""
+    text = httpx.get(f"http://{address}:{PORT}/metrics", timeout=30.0).text
+    return [
+        (sample.name.removeprefix("oscine:"), sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("oscine:")
+    ]
+
+
 def metrics(address: str = HEAD) -> dict[str, float]:
-    """Each metric of an ingress, summed over its labels, without `oscine:`."""
+    """Each metric of an ingress, summed over its labels."""
     found: dict[str, float] = {}
-    for line in httpx.get(f"http://{address}:{PORT}/metrics", timeout=30.0).text.splitlines():
-        if line.startswith("oscine:"):
-            name = line.removeprefix("oscine:").replace("{", " ").split(" ", 1)[0]
-            found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    for name, _, value in samples(address):
+        found[name] = found.get(name, 0.0) + value
     return found
+
+
+def ready_nodes(address: str = HEAD) -> set[str]:
+    """Nodes of the replicas that take requests, as an ingress sees it."""
+    states = [(labels, value) for name, labels, value in samples(address) if name == "replica_state"]
+    return {labels["node"] for labels, value in states if labels["state"] == "ready" and value}
+
+
+def running_by_node(address: str = HEAD) -> dict[str, float]:
+    """Sequences that run, by the nodes of the replicas."""
+    return {labels["node"]: value for name, labels, value in samples(address) if name == "replica_requests_running"}
 
 
 def wait_healthy(address: str = HEAD) -> None:
@@ -98,7 +125,7 @@ async def run_streams(
 ) -> None:
     """Runs them to their ends; `meanwhile` is awaited once all have begun and none has ended."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=f"http://{address}:{PORT}", timeout=240.0, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}:{PORT}", timeout=60.0, limits=limits) as client:
         tasks = [asyncio.create_task(one.run(client)) for one in streams]
         for one, task in zip(streams, tasks, strict=True):
             begun = asyncio.create_task(one.begun.wait())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from oscine.extensions.replicas.client.router import RouterClient
 from oscine.extensions.replicas.routing.router import Router
 from oscine.extensions.replicas.routing.service import RouterService
+from oscine.extensions.replicas.spec import router_messages
 from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.spec.snapshot import ReplicaReport
 from oscine.extensions.replicas.standby import StandbyRouter
@@ -145,5 +146,19 @@ def test_without_a_router_and_without_replicas_it_is_waited_for() -> None:
                 at.enlist(router, "a")
                 assert (await asked).replica == "a"
                 assert at.standby.num_placed == 0
+
+    run(test)
+
+
+def test_an_ingress_of_another_release_is_refused_in_one_line() -> None:
+    async def test() -> None:
+        async with site() as at, at.router() as router:
+            at.enlist(router, "a")
+            answer = await at.client._ask_once(router_messages.Watch(1 << 20, "0" * 16))
+            assert isinstance(answer, router_messages.PlaceRefused)
+            ours = router_messages.own_version()
+            assert answer.message == (
+                f"an ingress has messages {'0' * 16}, and the router {ours}: both need one release"
+            )
 
     run(test)

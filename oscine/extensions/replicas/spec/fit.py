@@ -40,9 +40,9 @@ def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
         ("the ingress", deployment.ingress_resource, deployment.ingress_replicas),
         ("the router", deployment.router_resource, 1),
     ):
-        there = sum(floor(machine.resources.get(resource, 0.0) + _SLACK) for machine in machines)
-        if resource and there < count:
-            return f"{what}: a replica takes 1 {resource}, so {there} of {count} have room"
+        room = sum(floor(machine.resources.get(resource, 0.0) + _SLACK) for machine in machines)
+        if resource and room < count:
+            return f"{what}: a replica takes 1 {resource}, so {room} of {count} have room"
     for kind in {kind: None for _, role in roles for kind in needs_of(role)}:
         parts = [(role.replicas.min, needs_of(role).get(kind, 0.0)) for _, role in roles]
         wanted, there = sum(count * each for count, each in parts), _total(machines, kind)

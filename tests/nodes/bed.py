@@ -27,6 +27,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 CLIENT = "10.77.0.254"  # address of the tests themselves
 _SWITCH, _OTHER = "switch", "other"
+_ADDRESS = "02:00:00:00:77:fe"  # of the switch, as a network device
 # Ends with its standard input. As process 1 of a node it also waits for orphans.
 _INIT = """
 set -e
@@ -197,7 +198,8 @@ class Bed:
         self._hosts = ["127.0.0.1 localhost", *(f"10.77.0.{n} node{n}" for n in range(1, count + 2))]
 
     def __enter__(self) -> "Bed":
-        _ip(f"link add {_SWITCH} type bridge")
+        # With an address of its own, as a bridge else has that of a port, and another one when this port leaves.
+        _ip(f"link add {_SWITCH} address {_ADDRESS} type bridge")
         _ip(f"link add {_OTHER} type bridge")
         _ip(f"address add {CLIENT}/24 dev {_SWITCH}")
         _ip(f"link set {_SWITCH} up")

@@ -22,8 +22,8 @@ from oscine.system.addresses import listens
 
 _HEARTBEAT_MS = 1000
 # From a heartbeat to giving up. Longer than a busy machine delays a thread, or a network drops packets. Together with
-# the interval, a loss is noticed within 5 s.
-_HEARTBEAT_TIMEOUT_MS = 4000
+# the interval, a loss is noticed within 4 s.
+_HEARTBEAT_TIMEOUT_MS = 3000
 _LARGEST_MESSAGE = 64 << 20  # bytes per received message; a prompt of 131,072 tokens has less than 1 MB
 _GATE = "inproc://zeromq.zap.01"  # endpoint at which ZeroMQ asks whether to accept a connection (RFC 27)
 _DOMAIN = b"oscine"

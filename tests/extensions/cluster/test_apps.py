@@ -3,7 +3,7 @@
 from ray.serve import Application
 
 from oscine.extensions.cluster.ray.apps import cluster_app, model_app
-from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
 from oscine.settings.config import EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 
 
@@ -52,3 +52,16 @@ def test_replicas_are_spread_and_kept_where_a_resource_is() -> None:
     spread = model_app(model, Deployment((model,)))._bound_deployment
     assert spread.ray_actor_options == {"num_cpus": 2, "num_gpus": 0, "resources": {"rack-1": 1}}
     assert spread._replica_config.max_replicas_per_node == 1
+
+
+def test_replicas_are_divided_among_racks() -> None:
+    racks = RoleSpec("decode", replicas=Replicas(3, 3), labels=("rack=a", "rack=b"))
+    model = ModelSpec(("m",), (racks, RoleSpec("prefill", labels=("rack=a",))))
+    first = model_app(model, Deployment((model,)))._bound_deployment
+    _, second, prefill = first.init_args
+    found = [first, *(one._bound_deployment for one in (second, prefill))]
+    assert [(one.name, one.num_replicas, one.ray_actor_options["label_selector"]) for one in found] == [
+        ("decode", 2, {"rack": "a"}),
+        ("decode-2", 1, {"rack": "b"}),
+        ("prefill", 1, {"rack": "a"}),
+    ]

@@ -28,7 +28,7 @@ ingress:
   resource: front
   max_connections: 100
   no-playground: true
-router: {replicas: 1}
+router: {replicas: 1, resource: inner}
 models:
   - name: [first, second]
     profile: max_throughput
@@ -61,7 +61,7 @@ def test_all_that_a_file_can_say(tmp_path: Path, model_folder: Path) -> None:
     deployment = read(tmp_path, WHOLE.replace("FOLDER", str(model_folder)))
     assert (deployment.ray, deployment.prefix_seed) == ("10.0.0.1:6379", "5eed5eed")
     assert deployment.ingress_replicas == 2
-    assert deployment.ingress_resource == "front"
+    assert (deployment.ingress_resource, deployment.router_resource) == ("front", "inner")
     server = deployment.server
     assert (server.host, server.port, server.max_connections, server.playground) == ("0.0.0.0", 9000, 100, False)
     first, other = deployment.models

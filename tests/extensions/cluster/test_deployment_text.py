@@ -59,6 +59,7 @@ def _deployment(random: Random) -> Deployment:
         tools=ToolOptions(python_runs=pick([4, 2])),
         ingress_replicas=pick([1, 3]),
         ingress_resource=pick(["", "front"]),
+        router_resource=pick(["", "inner"]),
         prefix_seed=pick(["", "0012"]),
     )
 

@@ -1,5 +1,6 @@
 """What cannot be placed on the machines of a cluster is said with the arithmetic, before anything starts."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
 from oscine.extensions.replicas.spec.fit import Machine, misfit, needs_of
 from oscine.settings.config import EngineOptions, ModelOptions
-from oscine.settings.option import FileKeyError
+from oscine.settings.option import FileKeyError, OptionError
 
 
 def machine(number: int, cpus: float, gpus: float = 0.0, **more: float) -> Machine:
@@ -42,6 +43,56 @@ def role(count: int, cpus: float = 1.0, gpus: float = 0.0, **more: object) -> Ro
 def test_one_role(one: RoleSpec, said: str | None) -> None:
     machines = [machine(1, 64, 8, **{"rack-1": 8}), machine(2, 64, 8)]
     assert misfit(deployment(one), machines) == said
+
+
+RACKS = [replace(machine(number, 2), labels={"rack": rack, "disk": "ssd"}) for number, rack in enumerate("aabb")]
+
+
+@pytest.mark.parametrize(("one", "said"), [
+    (role(8, labels=("rack=a", "rack=b")), None),
+    (role(9, labels=("rack=a", "rack=b")), "m, decode: a replica takes 1 CPU on a machine with rack=a, so 4 of 5 have "
+                                           "room on empty machines (10.0.0.0: 2, 10.0.0.1: 2)"),
+    (role(1, 3, labels=("rack=b",)), "m, decode: a replica takes 3 CPU on a machine with rack=b, and no such machine "
+                                     "has more than 2 CPU"),
+    (role(1, labels=("rack=a, disk=hdd",)), "m, decode: a replica takes 1 CPU on a machine with rack=a,disk=hdd, and "
+                                            "no machine has these labels"),
+    (role(2, max_replicas_per_node=1, labels=("rack=a", "rack=b", "rack=c")), None),
+])  # fmt: skip
+def test_labels_divide_the_replicas_of_a_role(one: RoleSpec, said: str | None) -> None:
+    assert misfit(deployment(one), RACKS) == said
+
+
+def test_parts_of_a_role_are_as_equal_as_possible() -> None:
+    def parts(count: int, *labels: str) -> list[tuple[str, dict[str, str], int]]:
+        return [(part.name, part.labels, part.replicas.min) for part in role(count, labels=labels).parts]
+
+    assert parts(5, "rack=a", "rack=b,disk=ssd") == [
+        ("decode", {"rack": "a"}, 3),
+        ("decode-2", {"rack": "b", "disk": "ssd"}, 2),
+    ]
+    assert parts(1, "rack=a", "rack=b") == [("decode", {"rack": "a"}, 1)]
+    assert parts(2) == [("decode", {}, 2)]
+
+
+@pytest.mark.parametrize("labels", ["rack", "=a", "rack=", "rack=a,", ""])
+def test_labels_have_keys_and_values(labels: str) -> None:
+    with pytest.raises(OptionError, match="labels such as rack=a"):
+        role(1, labels=(labels,))
+
+
+def test_replicas_that_scale_are_not_divided() -> None:
+    with pytest.raises(FileKeyError, match="labels must be one entry where the number of replicas is not fixed"):
+        RoleSpec("decode", replicas=Replicas(1, 2), labels=("rack=a", "rack=b"))
+
+
+@pytest.mark.parametrize(("there", "said"), [
+    ({"front": 2, "inner": 1}, None),
+    ({"front": 1, "inner": 1}, "the ingress: a replica takes 1 front, so 1 of 2 have room"),
+    ({"front": 2}, "the router: a replica takes 1 inner, so 0 of 1 have room"),
+])  # fmt: skip
+def test_ingresses_and_the_router_need_their_resources(there: dict[str, float], said: str | None) -> None:
+    whole = replace(deployment(role(1)), ingress_replicas=2, ingress_resource="front", router_resource="inner")
+    assert misfit(whole, [machine(1, 2, **there)]) == said
 
 
 def test_roles_together() -> None:

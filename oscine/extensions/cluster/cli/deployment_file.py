@@ -62,10 +62,10 @@ def read_deployment(file: Path, *, finds_models: bool = True) -> Deployment:
     server, tools = _ingress(ingress)
     if replicas > 1 and server.port == 0:
         raise ingress.error("port", "port must be given where several ingresses share it")
-    _check_router(top.section("router"))
+    router = _router_resource(top.section("router"))
     seed = {"prefix_seed": top.take("prefix-seed", str)} if "prefix-seed" in top else {}  # no number: zeros count
     of_ingress = {"server": server, "tools": tools, "ingress_replicas": replicas, "ingress_resource": resource}
-    return top.record(Deployment, models=tuple(models), **of_ingress, **seed)
+    return top.record(Deployment, models=tuple(models), router_resource=router, **of_ingress, **seed)
 
 
 def with_secrets_of(environment: Environment, deployment: Deployment) -> Deployment:
@@ -76,11 +76,13 @@ def with_secrets_of(environment: Environment, deployment: Deployment) -> Deploym
     return replace(deployment, server=server, key=environment.cluster_key)
 
 
-def _check_router(section: Section) -> None:
+def _router_resource(section: Section) -> str:
     if "replicas" in section and (replicas := section.take("replicas", int)) != 1:
         rule = "1 (the router has the whole queue; it is started again when it dies)"
         raise section.error("replicas", f"replicas must be {rule}, not {replicas}")
+    resource: str = section.take("resource", str) if "resource" in section else ""
     section.end()
+    return resource
 
 
 # ---- options of `oscine serve` ----

@@ -22,6 +22,7 @@ def deployment_text(deployment: Deployment) -> str:
     content = _given(deployment)
     content |= {"prefix-seed": deployment.prefix_seed} if deployment.prefix_seed else {}
     content |= {"ingress": ingress} if ingress else {}
+    content |= {"router": {"resource": deployment.router_resource}} if deployment.router_resource else {}
     content["models"] = [_model(model) for model in deployment.models]
     return yaml.safe_dump(content, sort_keys=False, width=100)
 

@@ -20,7 +20,7 @@ from oscine.extensions.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.extensions.cluster.ray.router import RouterActor
 from oscine.extensions.cluster.scaling.policy import Goals
 from oscine.extensions.cluster.scaling.pool_load import LOOK_BACK_S
-from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RolePart, RoleSpec
 
 _HEALTH_S = 0.5  # between two looks at an actor
 _HEALTH_TIMEOUT_S = 10.0  # an actor that does not answer so long is replaced
@@ -33,11 +33,15 @@ _SHUTDOWN_S = 10.0  # beyond the drain
 def model_app(model: ModelSpec, deployment: Deployment) -> serve.Application:
     """The Serve application of one of the deployment's models."""
     prefill, serving = model.role("prefill"), model.serving
-    companions = [] if prefill is None else [_bind(model, prefill, deployment)]
-    return _bind(model, serving, deployment, *companions)
+    first, *others = [(serving, part) for part in serving.parts]
+    if prefill is not None:
+        others += [(prefill, part) for part in prefill.parts]
+    return _bind(model, *first, deployment, *(_bind(model, *other, deployment) for other in others))
 
 
-def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: serve.Application) -> serve.Application:
+def _bind(
+    model: ModelSpec, role: RoleSpec, of: RolePart, cluster: Deployment, *companions: serve.Application
+) -> serve.Application:
     drain_s = cluster.server.drain_s
     threads = max(1, int(role.cpus) // role.data_parallel_size)
     options = ReplicaOptions(
@@ -49,16 +53,24 @@ def _bind(model: ModelSpec, role: RoleSpec, cluster: Deployment, *companions: se
         key=cluster.key,
         share_experts=role.enable_expert_parallel and role.engine.executor != "fake",
     )
-    resources = {"resources": {role.resource: 1}} if role.resource else {}
     deployment = _deployment(
         ReplicaActor,
-        name=role.role,
-        **_scale(model, role),
-        ray_actor_options={"num_cpus": role.cpus, "num_gpus": role.gpus, **resources},
+        name=of.name,
+        **_scale(model, role, of.replicas),
+        ray_actor_options={
+            "num_cpus": role.cpus,
+            "num_gpus": role.gpus,
+            **_takes(role.resource),
+            **({"label_selector": of.labels} if of.labels else {}),
+        },
         max_replicas_per_node=role.max_replicas_per_node or None,
         **_lifecycle(options, drain_s, surge=role.surge),
     )
     return deployment.bind(options, *companions)
+
+
+def _takes(resource: str) -> dict[str, Any]:
+    return {"resources": {resource: 1}} if resource else {}
 
 
 def _deployment(kind: type, **options: Any) -> serve.Deployment:
@@ -66,17 +78,17 @@ def _deployment(kind: type, **options: Any) -> serve.Deployment:
     return made
 
 
-def _scale(model: ModelSpec, role: RoleSpec) -> dict[str, Any]:
+def _scale(model: ModelSpec, role: RoleSpec, replicas: Replicas) -> dict[str, Any]:
     """Serve's own delays are none: our policy alone decides."""
-    if not role.replicas.scales:
-        return {"num_replicas": role.replicas.min}
+    if not replicas.scales:
+        return {"num_replicas": replicas.min}
     goals = msgspec.to_builtins(Goals(role.role, model.levels, model.scaling))
     policy = AutoscalingPolicy(policy_function=_POLICY, policy_kwargs=goals)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():  # Serve would rather have metrics_interval_s in the environment of every process
         warnings.simplefilter("ignore", DeprecationWarning)
         config = AutoscalingConfig(
-            min_replicas=role.replicas.min,
-            max_replicas=role.replicas.max,
+            min_replicas=replicas.min,
+            max_replicas=replicas.max,
             metrics_interval_s=_REPORT_S,
             look_back_period_s=LOOK_BACK_S + _REPORT_S,
             upscale_delay_s=0.0,
@@ -92,7 +104,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
     router = _deployment(
         RouterActor,
         name=ROUTER,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **_takes(deployment.router_resource)},
         user_config={"models": models},
         **_lifecycle(deployment.key, server.drain_s),  # as long as draining ingresses may need it
     )
@@ -100,10 +112,7 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         Ingress,
         name=INGRESS,
         num_replicas=deployment.ingress_replicas,
-        ray_actor_options={
-            "num_cpus": 0,
-            "resources": {deployment.ingress_resource: 1} if deployment.ingress_resource else {},
-        },
+        ray_actor_options={"num_cpus": 0, **_takes(deployment.ingress_resource)},
         user_config={"models": models, "prefix_seed": deployment.prefix_seed},
         **_lifecycle((server, tools, deployment.key), server.drain_s),
     )

@@ -128,7 +128,7 @@ class Wait:
 
     def _needs(self, deployment: str) -> str:
         for role in self._model.roles if self._model is not None else ():
-            if role.role == deployment:
+            if deployment in {part.name for part in role.parts}:
                 return f" (each takes {role.cpus:g} CPU, {role.gpus:g} GPU)"
         return ""
 

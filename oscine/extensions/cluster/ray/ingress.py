@@ -25,6 +25,7 @@ from oscine.extensions.replicas.client.followed_models import FollowedModels
 from oscine.extensions.replicas.client.metrics import ClusterMetrics
 from oscine.extensions.replicas.client.router import RouterClient
 from oscine.extensions.replicas.spec.deployment import ModelSpec
+from oscine.extensions.replicas.standby import StandbyRouter
 from oscine.settings.config import Config, ServerOptions, ToolOptions
 from oscine.system.environment import Environment
 
@@ -41,9 +42,10 @@ class Ingress:
         """`key`: the cluster's. Raises ServerError when it cannot listen."""
         start_logging(server.log_level, server.log_format)
         config = Config(server=replace(server, traces=Environment().traces), tools=tools)
-        self._placer = RouterClient(router_address(lambda: router), key=key)
+        self._standby = StandbyRouter(key)
+        self._placer = RouterClient(router_address(lambda: router), key=key, substitute=self._standby)
         self._service = make_service(config)
-        metrics = ClusterMetrics(self._placer.snapshot, self._migrations)
+        metrics = ClusterMetrics(self._placer.snapshot, self._migrations, self._standby)
         self._service.metrics.watch(metrics, metrics.refresh)
         self._server = Server(config, self._service, reuse_port=True)
         self._anywhere = server.host in ("0.0.0.0", "::")
@@ -63,9 +65,11 @@ class Ingress:
 
     async def _serve(self) -> None:
         try:
+            self._placer.watch()
             await self._server.run_service(lambda info: None)
         finally:
             self._placer.close()
+            await self._standby.close()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models now. Returns once the server listens; models start, and are replaced, after that."""
@@ -74,6 +78,7 @@ class Ingress:
             self._thread.start()
             while not self._server.started and self._thread.is_alive():
                 await asyncio.sleep(_POLL_S)
+        await self._in_server(lambda: self._standby.reconfigure(models))
         await self._in_server(lambda: self._models.update(models, self._engine, self._prefix_seed))
 
     async def _in_server(self, call: Callable[[], T]) -> T:

@@ -133,7 +133,8 @@ def machines() -> list[Machine]:
     """Of the cluster that this process is a client of."""
     import ray
 
-    return [Machine(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [Machine(node["NodeManagerAddress"], node["Resources"], node.get("Labels", {})) for node in nodes]
 
 
 def disconnect() -> None:

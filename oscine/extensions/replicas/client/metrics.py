@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from oscine.api.telemetry.engine_metrics import Samples, family_of
@@ -21,30 +22,49 @@ _LABELS = ("replica", "model_name", "role", "node")
 _STATES = ("starting", "ready", "draining", "lost")
 
 
+class Standby(Protocol):
+    """An ingress's own router, for the time that the cluster's is away."""
+
+    num_placed: int  # requests
+
+    async def snapshot(self) -> ClusterSnapshot:
+        """Of the replicas."""
+        ...
+
+
 class ClusterMetrics(Collector):
-    """What `refresh` last learned. While the router does not answer, nothing is said of it and of the replicas."""
+    """What `refresh` last learned. While the router does not answer, nothing is said of it."""
 
     def __init__(
         self,
         snapshot: Callable[[], Awaitable[ClusterSnapshot]],
         migrations: Callable[[], Mapping[str, MigrationCounters]],
+        standby: Standby | None = None,
     ) -> None:
-        """`snapshot` asks the router; `migrations` are those of this ingress, by the first names of the models."""
-        self._ask, self._migrations = snapshot, migrations
+        """`snapshot` asks the router; `migrations` are those of this ingress, by the first names of the models.
+
+        `standby` says what is known of the replicas while the router is away.
+        """
+        self._ask, self._migrations, self._standby = snapshot, migrations, standby
         self._snapshot: ClusterSnapshot | None = None
+        self._is_up = False  # the router answers
 
     async def refresh(self) -> None:
         """Before each scrape."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                self._snapshot = await self._ask()
+                self._snapshot, self._is_up = await self._ask(), True
         except Exception as error:  # the other metrics are read in any case
-            self._snapshot = None
+            self._is_up = False
+            self._snapshot = await self._standby.snapshot() if self._standby is not None else None
             logger.warning("the router says nothing of the cluster: %s", error or type(error).__name__)
 
     def collect(self) -> Iterable[Metric]:
         known = self._snapshot or ClusterSnapshot(0.0)
-        yield GaugeMetricFamily("oscine:router_up", "1 while the router answers", float(self._snapshot is not None))
+        yield GaugeMetricFamily("oscine:router_up", "1 while the router answers", float(self._is_up))
+        placed = 0 if self._standby is None else self._standby.num_placed
+        here = "Requests that this process placed while the router was away"
+        yield CounterMetricFamily("oscine:requests_placed_without_router", here, float(placed))
         yield from _replicas(known.replicas)
         yield from _router(known)
         moves = [([model], counters) for model, counters in self._migrations().items()]

@@ -5,13 +5,13 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import zmq
 
 from oscine.engine.wire.links import Link
 from oscine.extensions.replicas.spec import router_messages as wire
-from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
+from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement, Placer
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaReport
 from oscine.types import EngineInfo
 
@@ -37,6 +37,22 @@ class _RouterLost(Exception):  # noqa: N818
     """The router is gone, and gave no answer."""
 
 
+class Substitute(Placer, Protocol):
+    """Places requests while the router is away."""
+
+    def hear(self, replicas: dict[str, ReplicaReport] | None) -> None:
+        """The replicas that the router knows now; None: the router is away."""
+        ...
+
+    def serves(self, model: str) -> bool:
+        """Whether requests of the model are placed here now."""
+        ...
+
+
+class _Substituted(Exception):  # noqa: N818
+    """The substitute is to be asked."""
+
+
 class RouterClient:
     """Implements Placer. Belongs to one event loop, from the first question on.
 
@@ -52,14 +68,16 @@ class RouterClient:
         key: str = "",
         absence_s: float = 60.0,
         answer_s: float = 3600.0,
+        substitute: Substitute | None = None,
     ) -> None:
         """`where` says the router's address, or raises RouterAway. It is asked once for each life of the router.
         `key`: see oscine.engine.wire.tcp.
 
         `absence_s`: how long a question waits for a router that is away; `answer_s`: for one that is there. A router
         bounds the wait for a place itself, by what the deployment file says; so the latter is for an answer that got
-        lost.
+        lost. `substitute` answers instead of a router that is away, if `watch` runs.
         """
+        self._substitute = substitute
         self._where, self._key, self._absence_s, self._answer_s = where, key, absence_s, answer_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ids = itertools.count()
@@ -67,15 +85,24 @@ class RouterClient:
         self._connecting: asyncio.Task[None] | None = None  # of all that wait for a link
         self._away = _SILENT  # why there is none
         self._open: dict[int, asyncio.Future[wire.Answer]] = {}  # questions that were sent over the link
+        self._watching: asyncio.Task[None] | None = None
         self._silent_looks = 0
         self._timer: asyncio.TimerHandle | None = None  # of the next look
         self.queued: dict[str, int] = {}  # model -> requests that wait for a place, heard while a question is open
 
     async def place(self, placement: Placement) -> Place:
-        return (await self._ask(wire.FindPlace(next(self._ids), placement), wire.Found)).place
+        try:
+            return (await self._ask(wire.FindPlace(next(self._ids), placement), wire.Found, placement.model)).place
+        except _Substituted:
+            assert self._substitute is not None
+            return await self._substitute.place(placement)
 
     async def describe(self, model: str) -> EngineInfo:
-        return (await self._ask(wire.Describe(next(self._ids), model), wire.Described)).info
+        try:
+            return (await self._ask(wire.Describe(next(self._ids), model), wire.Described, model)).info
+        except _Substituted:
+            assert self._substitute is not None
+            return await self._substitute.describe(model)
 
     async def snapshot(self) -> ClusterSnapshot:
         """Raises NoPlace when there is no router."""
@@ -95,18 +122,41 @@ class RouterClient:
                     logger.error(refused)
             await asyncio.sleep(_AGAIN_S)
 
+    def watch(self) -> None:
+        """Keeps the substitute told of the replicas, whichever router there is, until the client is closed."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> NoReturn:
+        assert self._substitute is not None
+        refused = ""
+        while True:
+            with contextlib.suppress(_RouterLost, NoPlace):
+                answer = await self._ask_once(wire.Watch(next(self._ids), wire.own_version()))
+                if isinstance(answer, wire.PlaceRefused) and answer.message != refused:
+                    refused = answer.message
+                    logger.error(refused)
+            self._substitute.hear(None)
+            await asyncio.sleep(_AGAIN_S)
+
     def close(self) -> None:
         """Nothing may be asked any more."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
         self._disconnect()
         self._context.term()
 
-    async def _ask(self, question: wire.Question, expected: type[A]) -> A:
-        """Raises NoPlace, the router's own or one that says that there is no router."""
+    async def _ask(self, question: wire.Question, expected: type[A], model: str | None = None) -> A:
+        """Raises NoPlace, the router's own or one that says that there is no router.
+
+        Raises _Substituted where the question is of a model that the substitute serves.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._answer_s):
                 for _ in range(_MAX_LOSSES):
+                    if model is not None and self._substitute is not None and self._substitute.serves(model):
+                        raise _Substituted
                     with contextlib.suppress(_RouterLost):
                         answer = await self._ask_once(question)
                         if isinstance(answer, wire.PlaceRefused):
@@ -171,6 +221,10 @@ class RouterClient:
         if isinstance(message, wire.Waiting):
             self.queued = message.queued
             return
+        if isinstance(message, wire.Enlisted):
+            if self._substitute is not None:
+                self._substitute.hear(message.replicas)
+            return
         answer = self._open.pop(message.id, None)
         if answer is not None and not answer.done():  # else it was cancelled while the answer was under way
             answer.set_result(message)
@@ -184,6 +238,8 @@ class RouterClient:
 
     def _lose(self) -> None:
         logger.warning("the router is lost; %d questions are asked again", len(self._open))
+        if self._substitute is not None:
+            self._substitute.hear(None)
         self._disconnect()
 
     def _disconnect(self) -> None:

@@ -6,7 +6,7 @@ restart it learns of replicas as they enlist again, of their pages by replay, an
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import NoReturn
 
 from oscine.extensions.replicas.routing.fleet import Fleet
@@ -17,6 +17,7 @@ from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot, ReplicaRep
 from oscine.types import EngineInfo, Role
 
 _AGAIN_S = 5.0  # where a model is not deployed
+_TOGETHER_S = 0.2  # changes within this time are told together
 _SETTLE_S = 0.3  # from the first replica that enlists: those that come by then are there together
 
 
@@ -29,6 +30,8 @@ class Router:
         self._routers: dict[str, ModelRouter] = {}
         self._fleets: dict[tuple[str, Role], Fleet] = {}  # by model and role, as replicas name them
         self._enlisted: dict[str, object] = {}  # replica -> its newest report's token
+        self._reports: dict[str, ReplicaReport] = {}  # of these
+        self._changed = asyncio.Event()  # of _reports; each is set once
         self._settled_s: float | None = None  # on the event loop's clock
 
     def reconfigure(self, models: Iterable[ModelSpec]) -> None:
@@ -50,6 +53,7 @@ class Router:
         A router that is started again has requests that wait. They are not all for the replica that comes first.
         """
         token = self._enlisted[replica] = object()
+        self._report(replica, report)
         fleet = self._fleet(report.model, report.role)
         now_s = asyncio.get_running_loop().time()
         self._settled_s = self._settled_s or now_s + _SETTLE_S
@@ -62,7 +66,30 @@ class Router:
         finally:
             if self._enlisted.get(replica) is token:
                 del self._enlisted[replica]
+                self._report(replica, None)
                 fleet.remove(replica)
+
+    def _report(self, replica: str, report: ReplicaReport | None) -> None:
+        """None: it is not there any more."""
+        if report is None:
+            del self._reports[replica]
+        else:
+            self._reports[replica] = report
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def reports(self) -> AsyncIterator[dict[str, ReplicaReport]]:
+        """Of all replicas that have enlisted, by name: at once, and after changes."""
+        while True:
+            changed = self._changed
+            yield dict(self._reports)
+            await changed.wait()
+            await asyncio.sleep(_TOGETHER_S)
+
+    def has_replica(self, model: str) -> bool:
+        """Whether a request of the model can be placed on a replica that is there."""
+        router = self._routers.get(model)
+        return router is not None and bool(router.generate.candidates())
 
     async def place(self, placement: Placement) -> Place:
         """Waits for a place. Raises NoPlace."""

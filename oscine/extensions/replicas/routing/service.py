@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import NoReturn
 
 from oscine.engine.wire.clients import Clients
 from oscine.extensions.replicas.routing.router import Router
@@ -30,7 +31,7 @@ class RouterService:
         self._clients = Clients(wire.decode_to_router)
         self.address = self._clients.listen(host, key)
         self._open: dict[tuple[bytes, int], tuple[wire.Question, asyncio.Task[None]]] = {}  # by client and id
-        self._refused: set[str] = set()  # replicas with other messages
+        self._refused: set[str] = set()  # replicas and ingresses with other messages, as they were named
         self._looking_after = asyncio.create_task(self._look_after())
         self._fd = self._clients.socket.FD
         self._loop.add_reader(self._fd, self._read)
@@ -38,8 +39,8 @@ class RouterService:
 
     @property
     def num_open(self) -> int:
-        """Questions without an answer, those of replicas left out."""
-        return sum(not isinstance(question, wire.Enlist) for question, _ in self._open.values())
+        """Questions without an answer, those left out that are never answered for good."""
+        return sum(not isinstance(question, wire.Enlist | wire.Watch) for question, _ in self._open.values())
 
     @property
     def is_listening(self) -> bool:
@@ -83,10 +84,12 @@ class RouterService:
                     answer = wire.Described(question.id, await self._router.describe(question.model))
                 case wire.Look():
                     answer = wire.Seen(question.id, await self._router.snapshot())
-                case wire.Enlist() if question.version != wire.own_version():
+                case wire.Enlist() | wire.Watch() if question.version != wire.own_version():
                     answer = self._refusal(question)
                 case wire.Enlist():
                     await self._router.enlist(question.replica, question.report)
+                case wire.Watch():
+                    await self._tell(client, question)
         except NoPlace as no:
             answer = wire.PlaceRefused(question.id, no.message, no.retry_after_s, no.overloaded)
         except Exception:
@@ -94,12 +97,18 @@ class RouterService:
             answer = wire.PlaceRefused(question.id, "the request could not be placed", _RETRY_AFTER_S, overloaded=False)
         self._send(client, answer)
 
-    def _refusal(self, question: wire.Enlist) -> wire.PlaceRefused:
-        """For a replica with other messages. The log has it once per replica."""
+    async def _tell(self, client: bytes, question: wire.Watch) -> NoReturn:
+        async for reports in self._router.reports():
+            self._send(client, wire.Enlisted(question.id, reports))
+        raise AssertionError("reports do not end")
+
+    def _refusal(self, question: wire.Enlist | wire.Watch) -> wire.PlaceRefused:
+        """For a replica or an ingress with other messages. The log has it once per replica, and once for ingresses."""
         theirs, ours = question.version or "of an older release", wire.own_version()
-        message = f"replica {question.replica} has messages {theirs}, and the router {ours}: both need one release"
-        if question.replica not in self._refused:
-            self._refused.add(question.replica)
+        who = f"replica {question.replica}" if isinstance(question, wire.Enlist) else "an ingress"
+        message = f"{who} has messages {theirs}, and the router {ours}: both need one release"
+        if who not in self._refused:
+            self._refused.add(who)
             _log.error(message)
         return wire.PlaceRefused(question.id, message, _RETRY_AFTER_S, overloaded=False)
 

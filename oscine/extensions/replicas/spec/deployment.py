@@ -42,6 +42,21 @@ class Replicas(Options, group="replicas"):
         return self.min != self.max
 
 
+def _read_labels(text: str) -> dict[str, str] | None:
+    """None where they are none."""
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
+    return {key: value for key, _, value in pairs} if all(key and value for key, _, value in pairs) else None
+
+
+@dataclass(frozen=True)
+class RolePart:
+    """Replicas of a role on nodes with the same labels: a deployment of Ray Serve."""
+
+    name: str  # unique in its model
+    labels: dict[str, str]  # that a node must have
+    replicas: Replicas
+
+
 @dataclass(frozen=True)
 class RoleSpec(Options, group="role"):
     """Replicas of one kind."""
@@ -58,6 +73,13 @@ class RoleSpec(Options, group="role"):
     )
 
     resource: str = option("", "custom resource of Ray; replicas run only on nodes that have it, and each takes 1")
+    labels: tuple[str, ...] = option(
+        (),
+        "labels of Ray's nodes, KEY=VALUE[,KEY=VALUE]; replicas run only on nodes that have them, and with several "
+        "entries they are divided among these",
+        "KEY=VALUE,...",
+        rule=("labels such as rack=a or rack=a,disk=ssd", lambda text: _read_labels(text) is not None),
+    )
     max_replicas_per_node: int = option(0, "most replicas on one node; 0 for any number", at_least=0, at_most=100)
 
     def __post_init__(self) -> None:
@@ -72,9 +94,27 @@ class RoleSpec(Options, group="role"):
             rule = f"tensor-parallel-size times data-parallel-size ({size} x {engines}), or 0 for engines on a CPU"
             _require(self.gpus in (0, size * engines), "gpus", rule, self.gpus)
             _require(self.role == "aggregated", "data-parallel-size", f"1 for the role {self.role}", engines)
+        fits = len(self.labels) < 2 or not self.replicas.scales
+        _require(fits, "labels", "one entry where the number of replicas is not fixed", len(self.labels))
         fits = not self.enable_expert_parallel or (engines > 1 and size == 1)
         rule = "false without data-parallel-size above 1, or with tensor-parallel-size above 1"
         _require(fits, "enable-expert-parallel", rule, self.enable_expert_parallel)
+
+    @property
+    def parts(self) -> list["RolePart"]:
+        """Of these labels one each, with as equal numbers of replicas as possible; the first ones have more."""
+        if len(self.labels) < 2:
+            of = _read_labels(self.labels[0]) if self.labels else {}
+            return [RolePart(self.role, of or {}, self.replicas)]
+        each, more = divmod(self.replicas.min, len(self.labels))
+        counts = [each + (i < more) for i in range(len(self.labels))]
+        return [
+            RolePart(
+                self.role if i == 0 else f"{self.role}-{i + 1}", _read_labels(labels) or {}, Replicas(count, count)
+            )
+            for i, (labels, count) in enumerate(zip(self.labels, counts, strict=True))
+            if count
+        ]
 
     @property
     def engines(self) -> list[EngineOptions]:
@@ -158,6 +198,7 @@ class Deployment(Options, group="cluster"):
     tools: ToolOptions = field(default_factory=ToolOptions)
     ingress_replicas: int = 1  # on one machine they share the port
     ingress_resource: str = ""  # custom resource of Ray, of which each ingress takes 1; empty: they run on any node
+    router_resource: str = ""  # the same of the router
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
     key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.wire.tcp; `up` draws one
 

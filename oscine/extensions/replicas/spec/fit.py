@@ -5,10 +5,10 @@ Machines that an autoscaler would add do not count. What passes may have to wait
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor
 
-from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RoleSpec
+from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, RolePart, RoleSpec
 
 _SLACK = 1e-6  # of sums of fractions
 
@@ -17,6 +17,7 @@ _SLACK = 1e-6  # of sums of fractions
 class Machine:
     address: str
     resources: Mapping[str, float]  # CPU, GPU and custom resources, used or not
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def needs_of(role: RoleSpec) -> dict[str, float]:
@@ -31,9 +32,17 @@ def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
     """Why the fewest replicas of all roles find no room, with the arithmetic in one line; None if they may."""
     roles = [(model, role) for model in deployment.models for role in model.roles if role.replicas.min]
     for model, role in roles:
-        found = _misfit_of_role(model, role, machines)
-        if found is not None:
-            return found
+        for part in role.parts:
+            found = _misfit_of_part(model, role, part, machines)
+            if found is not None:
+                return found
+    for what, resource, count in (
+        ("the ingress", deployment.ingress_resource, deployment.ingress_replicas),
+        ("the router", deployment.router_resource, 1),
+    ):
+        room = sum(floor(machine.resources.get(resource, 0.0) + _SLACK) for machine in machines)
+        if resource and room < count:
+            return f"{what}: a replica takes 1 {resource}, so {room} of {count} have room"
     for kind in {kind: None for _, role in roles for kind in needs_of(role)}:
         parts = [(role.replicas.min, needs_of(role).get(kind, 0.0)) for _, role in roles]
         wanted, there = sum(count * each for count, each in parts), _total(machines, kind)
@@ -43,14 +52,20 @@ def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
     return None
 
 
-def _misfit_of_role(model: ModelSpec, role: RoleSpec, machines: list[Machine]) -> str | None:
-    needs, count = needs_of(role), role.replicas.min
+def _misfit_of_part(model: ModelSpec, role: RoleSpec, part: RolePart, machines: list[Machine]) -> str | None:
+    needs, count = needs_of(role), part.replicas.min
     what = f"{model.name}, {role.role}: a replica takes {', '.join(f'{n:g} {kind}' for kind, n in needs.items())}"
+    if part.labels:
+        named = ",".join(f"{key}={value}" for key, value in part.labels.items())
+        what += f" on a machine with {named}"
+        machines = [one for one in machines if part.labels.items() <= dict(one.labels).items()]
+        if not machines:
+            return f"{what}, and no machine has these labels"
     for kind, number in needs.items():
         most = max((machine.resources.get(kind, 0.0) for machine in machines), default=0.0)
         if number > most + _SLACK:
             rule = "; all GPUs of an engine are in one machine" if kind == "GPU" and number > 1 else ""
-            return f"{what}, and no machine has more than {most:g} {kind}{rule}"
+            return f"{what}, and no {'such ' if part.labels else ''}machine has more than {most:g} {kind}{rule}"
     rooms = [_room(role, machine) for machine in machines]
     if sum(rooms) < count:
         bound = f" ({role.max_replicas_per_node} per machine at most)" if role.max_replicas_per_node else ""

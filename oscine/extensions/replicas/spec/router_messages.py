@@ -40,6 +40,12 @@ class Enlist(_Numbered, frozen=True, tag="enlist"):
     version: str = ""  # of its messages; see `own_version`
 
 
+class Watch(_Numbered, frozen=True, tag="watch"):
+    """Answered by Enlisted, at once and after each change, as long as this question is open."""
+
+    version: str = ""  # of the sender's messages; see `own_version`
+
+
 class CancelQuestion(_Numbered, frozen=True, tag="cancel"):
     """The answer is of no use any more."""
 
@@ -54,6 +60,12 @@ class Described(_Numbered, frozen=True, tag="described"):
 
 class Seen(_Numbered, frozen=True, tag="seen"):
     snapshot: ClusterSnapshot
+
+
+class Enlisted(_Numbered, frozen=True, tag="enlisted"):
+    """All replicas that have enlisted, by name."""
+
+    replicas: dict[str, ReplicaReport]
 
 
 class PlaceRefused(_Numbered, frozen=True, tag="refused"):
@@ -72,14 +84,14 @@ class Waiting(Struct, frozen=True, tag="waiting"):
 
 WAITING_S = 1.0
 
-Question = FindPlace | Describe | Look | Enlist
+Question = FindPlace | Describe | Look | Enlist | Watch
 Answer = Found | Described | Seen | PlaceRefused
 ToRouter = Question | CancelQuestion
-FromRouter = Answer | Waiting
+FromRouter = Answer | Waiting | Enlisted
 
 
 def own_version() -> str:
-    """Of the messages that this process sends: a replica and its router must have the same."""
+    """Of the messages that this process sends: a replica, its router and an ingress must have the same."""
     return version_of(ToRouter, FromRouter)
 
 

@@ -80,8 +80,8 @@ class PageEvents(Protocol):
         """Pages of a prefix, by their places in it, are known now; it has these digests and tokens, or more."""
         ...
 
-    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
-        """A page is known no more."""
+    def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
+        """Pages are known no more."""
         ...
 
     def offloaded(self, digests: list[bytes], medium: Medium) -> None:
@@ -121,12 +121,14 @@ class PrefixIndex:
         """Of all prefixes whose last page the group has."""
         return self._pages[group]
 
-    def forget(self, group: int, page: int) -> None:
-        """The page is about to hold something else."""
-        digest = self._digests[group].pop(page)
-        del self._pages[group][digest]
+    def forget(self, group: int, pages: Sequence[int]) -> None:
+        """The pages are about to hold something else."""
+        known, digest_of = self._pages[group], self._digests[group]
+        digests = [digest_of.pop(page) for page in pages]
+        for digest in digests:
+            del known[digest]
         if group == 0 and self.events is not None:
-            self.events.removed(digest)
+            self.events.removed(digests)
 
     def register(
         self,
@@ -137,15 +139,14 @@ class PrefixIndex:
         places: Iterable[int],
     ) -> list[int]:
         """Offers the pages at these places of a prefix of these tokens, or more. Returns those that are new here."""
-        known, digest_of, learnt = self._pages[group], self._digests[group], []
-        for i in places:
-            if (digest := digests[i]) not in known:
-                page = known[digest] = pages[i]
-                digest_of[page] = digest
-                learnt.append(i)
+        known, digest_of = self._pages[group], self._digests[group]
+        learnt = [i for i in places if digests[i] not in known]
+        new_digests, new_pages = [digests[i] for i in learnt], [pages[i] for i in learnt]
+        known.update(zip(new_digests, new_pages, strict=True))
+        digest_of.update(zip(new_pages, new_digests, strict=True))
         if group == 0 and learnt and self.events is not None:
             self.events.stored(digests, token_ids, learnt)
-        return [pages[i] for i in learnt]
+        return new_pages
 
     def find(self, digests: list[bytes]) -> PrefixHit:
         """The longest prefix of which every group knows all pages that the next token, or a later one, reads."""

@@ -139,14 +139,15 @@ class PrefixIndex:
         places: Iterable[int],
     ) -> list[int]:
         """Offers the pages at these places of a prefix of these tokens, or more. Returns those that are new here."""
-        known, digest_of = self._pages[group], self._digests[group]
-        learnt = [i for i in places if digests[i] not in known]
-        new_digests, new_pages = [digests[i] for i in learnt], [pages[i] for i in learnt]
-        known.update(zip(new_digests, new_pages, strict=True))
-        digest_of.update(zip(new_pages, new_digests, strict=True))
+        known, digest_of, learnt = self._pages[group], self._digests[group], []
+        for i in places:
+            if (digest := digests[i]) not in known:
+                page = known[digest] = pages[i]
+                digest_of[page] = digest
+                learnt.append(i)
         if group == 0 and learnt and self.events is not None:
             self.events.stored(digests, token_ids, learnt)
-        return new_pages
+        return [pages[i] for i in learnt]
 
     def find(self, digests: list[bytes]) -> PrefixHit:
         """The longest prefix of which every group knows all pages that the next token, or a later one, reads."""

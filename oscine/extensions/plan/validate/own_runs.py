@@ -67,10 +67,21 @@ def read_runs(path: Path = FILE) -> list[OwnRun]:
 
 
 def _run(row: dict[str, str]) -> OwnRun:
-    sizes = [int(row[name]) for name in ("requests", "prompt", "answer", "step_tokens")]
-    ttft_ms = float(row["ttft_ms"]) if row["ttft_ms"] else None
-    about = [row[name] for name in ("commit", "date", "kernels", "source")]
-    return OwnRun(row["model"], row["gpu"], *sizes, float(row["tpot_ms"]), float(row["tokens_per_s"]), ttft_ms, *about)
+    return OwnRun(
+        row["model"],
+        row["gpu"],
+        int(row["requests"]),
+        int(row["prompt"]),
+        int(row["answer"]),
+        int(row["step_tokens"]),
+        float(row["tpot_ms"]),
+        float(row["tokens_per_s"]),
+        float(row["ttft_ms"]) if row["ttft_ms"] else None,
+        row["commit"],
+        row["date"],
+        row["kernels"],
+        row["source"],
+    )
 
 
 def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
@@ -123,8 +134,8 @@ def lines(found: Iterable[Off]) -> Iterator[str]:
     for one in found:
         run = one.run
         load = f"{run.model} {run.requests} x {run.prompt}/{run.answer}"
-        errors = f"{_signed(one.tpot):>7} {_signed(one.throughput):>8} {_signed(one.ttft):>7}"
-        yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {errors}  {one.note}".rstrip()
+        signed = f"{_signed(one.tpot):>7} {_signed(one.throughput):>8} {_signed(one.ttft):>7}"
+        yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {signed}  {one.note}".rstrip()
     for kernels in sorted({one.run.kernels for one in found}):
         of_kernels = [one for one in found if one.run.kernels == kernels]
         errors = (

@@ -27,9 +27,10 @@ class Reader:
             assert len(tokens) == PAGE
             self.pages[digests[i]] = (digests[i - 1] if i else None, tokens)
 
-    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
+    def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
         assert medium == "GPU"
-        del self.pages[digest]
+        for digest in digests:
+            del self.pages[digest]
 
     def offloaded(self, digests: list[bytes], medium: Medium) -> None:
         raise AssertionError("nothing is offloaded here")

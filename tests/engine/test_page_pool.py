@@ -1,6 +1,7 @@
 """Holders, the free list and the order of eviction."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,7 @@ from .pool_check import check_pools, num_available
 def pool_with_cached(num_pages: int, *, cold: list[int], kept: list[int]) -> tuple[PagePool, list[int]]:
     """A pool whose pages are all taken, then left cached in the given order; and the list of what it forgets."""
     forgotten: list[int] = []
-    (pool,) = Pools([Slots((0,), (1,), num_pages)], lambda _, page: forgotten.append(page))
+    (pool,) = Pools([Slots((0,), (1,), num_pages)], lambda _, pages: forgotten.extend(pages))
     for page in pool.allocate(num_pages, num_pages):
         pool.mark_indexed([page])
     for page in kept:
@@ -59,11 +60,31 @@ def test_a_shared_page_is_cached_only_after_its_last_holder() -> None:
 
 
 def test_misuse_is_noticed() -> None:
-    (pool,) = Pools(apart([2]), lambda group, page: None)
+    (pool,) = Pools(apart([2]), lambda group, pages: None)
     with pytest.raises(AssertionError, match="released more often"):
         pool.release(0)
     with pytest.raises(AssertionError, match="nothing to share"):
         pool.retain(0)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_pages_are_released_and_evicted_together_as_one_after_the_other(cold: bool) -> None:
+    orders: list[list[int]] = []
+    for is_together in (False, True):
+        pool, forgotten = pool_with_cached(8, kept=[6, 2], cold=[7])  # 0, 1, 3, 4 and 5 are held
+        pool.retain(2)
+        pool.retain(0)
+        if is_together:
+            pool.release_some([4, 0, 2, 5], cold=cold)
+            pages = pool.allocate(4, 4)
+        else:
+            for page in (4, 0, 2, 5):
+                pool.release(page, cold=cold)
+            pages = [page for _ in range(4) for page in pool.allocate(1, 1)]
+        assert pages == forgotten
+        assert (pool.num_used, num_available(pool)) == (7, 1)
+        orders.append(pages)
+    assert orders[0] == orders[1] == ([7, 4, 2, 5] if cold else [7, 6, 4, 2])
 
 
 PER_SLOT = [(1, 1), (2, 1), (1, 2, 3)]
@@ -79,9 +100,10 @@ class PoolsMachine(RuleBasedStateMachine):
         self.held: list[Counter[int]] = [Counter() for _ in per_slot]
         self.indexed: list[set[int]] = [set() for _ in per_slot]
 
-    def forget(self, group: int, page: int) -> None:
-        assert not self.held[group][page]
-        self.indexed[group].remove(page)
+    def forget(self, group: int, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert not self.held[group][page]
+            self.indexed[group].remove(page)
 
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:
@@ -119,8 +141,7 @@ class PoolsMachine(RuleBasedStateMachine):
         retained = [data.draw(st.lists(st.sampled_from(pages), unique=True)) if pages else [] for pages in known]
         expected = self.pools.can_allocate(wanted, retained, released)
         for group in self.places:
-            for page in released[group]:
-                self.pools[group].release(page)
+            self.pools[group].release_some(released[group])
             self.held[group] -= Counter(released[group])
         assert self.pools.can_allocate(wanted, retained) == expected
 

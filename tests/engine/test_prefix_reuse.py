@@ -14,7 +14,7 @@ def evict(pool: PagePool, pages: list[int]) -> None:
     arena = pool._arena
     for page in pages:
         del (arena._cold if page in arena._cold else arena._kept)[page]
-        pool.evict(page)
+        pool.evict([page])
         arena.give_back(page, pool, cached=False, cold=False)
 
 

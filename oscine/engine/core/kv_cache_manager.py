@@ -7,7 +7,8 @@ a step in flight. Plans run in order, so a later plan may give such a page away 
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from operator import sub
+from itertools import groupby
+from operator import itemgetter, sub
 
 from oscine.engine.core.page_holds import PageHolds
 from oscine.engine.core.page_pool import Pools
@@ -159,8 +160,12 @@ class KVCacheManager:
                 request.kept_pages[place],
                 request.num_hit_pages,
             )
-            for i in range(held, first):
-                pool.release(pages[i], cold=i >= num_hit and i not in kept)
+            if first == held + 1:
+                pool.release(pages[held], cold=held >= num_hit and held not in kept)
+            else:
+                freed = [(i >= num_hit and i not in kept, pages[i]) for i in range(held, first)]
+                for cold, run in groupby(freed, itemgetter(0)):
+                    pool.release_some([page for _, page in run], cold=cold)
             request.first_held[place] = first
             pool.num_growing += self._grows(request, place) - grew
         # An early page is still to be registered.
@@ -170,8 +175,7 @@ class KVCacheManager:
         """Takes all pages back. Those in the index stay cached; of a prefix, the end is evicted before the start."""
         self._count_growing(request, -1)
         for pool, pages, first in zip(self.pools, request.pages, request.first_held, strict=True):
-            for page in reversed(pages[first:]):
-                pool.release(page)
+            pool.release_some(reversed(pages[first:]))
         request.pages, request.first_held = [], []
         request.page_event, request.fast_end = NEVER, 0
 
@@ -194,10 +198,11 @@ class KVCacheManager:
         first = request.first_held[place]
         return len(request.pages[place]) - first != self._steady[place] or first < request.num_hit_pages
 
-    def _forget(self, group: int, page: int) -> None:
+    def _forget(self, group: int, pages: Sequence[int]) -> None:
         if self.on_evict is not None:
-            self.on_evict(group, page)
-        self.index.forget(group, page)
+            for page in pages:
+                self.on_evict(group, page)
+        self.index.forget(group, pages)
 
     def _register(self, request: Request, num_pages: int) -> None:
         self._extend_digests(request, num_pages)

@@ -54,8 +54,7 @@ class PageHolds:
     def release(self, hold: Hold) -> None:
         """Of a prefix, the end is evicted before the start."""
         for pool, pages in zip(self._pools, hold, strict=True):
-            for i in sorted(pages, reverse=True):
-                pool.release(pages[i])
+            pool.release_some([pages[i] for i in sorted(pages, reverse=True)])
         self.num_holds -= 1
 
     # ---- requests that wait ----

@@ -14,7 +14,8 @@ released as cold are evicted first, then the others, least recently released fir
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from oscine.kv_group import Slots
@@ -31,8 +32,8 @@ class Usage(NamedTuple):
 class Pools:
     """The pools of all groups, by their places."""
 
-    def __init__(self, memory: Sequence[Slots], forget: Callable[[int, int], None]) -> None:
-        """`forget` is called with the group and a cached page when the page is given away to hold something else."""
+    def __init__(self, memory: Sequence[Slots], forget: Callable[[int, Sequence[int]], None]) -> None:
+        """`forget` is called with the group and cached pages when these are given away to hold something else."""
         self._arenas = [(slots.groups, Arena(slots.count, slots.per_slot)) for slots in memory]
         found = {group: pool for groups, arena in self._arenas for group, pool in zip(groups, arena.pools, strict=True)}
         self._pools = [found[group] for group in range(len(found))]
@@ -152,17 +153,22 @@ class Arena:
         if self._free:
             return self._free.pop()
         slot, pool = (self._cold or self._kept).popitem(last=False)
-        pool.evict(slot)
+        pool.evict([slot])
         return slot
 
     def open_some(self, count: int) -> list[int]:
         """As open(), several times."""
+        if count == 1:
+            return [self.open()]
         free = self._free
-        slots = [free.pop() for _ in range(min(count, len(free)))]
-        for _ in range(count - len(slots)):
-            slot, pool = (self._cold or self._kept).popitem(last=False)
-            pool.evict(slot)
-            slots.append(slot)
+        slots = free[: -count - 1 : -1]
+        del free[len(free) - len(slots) :]
+        for oldest in (self._cold, self._kept):
+            num_evicted = min(count - len(slots), len(oldest))
+            evicted = [oldest.popitem(last=False) for _ in range(num_evicted)]
+            for pool, run in groupby(evicted, key=itemgetter(1)):
+                pool.evict([slot for slot, _ in run])
+            slots += [slot for slot, _ in evicted]
         return slots
 
     def clear(self) -> None:
@@ -182,6 +188,11 @@ class Arena:
         else:
             (self._cold if cold else self._kept)[slot] = pool
 
+    def give_back_some(self, free: list[int], cached: list[int], pool: "PagePool", *, cold: bool) -> None:
+        """As give_back(), for slots without and with cached pages."""
+        self._free += free
+        (self._cold if cold else self._kept).update(dict.fromkeys(cached, pool))
+
 
 class PagePool:
     """Pages 0 .. num_pages - 1 of one group. Slot s has the pages from s * per_slot on."""
@@ -191,7 +202,9 @@ class PagePool:
         self.num_pages = arena.num_slots * per_slot
         self.num_used = 0  # pages held
         self.num_growing = 0  # running sequences that may need one page more than they hold
-        self.forget: Callable[[int], None] = lambda page: None  # called with a cached page that is given away
+        self.forget: Callable[[Sequence[int]], None] = lambda pages: (
+            None
+        )  # called with cached pages that are given away
         self._arena = arena
         self._holders = [0] * self.num_pages
         self._indexed = bytearray(self.num_pages)  # whether the prefix index knows the page
@@ -232,7 +245,7 @@ class PagePool:
                 page = self._arena.open() * self.per_slot
             else:
                 page = next(iter(self._stranded))
-                self._lose(page)
+                self._lose([page])
             self._hold(page)
             pages.append(page)
         return pages
@@ -265,15 +278,19 @@ class PagePool:
         cold = all(self._is_cold[page] for page in cached)
         self._arena.give_back(slot, self, cached=bool(cached), cold=cold)
 
+    def release_some(self, pages: Iterable[int], *, cold: bool = False) -> None:
+        """As release() of each, in this order."""
+        for page in pages:
+            self.release(page, cold=cold)
+
     def mark_indexed(self, pages: Iterable[int]) -> None:
         """The prefix index now knows the content of these held pages."""
         for page in pages:
             self._indexed[page] = True
 
-    def evict(self, slot: int) -> None:
-        """All pages of an open slot are free from now on, and the slot is given to a pool."""
-        for page in self.cached_in(slot):
-            self._lose(page)
+    def evict(self, slots: Sequence[int]) -> None:
+        """All pages of these open slots are free from now on, and the slots are given to a pool."""
+        self._lose([page for slot in slots for page in self.cached_in(slot)])
 
     def _hold(self, page: int) -> None:
         """The first holder of a page."""
@@ -296,9 +313,10 @@ class PagePool:
         else:
             self._loose[page] = None
 
-    def _lose(self, page: int) -> None:
-        self._indexed[page] = False
-        self.forget(page)
+    def _lose(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._indexed[page] = False
+        self.forget(pages)
 
     def _pages_of(self, slot: int) -> range:
         return range(slot * self.per_slot, (slot + 1) * self.per_slot)
@@ -311,12 +329,17 @@ class PlainPool(PagePool):
         super().__init__(arena, 1)
 
     def slots_for(self, count: int, retained: Sequence[int] = (), released: Sequence[int] = ()) -> int:
-        return super().slots_for(count, retained, released) if retained or released else max(0, count)
+        holders = self._holders
+        num_slots = max(0, count) + sum([not holders[page] for page in retained])
+        if released:
+            times = Counter(released)
+            num_slots -= sum([times[page] == holders[page] for page in times.keys() - retained])
+        return num_slots
 
     def allocate(self, count: int, most_opened: int) -> list[int]:
-        pages, holders, held = self._arena.open_some(count), self._holders, self._held
+        pages, holders = self._arena.open_some(count), self._holders
         for page in pages:
-            holders[page] = held[page] = 1
+            holders[page] = 1
         self.num_used += count
         return pages
 
@@ -326,14 +349,27 @@ class PlainPool(PagePool):
         holders[page] -= 1
         if not holders[page]:
             self.num_used -= 1
-            self._is_cold[page], self._held[page] = cold, 0
             self._arena.give_back(page, self, cached=bool(self._indexed[page]), cold=cold)
 
-    def evict(self, slot: int) -> None:
-        if self._indexed[slot]:
-            self._lose(slot)
+    def release_some(self, pages: Iterable[int], *, cold: bool = False) -> None:
+        holders, indexed = self._holders, self._indexed
+        free: list[int] = []
+        cached: list[int] = []
+        for page in pages:
+            holders[page] = left = holders[page] - 1
+            if not left:
+                (cached if indexed[page] else free).append(page)
+            assert left >= 0, "released more often than held"
+        self.num_used -= len(free) + len(cached)
+        self._arena.give_back_some(free, cached, self, cold=cold)
+
+    def cached_in(self, slot: int) -> list[int]:
+        return [slot] if self._indexed[slot] and not self._holders[slot] else []
+
+    def evict(self, slots: Sequence[int]) -> None:
+        self._lose(slots)  # a slot with other pages is free
 
     def _hold(self, page: int) -> None:
-        self._holders[page] = self._held[page] = 1
+        self._holders[page] = 1
         self.num_used += 1
         self._arena.take(page)

@@ -80,8 +80,8 @@ class PageEvents(Protocol):
         """Pages of a prefix, by their places in it, are known now; it has these digests and tokens, or more."""
         ...
 
-    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
-        """A page is known no more."""
+    def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
+        """Pages are known no more."""
         ...
 
     def offloaded(self, digests: list[bytes], medium: Medium) -> None:
@@ -121,12 +121,14 @@ class PrefixIndex:
         """Of all prefixes whose last page the group has."""
         return self._pages[group]
 
-    def forget(self, group: int, page: int) -> None:
-        """The page is about to hold something else."""
-        digest = self._digests[group].pop(page)
-        del self._pages[group][digest]
+    def forget(self, group: int, pages: Sequence[int]) -> None:
+        """The pages are about to hold something else."""
+        known, digest_of = self._pages[group], self._digests[group]
+        digests = [digest_of.pop(page) for page in pages]
+        for digest in digests:
+            del known[digest]
         if group == 0 and self.events is not None:
-            self.events.removed(digest)
+            self.events.removed(digests)
 
     def register(
         self,

@@ -24,10 +24,12 @@ ZeroMQ of some readers lacks them; a subscriber may send its own.
 Publishing never waits.
 """
 
+import sys
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -51,6 +53,14 @@ _encode = msgpack.Encoder().encode
 def page_hash(digest: bytes) -> int:
     """The hash in events of the page whose prefix has this digest."""
     return int.from_bytes(digest[:8], "big")
+
+
+def page_hashes(digests: Sequence[bytes]) -> list[int]:
+    """As page_hash() of each."""
+    hashes = array("Q", b"".join([digest[:8] for digest in digests]))
+    if sys.byteorder == "little":
+        hashes.byteswap()
+    return hashes.tolist()
 
 
 class KVEvents:
@@ -80,7 +90,7 @@ class KVEvents:
         """The prefix cache has learnt these pages, in order, of the prefix with these digests and tokens."""
         size = self._page_size
         for first, end in _runs(pages):
-            hashes = [page_hash(digest) for digest in digests[first:end]]
+            hashes = page_hashes(digests[first:end])
             parent = page_hash(digests[first - 1]) if first else None
             tokens = token_ids[first * size : end * size]
             self._events.append(["BlockStored", hashes, parent, tokens, size, None, "GPU", None])
@@ -88,15 +98,17 @@ class KVEvents:
     def offloaded(self, digests: list[bytes], medium: Medium) -> None:
         """Pages are in another medium as well; their tokens and the pages before them are not told again."""
         if digests:
-            hashes = [page_hash(digest) for digest in digests]
+            hashes = page_hashes(digests)
             self._events.append(["BlockStored", hashes, None, [], self._page_size, None, medium, None])
 
-    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
-        """A medium has lost a page."""
+    def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
+        """A medium has lost pages."""
+        if not digests:
+            return
         if self._events and self._events[-1][::2] == ["BlockRemoved", medium]:
-            self._events[-1][1].append(page_hash(digest))
+            self._events[-1][1].extend(page_hashes(digests))
         else:
-            self._events.append(["BlockRemoved", [page_hash(digest)], medium])
+            self._events.append(["BlockRemoved", page_hashes(digests), medium])
 
     def flush(self) -> None:
         """Publishes what has been collected."""

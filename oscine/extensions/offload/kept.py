@@ -28,6 +28,4 @@ class Kept:
         """The readers of events: a tier has them no longer."""
         events = self.cache.index.events
         if events is not None:
-            for group, digest in keys:
-                if group == 0:
-                    events.removed(digest, medium)
+            events.removed([digest for group, digest in keys if group == 0], medium)

@@ -330,10 +330,11 @@ def test_events_of_a_step_are_one_message_in_the_order_in_which_they_were() -> N
     text = list(range(6 * PAGE))
     with publisher() as events:
         assert events.replay_endpoint is not None
-        events.removed(digests[5])
-        events.removed(digests[4])
+        events.removed([digests[5]])
+        events.removed([digests[4]])
         events.stored(digests, text, [0, 1, 3, 5])
-        events.removed(digests[0])
+        events.removed([digests[0]])
+        events.removed([])
         events.flush()
         events.flush()
         _, (number, payload) = replay(events.replay_endpoint, 0)

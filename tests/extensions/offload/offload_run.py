@@ -74,8 +74,9 @@ class Events:
     def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
         self.known["GPU"].update(digests[i] for i in pages)
 
-    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
-        self.known[medium].remove(digest)
+    def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
+        for digest in digests:
+            self.known[medium].remove(digest)
 
     def offloaded(self, digests: list[bytes], medium: Medium) -> None:
         assert self.known[medium].isdisjoint(digests)

@@ -1,9 +1,10 @@
 """Events of an engine's prefix cache, on their way to the router's index."""
 
 from oscine.engine.core.prefix_index import Medium
-from oscine.extensions.kv_events.publisher import page_hash
+from oscine.extensions.kv_events.publisher import page_hashes
 from oscine.extensions.replicas.routing.kv_index import CACHE, DISK, HOST, KVIndex
 
+_NONE = (False, 0), list[bytes]()
 _BITS: dict[Medium, int] = {"GPU": CACHE, "CPU": HOST, "DISK": DISK}
 
 
@@ -13,35 +14,30 @@ class PageNews:
     def __init__(self, index: KVIndex, replica: str) -> None:
         self._index, self._replica = index, replica
         self._events: list[tuple[tuple[bool, int], list[bytes]]] = []  # stored or removed, and the medium; pages
-        self._last: tuple[tuple[bool, int] | None, list[bytes]] = (None, [])  # of these
+        self._last: tuple[tuple[bool, int], list[bytes]] = _NONE  # of these
 
     def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
         self._add((True, CACHE), [digests[page] for page in pages])
 
-    def removed(self, digest: bytes, medium: Medium = "GPU") -> None:
-        kind = False, _BITS[medium]
-        if self._last[0] == kind:
-            self._last[1].append(digest)
-        else:
-            self._begin(kind, [digest])
+    def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
+        self._add((False, _BITS[medium]), [*digests])
 
     def offloaded(self, digests: list[bytes], medium: Medium) -> None:
         self._add((True, _BITS[medium]), [*digests])
 
     def flush(self) -> None:
         """The router's index gets the events, in their order."""
+        if not self._events:
+            return
         events, self._events = self._events, []
-        self._last = None, []
+        self._last = _NONE
         for (is_stored, medium), pages in events:
             change = self._index.store if is_stored else self._index.remove
-            change(self._replica, map(page_hash, pages), medium)
+            change(self._replica, page_hashes(pages), medium)
 
     def _add(self, kind: tuple[bool, int], pages: list[bytes]) -> None:
         if self._last[0] == kind:
             self._last[1].extend(pages)
         else:
-            self._begin(kind, pages)
-
-    def _begin(self, kind: tuple[bool, int], pages: list[bytes]) -> None:
-        self._last = kind, pages
-        self._events.append((kind, pages))
+            self._last = kind, pages
+            self._events.append(self._last)

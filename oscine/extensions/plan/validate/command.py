@@ -19,6 +19,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def validate(*, refit: bool = False) -> None:
     """Prints the errors. `refit`: fits first, and stores the result in the package. Raises CommandError."""
     from oscine.extensions.plan.foreign.known import ERRORS, FILE, read_fitted, write_errors, write_fitted
+    from oscine.extensions.plan.validate.own_runs import lines as own_lines
+    from oscine.extensions.plan.validate.own_runs import offs, read_runs
     from oscine.extensions.plan.validate.points import read_points
     from oscine.extensions.plan.validate.report import aisimulate, fit_all, held_out, lines, summary, without_hardware
 
@@ -36,4 +38,7 @@ def validate(*, refit: bool = False) -> None:
         print(line)
     print("\nHardware that was not fitted at all: figures of the others, with the same framework")
     for line in lines(without_hardware(points)):
+        print(line)
+    print("\nOwn runs that no table of steps saw, simulated with these tables (simulated over measured, less 1)")
+    for line in own_lines(offs(read_runs())):
         print(line)

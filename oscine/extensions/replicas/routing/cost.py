@@ -72,12 +72,18 @@ def rank(loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_token
     """
     if not loads:
         return
-    costs = {load.replica: cost(load, num_tokens, overlap_tokens.get(load.replica, 0)) for load in loads}
-    least = min(costs.values())
-    equal = [replica for replica in costs if costs[replica] <= least + SLACK]
+    costs = [
+        cost(load, num_tokens, overlap_tokens.get(load.replica, 0))
+        if num_tokens > load.room or load.replica in overlap_tokens
+        else load.work + load.per_missing * num_tokens  # that is cost(), and most replicas are such
+        for load in loads
+    ]
+    most = min(costs) + SLACK
+    equal = [load.replica for load, found in zip(loads, costs, strict=True) if found <= most]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))
     yield first
-    yield from sorted((replica for replica in costs if replica != first), key=lambda replica: (costs[replica], replica))
+    others = sorted(zip(costs, [load.replica for load in loads], strict=True))
+    yield from (replica for _, replica in others if replica != first)
 
 
 def rendezvous(key: bytes, replica: str) -> bytes:

@@ -10,7 +10,8 @@ from functools import partial
 from itertools import chain
 
 from oscine.extensions.kv_events.publisher import page_hash
-from oscine.extensions.replicas.routing.cost import ReplicaLoad, rank, sticky_key
+from oscine.extensions.replicas.routing.cost import rank, sticky_key
+from oscine.extensions.replicas.routing.known_loads import KnownLoads
 from oscine.extensions.replicas.routing.kv_index import KVIndex
 from oscine.extensions.replicas.routing.kv_subscriber import KVSubscriptions
 from oscine.extensions.replicas.routing.recent_placements import RecentPlacements
@@ -31,6 +32,7 @@ class Fleet:
         self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._views: dict[str, ReplicaView] = {}
+        self._loads = KnownLoads(self._views)
         self._recent = RecentPlacements()
         self._subscriptions = KVSubscriptions(self.index, key)
         self._placed: OrderedDict[str, str] = OrderedDict()  # the last requests -> replicas
@@ -60,12 +62,14 @@ class Fleet:
         view.describe(report)
         if self._subscriptions.follow(name, report.endpoints, partial(self.hear, name)):
             view.begin_life(self._clock())
+        self._loads.note(name)
         self.info = _known_info(self._views.values(), self.info)
         self.on_change()
 
     def remove(self, name: str) -> None:
         """The replica is gone."""
         self._views.pop(name, None)
+        self._loads.note(name)
         self._subscriptions.end(name)
         self.index.drop(name)
         self.info = _known_info(self._views.values(), self.info)
@@ -94,29 +98,22 @@ class Fleet:
         return sum(max(0, v.bound - v.num_requests(now_s)) for v in views)
 
     def has_room(self, exclude: Collection[str] = ()) -> bool:
-        """Whether room() is not 0: found at the first replica that has some."""
-        now_s = self._clock()
-        return any(
-            view.num_requests(now_s) < view.bound
-            for name, view in self._views.items()
-            if name not in exclude and view.state(now_s) == "ready"
-        )
+        """Whether room() is not 0."""
+        self._loads.refresh(self._clock())
+        return any(name not in exclude for name in self._loads.free)
 
     def rank(self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = ()) -> Iterator[str]:
         """Replicas that may take a request, best first; those that have enough to do come last."""
-        now_s = self._clock()
-        views = self.candidates(exclude)
+        self._loads.refresh(self._clock())
+        free, busy = self._loads.free, self._loads.busy
+        if exclude:
+            free, busy = ({name: load for name, load in some.items() if name not in exclude} for some in (free, busy))
         pages = self.overlap_pages(digests)
         self._ranked = (digests, pages)
-        having = [v for v in views if v.name in pages] if pages else []
-        tokens = {v.name: min(pages[v.name] * v.page_size, num_tokens) for v in having}
-        key = sticky_key(digests, [pages[v.name] for v in having])
-        free: list[ReplicaLoad] = []
-        busy: list[ReplicaLoad] = []
-        for view in views:
-            load = view.load(now_s)
-            (free if load.num_requests < view.bound else busy).append(load)
-        return chain.from_iterable(rank(some, tokens, num_tokens, key) for some in (free, busy))
+        having = [name for name in pages if name in free or name in busy]
+        tokens = {name: min(pages[name] * self._views[name].page_size, num_tokens) for name in having}
+        key = sticky_key(digests, [pages[name] for name in having])
+        return chain.from_iterable(rank([*some.values()], tokens, num_tokens, key) for some in (free, busy))
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
@@ -135,6 +132,7 @@ class Fleet:
         known = self._ranked[1] if self._ranked[0] is digests else self.overlap_pages(digests)
         overlap = min(known.get(name, 0) * view.page_size, num_tokens)
         view.expect(Expected(request_id, num_tokens, overlap, now_s))
+        self._loads.note(name)
         self._recent.note(digests[known.get(name, 0) :], name, now_s)
         self._placed[request_id] = name
         if len(self._placed) > _PLACED_KEPT:
@@ -146,11 +144,13 @@ class Fleet:
         replica = self._placed.pop(request_id, None)
         if replica in self._views:
             self._views[replica].withdraw(request_id)
+            self._loads.note(replica)
 
     def hear(self, name: str, stats: EngineStats) -> None:
         """A snapshot of a replica's engine arrived."""
         if name in self._views:
             self._views[name].hear(stats, self._clock())
+            self._loads.note(name)
             self.on_change()
 
 

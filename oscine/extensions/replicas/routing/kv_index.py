@@ -54,19 +54,25 @@ class KVIndex:
         holders, bit = self._holders, self._bits[replica]
         own = self._pages[replica]
         for page in pages:
-            own[page] = own.get(page, 0) | medium
+            own[page] = own[page] | medium if page in own else medium
             # A page of one replica refers to the replica's own number, so there is no object per page.
             holders[page] = holders[page] | bit if page in holders else bit
 
     def remove(self, replica: str, pages: Iterable[Hashable], medium: int = CACHE) -> None:
         """A medium of the replica has these pages no more; unknown ones are skipped."""
-        own, bit = self._pages[replica], self._bits[replica]
+        own, bit, kept = self._pages[replica], self._bits[replica], ~medium
+        holders = self._holders
         for page in pages:
-            if page in own:
-                own[page] &= ~medium
-                if not own[page]:
-                    del own[page]
-                    self._unhold(page, bit)
+            if page not in own:
+                continue
+            if left := own[page] & kept:
+                own[page] = left
+                continue
+            del own[page]
+            if holders[page] == bit:
+                del holders[page]
+            else:
+                holders[page] ^= bit
 
     def num_pages(self, replica: str) -> int:
         return len(self._pages[replica])

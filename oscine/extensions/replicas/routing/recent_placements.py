@@ -4,25 +4,33 @@ Addresses of pages are chained: two prompts that share a page share all before i
 the first ones after those that were cached, and bisection finds the last.
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _KEPT_S = 10.0  # by then a page is in an event, or its request was never run
+
+
+class _Note(NamedTuple):
+    """A prompt was placed."""
+
+    pages: Sequence[bytes]
+    replica: str
+    placed_s: float
 
 
 class RecentPlacements:
     """The replica that each page was last placed on."""
 
     def __init__(self) -> None:
-        # Page -> replica and time, oldest first. In a plain dict, the first key is slow to find after deletions.
-        self._placed: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._placed: dict[bytes, _Note] = {}  # page -> the last prompt that has it
+        self._notes: deque[_Note] = deque()  # oldest first
 
     def note(self, pages: Sequence[bytes], replica: str, now_s: float) -> None:
         self._expire(now_s)
-        placed, note = self._placed, (replica, now_s)
-        for page in reversed(pages):  # of a prefix, the end is forgotten before the start
-            placed[page] = note
-            placed.move_to_end(page)
+        note = _Note(pages, replica, now_s)
+        self._placed.update(dict.fromkeys(pages, note))
+        self._notes.append(note)
 
     def find(self, pages: Sequence[bytes], num_cached: int, now_s: float) -> tuple[str, int] | None:
         """The replica that served most of this prefix last, and how many leading pages it will have.
@@ -37,11 +45,12 @@ class RecentPlacements:
                 known = middle
             else:
                 unknown = middle
-        return (self._placed[pages[known - 1]][0], known) if known > num_cached else None
+        return (self._placed[pages[known - 1]].replica, known) if known > num_cached else None
 
     def _expire(self, now_s: float) -> None:
-        while self._placed:
-            _, placed_s = next(iter(self._placed.values()))
-            if now_s - placed_s < _KEPT_S:
-                return
-            self._placed.popitem(last=False)
+        placed = self._placed
+        while self._notes and now_s - self._notes[0].placed_s >= _KEPT_S:
+            note = self._notes.popleft()
+            for page in note.pages:
+                if placed.get(page) is note:
+                    del placed[page]

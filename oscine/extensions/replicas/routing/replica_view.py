@@ -110,8 +110,7 @@ class ReplicaView:
             return self.report.state
         if not self._publishes:
             return "ready"
-        silent_s = now_s - (self._heard_s if self._heard_s is not None else self.since_s)
-        return "lost" if silent_s > _SILENT_S else "ready"
+        return "lost" if now_s > self._last_sign_s + _SILENT_S else "ready"
 
     def num_requests(self, now_s: float) -> int:
         """That wait or run, those expected included."""
@@ -122,6 +121,19 @@ class ReplicaView:
             self.withdraw(oldest.request_id)
         running = self.stats.num_running + self.stats.num_waiting if self.stats is not None else 0
         return running + len(self._expected)
+
+    def same_until_s(self, now_s: float) -> float:
+        """Until when its state and its load are those of now, if nothing is heard and placed."""
+        self.load(now_s)
+        assert self._load is not None
+        until_s = self._load[1]
+        if self._publishes and self.state(now_s) == "ready":
+            until_s = min(until_s, self._last_sign_s + _SILENT_S)
+        return until_s
+
+    @property
+    def _last_sign_s(self) -> float:
+        return self._heard_s if self._heard_s is not None else self.since_s
 
     def load(self, now_s: float) -> ReplicaLoad:
         if self._load is None or now_s > self._load[1]:

@@ -134,12 +134,15 @@ conformance: $(TEST)  ## clients' own types, the server's own description, odd t
 clients: $(TEST)  ## unmodified clients against the embedded model, the Vercel AI SDK by npm among them
 	mkdir -p runs/vercel && cp tests/clients/vercel/* runs/vercel
 	npm --prefix runs/vercel install --no-fund --no-audit --silent
-	$(BIN)/python -m pytest tests/clients -m 'node or not node' --ignore tests/clients/test_agent_recipes.py --ignore tests/clients/test_openresponses.py
+	$(BIN)/python -m pytest tests/clients -m 'node or not node' --ignore tests/clients/test_agent_recipes.py --ignore tests/clients/test_agent_jobs.py --ignore tests/clients/test_openresponses.py
 
-agents: $(TEST)  ## the newest Codex, Claude Code and opencode by npm, with their recipes in docs/clients.md; six minutes
-	mkdir -p runs/agents
-	npm --prefix runs/agents install --no-fund --no-audit --silent @openai/codex@latest @anthropic-ai/claude-code@latest opencode-ai@latest
-	$(BIN)/python -m pytest tests/clients/test_agent_recipes.py -m node
+agents: $(TEST)  ## the newest Codex, Claude Code, opencode and SDKs by npm and pip: their recipes, and long jobs; ten minutes
+	mkdir -p runs/agents && cp tests/clients/jobs/*.mjs runs/agents
+	npm --prefix runs/agents install --no-fund --no-audit --silent @openai/codex@latest @anthropic-ai/claude-code@latest opencode-ai@latest \
+		ai@latest @ai-sdk/openai@latest zod@latest
+	test -x runs/agents/python/bin/python || $(PYTHON) -m venv runs/agents/python
+	runs/agents/python/bin/pip install -q --upgrade openai-agents langchain langchain-openai
+	$(BIN)/python -m pytest -n 2 tests/clients/test_agent_recipes.py tests/clients/test_agent_jobs.py -m node
 
 # The commit of version 2026-04-24, from where git finds it
 OPENRESPONSES ?= https://github.com/openresponses/openresponses

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -21,21 +22,21 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / "runs" / "agents" / "node_modules" / ".bin"
 NANO = ROOT / "oscine" / "model" / "nano"
 DOCUMENT = (ROOT / "docs" / "clients.md").read_text()
-LONG = "Some words of a file, line after line. " * 560
 
 
-def fake(*options: str) -> ServerProcess:
-    name = ("--served-model-name", "oscine-nano", "--log-level", "warning")
-    return ServerProcess(str(NANO), "--executor", "fake", *name, *options)
+class Addressed(Protocol):
+    @property
+    def url(self) -> str: ...
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with fake() as server:
+    name = ("--served-model-name", "oscine-nano", "--log-level", "warning")
+    with ServerProcess(str(NANO), "--executor", "fake", *name) as server:
         yield server
 
 
-def recipe(name: str, server: ServerProcess) -> str:
+def recipe(name: str, server: "Addressed") -> str:
     return DOCUMENT.partition(f"\n## {name}\n")[2].partition("\n## ")[0].replace("http://127.0.0.1:8000", server.url)
 
 
@@ -77,7 +78,7 @@ def run(script: str, home: Path, folder: Path, **more: str) -> str:
     environment = {"HOME": str(home), "PATH": f"{INSTALLED}:{os.environ['PATH']}", **more}
     done = subprocess.run(
         ["bash", "-ec", script],
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -153,40 +154,3 @@ def test_codex_asks_over_one_connection(server: ServerProcess, tmp_path: Path) -
         assert sent.startswith(b"GET /v1/responses HTTP/1.1")
         assert b"Upgrade: websocket" in sent
         assert sent.count(b"HTTP/1.1") == 1
-
-
-@pytest.mark.node
-def test_codex_compacts_before_the_end_of_the_context(tmp_path: Path) -> None:
-    home, folder = tmp_path / "home", tmp_path / "shop"
-    for path in (home, folder):
-        path.mkdir()
-    with fake("--max-model-len", "64000") as server:
-        prepare_codex(recipe("Codex", server).replace("131072", "64000").replace("98304", "48000"), home, folder)
-        for command in ("exec", *["exec resume --last"] * 6):  # whose messages alone are longer than the context
-            assert TEXT.strip() in run(f'codex {command} "$LONG"', home, folder, LONG=LONG * 2)
-
-
-@pytest.mark.node
-def test_opencode_compacts_at_the_end_of_the_context(tmp_path: Path) -> None:
-    """It answers then, and its status is 1, since a request was refused on the way."""
-    home, folder = tmp_path / "home", tmp_path / "shop"
-    for path in (home, folder):
-        path.mkdir()
-    with fake("--max-model-len", "64000") as server:
-        prepare_opencode(recipe("opencode", server).replace("131072", "64000"), home, folder)
-        for command, count in (("run", 2), *[("run --continue", 1)] * 2):
-            assert TEXT.strip() in run(f'opencode {command} "$LONG"', home, folder, LONG=LONG * count)
-        assert TEXT.strip() in run('opencode run --continue "$LONG" || test $? = 1', home, folder, LONG=LONG)
-        counted = [line for line in server.get("/metrics").splitlines() if line.startswith("oscine:http_responses_")]
-        assert any('status="400"' in line for line in counted), counted
-
-
-@pytest.mark.node
-def test_claude_code_compacts_at_the_end_of_the_context(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    with fake("--max-model-len", "64000") as server:
-        text = commands(recipe("Claude Code", server))
-        exports = "\n".join(line for line in text.splitlines() if line.startswith("export"))
-        for options in ("", *["--continue"] * 5):
-            assert TEXT.strip() in run(f'{exports}\nclaude -p {options} "$LONG"', home, tmp_path, LONG=LONG)

@@ -1,6 +1,6 @@
 """Hostile clients must not stop the streams of others, exhaust the server's memory, or block its work.
 
-    python -m benchmarks.serving.siege [--requests 6000] [--seed 0] [--gap-s 0.1] [--only NAME ...]
+    python -m benchmarks.serving.siege [--requests 6000] [--seed 0] [--gap-s 0.1] [--only NAME ...] [--minutes 0]
 
 Most attacks run against a fake executor of known pace. Beside each of them healthy streams run, whose longest gap is
 judged. Others have a server of their own. Loopback only. Prints one line per attack. Exits with status 1 if an
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from benchmarks.serving.promises import keep, with_server
@@ -131,25 +132,36 @@ def handshakes(root: Path, gap_s: float) -> str:
         return Ground(server, streams, allowed_s, outside, Memory(server)).attack(single("TLS", handshakes_held))
 
 
-def sockets(root: Path, seed: int, gap_s: float) -> int:
-    """WebSockets, at a server that takes many. Returns 1 for a broken promise."""
+def sockets(root: Path, seed: int, gap_s: float, minutes: float) -> int:
+    """WebSockets, at a server that takes many: once, and again on the same server until `minutes` are over.
+    Returns 1 for a broken promise."""
     outside = root / "outside of sockets"
     outside.mkdir()
     most = str(socket_attacks.MAX_CONNECTIONS)
+    end_s = time.monotonic() + 60 * minutes
     with (
         Server(*OPTIONS, "--max-connections", most) as server,
         HealthyStreams(server, STREAMS, HEALTHY) as streams,
     ):
         allowed_s = allowed_gap_s(gap_s, floor_gap_s(streams, 1.0))
-        ground = Ground(server, streams, allowed_s, outside, Memory(server))
-        rows = (
-            single("idle sockets", socket_attacks.idle_sockets),  # and they may ask
-            single("busy sockets", socket_attacks.busy_sockets),  # the same text for all
-            single("slow sockets", socket_attacks.slow_sockets),  # their work ends when they leave
-            single("unfinished messages", socket_attacks.unfinished_messages, BODIES_BYTES),
-            single("broken frames", socket_attacks.broken_frames(seed)),  # close their own connection alone
-        )
-        return keep({row.name: partial(ground.attack, row) for row in rows})
+        memory = Memory(server)
+        ground = Ground(server, streams, allowed_s, outside, memory)
+        broken = 0
+        for round_ in count(seed):
+            broken |= keep({row.name: partial(ground.attack, row) for row in socket_rows(round_)})
+            if time.monotonic() >= end_s:
+                return broken | keep({"memory after sockets": memory.after_all})
+    raise AssertionError
+
+
+def socket_rows(seed: int) -> tuple[Row, ...]:
+    return (
+        single("idle sockets", socket_attacks.idle_sockets),  # and they may ask
+        single("busy sockets", socket_attacks.busy_sockets),  # the same text for all
+        single("slow sockets", socket_attacks.slow_sockets),  # their work ends when they leave
+        single("unfinished messages", socket_attacks.unfinished_messages, BODIES_BYTES),
+        single("broken frames", socket_attacks.broken_frames(seed)),  # close their own connection alone
+    )
 
 
 def main() -> int:
@@ -158,6 +170,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     parser.add_argument("--gap-s", type=float, default=0.1, help="longest gap of a stream (default: %(default)s)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="names of attacks, or parts of them (default: all)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of WebSockets (default: each attack once)")
     args = parser.parse_args()
     raise_descriptor_limit()
     began_s = time.monotonic()
@@ -178,7 +191,7 @@ def main() -> int:
         }
         broken |= keep({name: run for name, run in others.items() if wanted(name)})
         if wanted("sockets"):
-            broken |= sockets(root, args.seed, args.gap_s)
+            broken |= sockets(root, args.seed, args.gap_s, args.minutes)
     load, took_s = os.getloadavg()[0], time.monotonic() - began_s
     print(f"{took_s:.0f} s; load of the machine: {load:.1f}, on {os.cpu_count()} cores")
     return broken

@@ -26,13 +26,15 @@ WAIT_S = 30.0
 class SocketServer:
     """Context manager. `engine.script` may be changed between requests."""
 
-    def __init__(self, folder: Path, **server_options: Any) -> None:
+    def __init__(
+        self, folder: Path, engine: ScriptedEngine | None = None, name: str = "fake", **server_options: Any
+    ) -> None:
         self.tokenizer = Tokenizer(folder)
-        self.engine = ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
+        self.engine = engine or ScriptedEngine(in_pieces([self.tokenizer.return_], 1))
         options = EngineOptions(model=ModelOptions(model=str(folder)), scheduler=SchedulerOptions())
         config = Config(options, ServerOptions(port=0, **{"date": "2025-08-05", **server_options}))
         self.service = make_service(config)
-        self.model = self.service.add(self.engine, options, ("fake",))
+        self.model = self.service.add(self.engine, options, (name,))
         self.server = Server(config, self.service)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -1,0 +1,93 @@
+"""Checks all that an application answers to agents with the types of openai and anthropic, while they work."""
+
+import json
+from typing import Any
+
+from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tests.extensions.apis.response_stream import check_response, check_stream, parse
+
+_MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(BetaRawMessageStreamEvent)
+_ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+Json = dict[str, Any]
+
+
+class CheckedApp:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.wrong: list[str] = []  # violations
+        self.num_answers = 0  # that were checked
+        self.num_events = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, self._of_socket(send))
+        elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _CHECKS:
+            await self._app(scope, receive, self._of_answer(scope["path"], send))
+        else:
+            await self._app(scope, receive, send)
+
+    def _of_socket(self, send: Send) -> Send:
+        lanes: dict[str | None, list[Json]] = {}
+
+        async def checking(message: Message) -> None:
+            await send(message)
+            if message["type"] == "websocket.send":
+                event = json.loads(message.get("text") or message["bytes"])
+                lane = event.pop("stream_id", None)
+                lanes.setdefault(lane, []).append(event)
+                if event["type"] in _ENDS:
+                    self._check(check_stream, lanes.pop(lane))
+
+        return checking
+
+    def _of_answer(self, path: str, send: Send) -> Send:
+        head: Message = {}
+        pieces: list[bytes] = []
+
+        async def checking(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                head.update(message)
+            elif message["type"] == "http.response.body":
+                pieces.append(message.get("body", b""))
+                if not message.get("more_body") and head["status"] == 200:
+                    text = b"".join(pieces).decode()
+                    streamed = dict(head["headers"])[b"content-type"].startswith(b"text/event-stream")
+                    self._check(_CHECKS[path][streamed], text)
+
+        return checking
+
+    def _check(self, check: Any, given: Any) -> None:
+        self.num_answers += 1
+        self.num_events += given.count("data: ") if isinstance(given, str) else len(given)
+        try:
+            check(given)
+        except (AssertionError, ValidationError) as error:
+            self.wrong.append(f"{error!r} in {given!r}"[:2000])
+
+
+def _chat_events(text: str) -> None:
+    *events, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    for event in events:
+        ChatCompletionChunk.model_validate_json(event.removeprefix("data: "), strict=True)
+
+
+def _message_events(text: str) -> None:
+    events = [event for event in parse(text) if event["type"] != "ping"]
+    for event in events:
+        _MESSAGE_EVENT.validate_json(json.dumps(event), strict=True)
+    assert [event["type"] for event in (events[0], events[-1])] == ["message_start", "message_stop"]
+
+
+_CHECKS = {  # of an answer that is whole, and of one that is streamed
+    "/v1/responses": (lambda text: check_response(json.loads(text)), lambda text: check_stream(parse(text))),
+    "/v1/messages": (lambda text: BetaMessage.model_validate_json(text, strict=True), _message_events),
+    "/v1/chat/completions": (lambda text: ChatCompletion.model_validate_json(text, strict=True), _chat_events),
+}

@@ -12,6 +12,7 @@ import pytest
 
 from oscine.ops.native.ahead import compile_ahead
 from oscine.ops.native.levels import compiled_ahead, features, levels
+from oscine.ops.native.library import find_compiler
 from oscine.system.environment import Environment
 
 
@@ -29,6 +30,11 @@ needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "cla
 
 @needs_compiler
 def test_the_library_is_compiled_once_and_missed_without_a_compiler(tmp_path: Path) -> None:
+    """Compiled without optimizations, for less time; all other tests of C kernels run the library with them."""
+    compiler = tmp_path / "bin" / "cc"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\nexec {find_compiler()} "$@" -O0\n')
+    compiler.chmod(0o755)
     script = """
         import os, sys
         from pathlib import Path
@@ -43,7 +49,9 @@ def test_the_library_is_compiled_once_and_missed_without_a_compiler(tmp_path: Pa
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
-        env=os.environ | dict.fromkeys(("XDG_CACHE_HOME", "HOME", "TMPDIR"), str(tmp_path)),
+        env=os.environ
+        | dict.fromkeys(("XDG_CACHE_HOME", "HOME", "TMPDIR"), str(tmp_path))
+        | {"PATH": f"{compiler.parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,

@@ -27,7 +27,7 @@ from oscine.system.owned_folder import (
 )
 
 _BUILD = Kind("build", None)  # what a compiler leaves behind
-_ROOM_BYTES = 16 << 20  # for a compilation
+_ROOM_BYTES = 64 << 20  # for a compilation: a compiled header takes 25 MiB
 
 
 class NoLibrary(Exception):  # noqa: N818  (reads as what it is)

@@ -214,6 +214,19 @@ def _table_kernel(
 
 
 @triton.jit
+def _let_next_begin(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    """For the kernel before this one."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def _block_rows(blocks, order, program, BLOCK_P: tl.constexpr):
     """Of a table: (the key of a program's rows, which rows, which of them there are)."""
     number = tl.load(blocks + 3 * program + 2)
@@ -257,6 +270,21 @@ def _some(keys, pairs, count, key, program, number, start, BLOCK_P: tl.constexpr
             row_P += tl.sum(tl.where(found_PS, row_S[None, :], 0), 1)
             before += tl.sum(mine_S.to(tl.int32), 0)
     return row_P
+
+
+@triton.jit
+def _rows_of(keys, order, blocks, pairs, count, program, BLOCK_Q: tl.constexpr, BLOCK_P: tl.constexpr):
+    """(the key of a program's rows, which rows, which of them there are, whether the program has any)."""
+    if blocks is not None:
+        key, row_P, live_P = _block_rows(blocks, order, program, BLOCK_P)
+        works = key >= 0
+    else:
+        key, start, number = _members(keys, pairs, count, program, BLOCK_Q)
+        row_P, works = tl.zeros((BLOCK_P,), tl.int32), start % BLOCK_P == 0
+        live_P = start + tl.arange(0, BLOCK_P) < number
+        if works:
+            row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
+    return key, row_P, live_P, works
 
 
 @triton.jit
@@ -318,13 +346,11 @@ def _shrink_rows(
     if STEPS == 1:
         column_C = split * BLOCK_C + tl.arange(0, BLOCK_C)
         a_RC = _load_a(a, a_R, column_C, COLUMNS, PLANES)
-        if WAITS:
-            tl.extra.cuda.gdc_wait()
+        _wait(WAITS)
         x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
         sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     else:
-        if WAITS:
-            tl.extra.cuda.gdc_wait()
+        _wait(WAITS)
         for step in range(STEPS):
             column_C = (split * STEPS + step) * BLOCK_C + tl.arange(0, BLOCK_C)
             x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
@@ -360,41 +386,23 @@ def _shrink_kernel(
     PDL: tl.constexpr,
 ):
     """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    _let_next_begin(PDL)
     program = tl.program_id(0)
-    if blocks is not None:
-        key, row_P, live_P = _block_rows(blocks, order, program, BLOCK_P)
-        if key >= 0:
-            _shrink_rows(
-                x, into, y, key, row_P, row_P, live_P, count, slot_stride, scale,
-                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL,
-            )  # fmt: skip
-        elif PDL:
-            tl.extra.cuda.gdc_wait()
-    elif order is None:
-        if PDL and E > 1:  # the keys of pairs may be of the kernel before
-            tl.extra.cuda.gdc_wait()
-        key, start, number = _members(keys, pairs, count, program, BLOCK_Q)
-        if (key >= 0) & (start % BLOCK_P == 0):
-            row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
-            live_P = start + tl.arange(0, BLOCK_P) < number
-            pair_P = row_P
-            if pairs is not None:
-                pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
+    if blocks is not None or order is None:
+        _wait(PDL and E > 1)  # the keys of pairs may be of the kernel before
+        key, row_P, live_P, works = _rows_of(keys, order, blocks, pairs, count, program, BLOCK_Q, BLOCK_P)
+        if (key >= 0) & works:
+            pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
             _shrink_rows(
                 x, into, y, key, pair_P, row_P // PER_TOKEN, live_P, count, slot_stride, scale,
                 E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL,
             )  # fmt: skip
-        elif PDL:
-            tl.extra.cuda.gdc_wait()
+        else:
+            _wait(PDL)
     else:
-        if PDL:
-            tl.extra.cuda.gdc_wait()
+        _wait(PDL)
         pair_P, key_P, _ = _sorted_rows(keys, order, count, program, BLOCK_P)
-        at_P = pair_P // PER_TOKEN
-        if places is not None:
-            at_P = tl.load(places + pair_P)
+        at_P = pair_P // PER_TOKEN if places is None else tl.load(places + pair_P)
         key = tl.max(key_P, 0)
         while key >= 0:
             _shrink_rows(
@@ -442,8 +450,7 @@ def _expand_rows(
         segment = 0
     b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
     b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=inside_N[:, None], other=0.0)
-    if WAITS:
-        tl.extra.cuda.gdc_wait()
+    _wait(WAITS)
     y_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
     for split in tl.static_range(SPLITS):
         at_PR = (split * count + pair_P)[:, None] * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
@@ -502,36 +509,21 @@ def _expand_kernel(
 ):
     """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros, but for
     those that no block has."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    _let_next_begin(PDL)
     program = tl.program_id(0)
-    if blocks is not None:
-        key, row_P, live_P = _block_rows(blocks, order, program, BLOCK_P)
-        if key >= 0:
-            _expand_rows(
-                y, out_of, weights, squares, out, key, row_P, live_P, count, slot_stride, out_stride, eps, first,
-                second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N, PDL,
-            )  # fmt: skip
-        elif PDL:
-            tl.extra.cuda.gdc_wait()
-    elif order is None:
-        key, start, number = _members(keys, None, count, program, BLOCK_Q)
-        live_P = start + tl.arange(0, BLOCK_P) < number
-        if (key >= 0) & (start % BLOCK_P == 0):
-            pair_P = _some(keys, None, count, key, program, number, start, BLOCK_P, 64)
+    if blocks is not None or order is None:
+        key, pair_P, live_P, works = _rows_of(keys, order, blocks, None, count, program, BLOCK_Q, BLOCK_P)
+        if (key >= 0) & works:
             _expand_rows(
                 y, out_of, weights, squares, out, key, pair_P, live_P, count, slot_stride, out_stride, eps, first,
                 second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N, PDL,
             )  # fmt: skip
         else:
-            if PDL:
-                tl.extra.cuda.gdc_wait()
-            if (not ADDS) & (start % BLOCK_P == 0):
-                pair_P = _some(keys, None, count, key, program, number, start, BLOCK_P, 64)
+            _wait(PDL)
+            if (not ADDS) & works:
                 _write_zeros(out, pair_P, live_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
     else:
-        if PDL:
-            tl.extra.cuda.gdc_wait()
+        _wait(PDL)
         pair_P, key_P, inside_P = _sorted_rows(keys, order, count, program, BLOCK_P)
         if not ADDS:
             _write_zeros(out, pair_P, (key_P < 0) & inside_P, out_stride, ROWS, BLOCK_P, BLOCK_N)

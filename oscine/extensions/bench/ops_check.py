@@ -135,9 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=PUBLISHED)
     parser.add_argument("--activation-dtype", choices=("auto", "fp8"), default="auto")
-    parser.add_argument(
-        "--only", choices=TABLE, metavar="OP", help="the op that is not the reference (default: none is)"
-    )
+    parser.add_argument("--only", choices=TABLE, metavar="OP", help="check this op alone (default: all)")
     args = parser.parse_args()
     right = check_model(args.model, args.activation_dtype, args.only, lambda line: print(line, flush=True))
     raise SystemExit(0 if right else 1)

@@ -17,7 +17,11 @@ PLATFORM = (
         "from oscine.ops.platforms.interface import Platform\n\n"
         'PLATFORM = Platform("fake", lambda target, dtype: target.device.type == "cpu", {"*": "reference"})\n',
     ),
-    ("ops/platforms/table.py", "import blackwell, cuda, hopper,", "import blackwell, cuda, fake, hopper,"),
+    (
+        "ops/platforms/table.py",
+        "import blackwell, blackwell_rtx, cuda, hopper,",
+        "import blackwell, blackwell_rtx, cuda, fake, hopper,",
+    ),
     ("ops/platforms/table.py", "PLATFORMS = (", "PLATFORMS = (fake.PLATFORM, "),
 )
 DTYPE = (

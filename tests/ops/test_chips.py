@@ -99,7 +99,10 @@ def test_the_largest_products_fit_the_smaller_chip_of_amd(kernel: str) -> None:
 @pytest.mark.parametrize("arch", [100, 120])
 @pytest.mark.parametrize("kernel", PRODUCTS)
 def test_the_largest_products_fit_chips_of_blackwell(arch: int, kernel: str) -> None:
-    largest(arch, kernel).compile(arch)
+    """And they use the tensor cores; prompts those of 10.x that have a memory of their own (tcgen05)."""
+    compiled = largest(arch, kernel).compile(arch)
+    in_tensor_memory = arch == 100 and kernel in ("prefill_kernel", "_experts_kernel")
+    assert ("tcgen05.mma" if in_tensor_memory else "mma.sync") in compiled.ptx
 
 
 @pytest.mark.compiles

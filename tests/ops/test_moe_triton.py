@@ -68,8 +68,8 @@ def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
 
 
-def run_assembler(text: str, word: int) -> list[int]:
-    """The four registers that the kernel's own instructions make of $4, by a reading of each in plain integers."""
+def run_assembler(text: str, word: int, count: int = 4) -> list[int]:
+    """The `count` registers that the kernel's own instructions make of $4, by a reading of each in plain integers."""
     values = {"$4": word}
 
     def read(operand: str) -> int:
@@ -86,13 +86,14 @@ def run_assembler(text: str, word: int) -> list[int]:
             "shl.b32": lambda a=a, b=b: a << b & 0xFFFFFFFF,
             "shr.u32": lambda a=a, b=b: a >> b,
             "and.b32": lambda a=a, b=b: a & b,
+            "or.b32": lambda a=a, b=b: a | b,
             "prmt.b32": lambda a=a, b=b, c=c: permute(a | b << 32, c),
             "lop3.b32": lambda a=a, b=b, c=c, d=d: sum(
                 (d >> (4 * (a >> i & 1) + 2 * (b >> i & 1) + (c >> i & 1)) & 1) << i for i in range(32)
             ),
             "fma.rn.bf16x2": lambda a=a, b=b, c=c: packed_fma(a, b, c),
         }[opcode]()
-    return [values[f"${index}"] for index in range(4)]
+    return [values[f"${index}"] for index in range(count)]
 
 
 def permute(pair: int, selector: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oscine.ops.moe.reference import moe
-from oscine.ops.platforms import blackwell, table
+from oscine.ops.platforms import interface, table
 from oscine.ops.platforms.table import PLATFORMS, after_trial, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
@@ -26,7 +26,8 @@ def test_every_op_of_every_platform_resolves() -> None:
 def test_a_chip_has_its_platform() -> None:
     assert platform_of(CPU_TARGET).name == "cpu"
     for arch in SIZES:
-        assert platform_of(gpu(arch)).name == {90: "hopper", 100: "blackwell", 103: "blackwell"}.get(arch, "cuda")
+        family = {9: "hopper", 10: "blackwell", 12: "blackwell_rtx"}
+        assert platform_of(gpu(arch)).name == family.get(arch // 10, "cuda")
 
 
 @pytest.mark.parametrize("wrong", ["the results are off", RuntimeError("no\nptxas")])
@@ -49,7 +50,7 @@ def test_portable_kernels_serve_where_a_trial_fails(wrong: str | Exception) -> N
 
 
 def test_a_platform_without_new_kernels_needs_no_trial() -> None:
-    for arch in (80, 90, 100):
+    for arch in (80, 90, 100, 120):
         target = gpu(arch)
         assert after_trial(platform_of(target), target, pytest.fail) == (platform_of(target), target)
 
@@ -58,10 +59,11 @@ def test_a_platform_without_new_kernels_needs_no_trial() -> None:
 def test_fp8_experts_of_blackwell_need_a_triton_that_has_them(
     monkeypatch: pytest.MonkeyPatch, version: str | None, served: bool
 ) -> None:
-    monkeypatch.setattr(blackwell, "installed", lambda: version)
-    lacking = platform_of(gpu(100)).lacking_for_fp8_experts
-    assert (lacking(2880) is None) == served
-    assert "multiples of 32, not 48" in str(lacking(48))
+    monkeypatch.setattr(interface, "installed", lambda: version)
+    for arch in (100, 103, 120, 121):
+        lacking = platform_of(gpu(arch)).lacking_for_fp8_experts
+        assert (lacking(2880) is None) == served
+        assert "multiples of 32, not 48" in str(lacking(48))
 
 
 def test_an_amd_gpu_is_described_as_rocm_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

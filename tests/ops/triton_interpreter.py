@@ -19,6 +19,7 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # log(0)
     do_less()
     _round_to_fp8_as_gpus_do()
+    _multiply_with_block_scales()
 
 
 def do_less() -> None:
@@ -60,6 +61,24 @@ def _round_to_fp8_as_gpus_do() -> None:
         return given.to(target).view(torch.uint8).numpy().view(f"uint{after.primitive_bitwidth}")
 
     interpreter._convert_float = exactly
+
+
+def _multiply_with_block_scales() -> None:
+    """Products of e4m3 with block scales. The interpreter has them only in newer releases of Triton."""
+
+    def product(_: Any, left: Any, left_scale: Any, left_type: Any, right: Any, right_scale: Any, *rest: Any) -> Any:
+        rows, columns = (torch.from_numpy(np.array(x.data)).view(torch.float8_e4m3fn).double() for x in (left, right))
+        rows *= block_scales(left_scale).repeat_interleave(32, -1)
+        columns *= block_scales(right_scale).repeat_interleave(32, -1).T
+        total = rest[-1]
+        return interpreter.TensorHandle(total.data + (rows @ columns).float().numpy(), total.dtype)
+
+    def block_scales(scale: Any) -> torch.Tensor:
+        power = torch.from_numpy(np.array(scale.data)).double()
+        return torch.where(power == 255, torch.nan, torch.exp2(power - 127))
+
+    builder: Any = interpreter.InterpreterBuilder
+    builder.create_dot_scaled = product
 
 
 def _find_dtypes_once() -> None:

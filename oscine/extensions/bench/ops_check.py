@@ -5,7 +5,7 @@
 Three steps run op by op on the same random weights, keys and values: the platform's ops, the references in bfloat16,
 and the references in float32, which are the truth. An op may have twice the error of the references in bfloat16. The
 median over rows counts, because another rounding gives a few tokens other experts. The exit status is 1 if an op is
-wrong.
+wrong. With `--only OP` all other ops are references, so that a kernel which crashes or hangs can be found.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from oscine.checkpoint.hub import PUBLISHED
 from oscine.extensions.bench.step_inputs import StepLoad, random_weights, step_calls, step_pages
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import Ops
-from oscine.ops.platforms.table import choose, platform_of, resolve
+from oscine.ops.platforms.table import TABLE, choose, platform_of, resolve
 from oscine.ops.target import ActivationDtype, Target
 
 LOADS = (StepLoad(1, 1, 1024), StepLoad(8, 1, 1024), StepLoad(64, 1, 512), StepLoad(2, 640, 1024))
@@ -100,21 +100,32 @@ def _error(found: Tensor, truth: Tensor) -> float:
     return float(rows.median()) if rows.isfinite().all() else float("nan")
 
 
-def check_model(name: str, activations: ActivationDtype, say: Callable[[str], None]) -> bool:
-    """Of the GPU. Whether all ops are right."""
+def choice_of(platform: str, only: str | None) -> dict[str, str]:
+    """op -> backend: those of the platform, or of one op, beside references. Raises ValueError for an unknown op."""
+    backends = choose(platform)
+    if only is None:
+        return backends
+    if only not in backends:
+        raise ValueError(f"there is no op {only!r}: {', '.join(backends)}")
+    return choose("cpu", {only: backends[only]})
+
+
+def check_model(name: str, activations: ActivationDtype, only: str | None, say: Callable[[str], None]) -> bool:
+    """Of the GPU. Whether all ops are right; only: the op that is not the reference, None: none is."""
     device = torch.device("cuda", 0)
     target = replace(Target.of(device), activation_dtype=activations)
     platform = platform_of(target)
     if activations != "auto" and (lacking := platform.lacking_for_fp8_experts(PUBLISHED[name]().hidden_size)):
         say(f"{name}, FP8 activations: not here, they need {lacking}")
         return True
-    if wrong := platform.trial(target):
+    choice = choice_of(platform.name, only)
+    if only in (None, "moe") and (wrong := platform.trial(target)):
         say(f"platform {platform.name}: {wrong}")
         return False
     say(f"{name}, platform {platform.name}, activations of experts {activations}")
     say(HEADER)
     right = True
-    for checked in check(PUBLISHED[name](), device, resolve(target, choose(platform.name)), fp8=activations == "fp8"):
+    for checked in check(PUBLISHED[name](), device, resolve(target, choice), fp8=activations == "fp8"):
         say(str(checked))
         right &= checked.is_right
     return right
@@ -124,8 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=PUBLISHED)
     parser.add_argument("--activation-dtype", choices=("auto", "fp8"), default="auto")
+    parser.add_argument("--only", choices=TABLE, metavar="OP", help="check this op alone (default: all)")
     args = parser.parse_args()
-    right = check_model(args.model, args.activation_dtype, lambda line: print(line, flush=True))
+    right = check_model(args.model, args.activation_dtype, args.only, lambda line: print(line, flush=True))
     raise SystemExit(0 if right else 1)
 
 

@@ -1,6 +1,7 @@
 """`oscine doctor --gpu`: the checks to run once on a kind of GPU that was never tried, and the file to send back.
 
-Each part is a process of its own. So one that crashes or hangs costs only itself, and the file says how it ended.
+Each part is a process of its own. So one that crashes or hangs costs only itself, and the file says how it ended. If
+that is the check of all ops, each op is then checked in a process of its own, beside references for the others.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from oscine.extensions.doctor.facts import Facts, GpuFacts, gather
 from oscine.system.python_child import child_environment, module_command
 
 TOTAL_S = 600
+ALONE_S = 40  # that an op gets by itself, most of them for imports and weights
+CHECKED = ("embed", "norm_qkv", "attention", "out_proj", "norm_route", "moe", "rms_norm", "lm_head")
 LEAST_S = 20  # that a part gets, however little is left
 OPS = "1,8,64,512,1024,8192"
 POINTS = ("1:1024:128", "1:8192:128", *(f"{count}:1024:128" for count in (2, 4, 8, 16, 32, 64, 128, 256)))
@@ -33,6 +36,7 @@ class Part:
     module: str
     arguments: tuple[str, ...]
     most_s: float
+    pieces: tuple["Part", ...] = ()  # that run instead if it crashes or hangs
 
     @property
     def command(self) -> list[str]:
@@ -49,6 +53,11 @@ class Outcome:
     @property
     def succeeded(self) -> bool:
         return self.ended == "done"
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether it crashed or hung. Status 1 says that it found something wrong, and said what."""
+        return self.ended not in ("done", "exit status 1")
 
     @property
     def line(self) -> str:
@@ -77,15 +86,20 @@ def parts(gpu: GpuFacts) -> list[Part]:
     return [
         _check("120b"),
         _check("20b"),
-        Part("ops of 20b, FP8 activations", _CHECK, ("20b", "--activation-dtype", "fp8"), 60),
+        _check("20b", "--activation-dtype", "fp8"),
         _times("120b"),
         Part(f"engine, {model} with random weights", "oscine", engine, 240),
         _times("20b"),
     ]
 
 
-def _check(model: str) -> Part:
-    return Part(f"ops of {model} beside the references", _CHECK, (model,), 120)
+def _check(model: str, *options: str) -> Part:
+    title = " ".join((f"ops of {model}", *options, "beside the references"))
+    pieces = tuple(
+        Part(f"{op}, {title}", _CHECK, (model, *options, "--only", op), ALONE_S)
+        for op in (("moe",) if options else CHECKED)
+    )
+    return Part(title, _CHECK, (model, *options), 120, pieces)
 
 
 def _times(model: str) -> Part:
@@ -96,10 +110,14 @@ def examine(facts: Facts, of: Sequence[Part], output: Path, say: Callable[[str],
     """Runs the parts within TOTAL_S, and writes what they said after each of them."""
     end_s, outcomes = time.monotonic() + TOTAL_S, list[Outcome]()
     head = report(diagnose(facts))
-    for part in of:
+    waiting = list(of)
+    while waiting:
+        part = waiting.pop(0)
         left_s = max(LEAST_S, end_s - time.monotonic())
         outcome = outcome_of(part, min(part.most_s, left_s))
         outcomes.append(outcome)
+        if outcome.was_cut_short:
+            waiting = [*part.pieces, *waiting]
         say(outcome.line)
         output.write_text("\n\n".join((head, _summary(outcomes), *map(_section, outcomes))) + "\n")
     return outcomes

@@ -5,9 +5,8 @@ Compiled and interpreted, and never run.
 
 import torch
 
-from oscine.ops.platforms.interface import Platform
+from oscine.ops.platforms.interface import Platform, fp8_experts_lack
 from oscine.ops.target import Target
-from oscine.ops.triton_range import installed, release_of
 
 CAPABILITIES = ((10, 0), (10, 3))
 OLDEST_TRITON = (3, 9)  # whose Gluon has what the experts are written with
@@ -18,12 +17,7 @@ def _matches(target: Target, dtype: torch.dtype) -> bool:
 
 
 def _lacking_for_fp8_experts(columns: int) -> str | None:
-    if columns % 32:
-        return f"a hidden size in multiples of 32, not {columns}"
-    version = installed() or "none"
-    if release_of(version) < OLDEST_TRITON:
-        return f"Triton {'.'.join(map(str, OLDEST_TRITON))} or newer on this GPU, not {version}"
-    return None
+    return fp8_experts_lack(columns, OLDEST_TRITON)
 
 
 def _trial(target: Target) -> str | None:

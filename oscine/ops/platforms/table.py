@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
-from oscine.ops.platforms import blackwell, cuda, hopper, native, reference, rocm
+from oscine.ops.platforms import blackwell, blackwell_rtx, cuda, hopper, native, reference, rocm
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
@@ -50,6 +50,7 @@ TABLE: dict[str, dict[str, str]] = {
         "triton": "moe.triton",
         "hopper": "moe.hopper",
         "blackwell": "moe.blackwell",
+        "blackwell_rtx": "moe.blackwell_rtx",
     },
     "embed": {"reference": "embed.reference", "native": "embed.native", "triton": "embed.triton"},
     "lm_head": {
@@ -75,7 +76,10 @@ BESIDE = {
 }
 
 # Of those that match a target, the first one serves it.
-PLATFORMS = (native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, blackwell.PLATFORM, rocm.PLATFORM, cuda.PLATFORM)
+PLATFORMS = (
+    *(native.PLATFORM, reference.PLATFORM, hopper.PLATFORM, blackwell.PLATFORM, blackwell_rtx.PLATFORM),
+    *(rocm.PLATFORM, cuda.PLATFORM),
+)
 _NAMES = ", ".join(platform.name for platform in PLATFORMS)
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from oscine.extensions.bench import step_inputs
-from oscine.extensions.bench.ops_check import Checked, check
+from oscine.extensions.bench.ops_check import Checked, check, choice_of
 from oscine.extensions.bench.step_inputs import StepLoad
-from oscine.extensions.doctor.gpu import Part, examine, outcome_of, parts
+from oscine.extensions.doctor.gpu import CHECKED, Part, examine, outcome_of, parts
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import Ops
+from oscine.ops.platforms.table import PLATFORMS, TABLE, choose
 from tests.cli.test_commands import run
 from tests.extensions.doctor.test_nim import GIB, H200, facts
 from tests.ops.bound import reference_ops
@@ -94,6 +95,48 @@ def test_a_part_that_fails_or_hangs_costs_only_itself(tmp_path: Path) -> None:
     assert "NVIDIA H200" in text
     assert "SyntaxError" in text
     assert text.index("summary") < text.index("==== works: done") < text.index("==== works again: done")
+
+
+CRASHES = "import os; os.abort()"
+
+
+def test_a_part_that_crashes_runs_again_in_pieces(tmp_path: Path) -> None:
+    """A piece that crashes or hangs costs only itself too. A part that found something wrong has said what."""
+    pieces = (
+        Part("crashing piece", "timeit", ("-n", "1", CRASHES), 60),
+        Part("hanging piece", "timeit", ("-n", "1", "-s", "import threading", "threading.Event().wait()"), 0.5),
+        Part("right piece", "platform", (), 60),
+    )
+    of = (
+        Part("crashes", "timeit", ("-n", "1", CRASHES), 60, pieces),
+        Part("wrong", "timeit", ("1 +",), 60, pieces),
+        Part("last", "platform", (), 60, pieces),
+    )
+    outcomes = examine(facts(H200), of, tmp_path / "gpu.txt", lambda line: None)
+    assert [(outcome.part.title, outcome.ended) for outcome in outcomes] == [
+        ("crashes", "exit status -6"),
+        ("crashing piece", "exit status -6"),
+        ("hanging piece", "stopped after 0 s"),
+        ("right piece", "done"),
+        ("wrong", "exit status 1"),
+        ("last", "done"),
+    ]
+
+
+def test_the_checks_of_ops_have_a_piece_for_each_op() -> None:
+    whole, _, fp8 = parts(H200)[:3]
+    assert {piece.arguments[-1] for piece in whole.pieces} == {op.split()[0] for op in OPS}
+    assert [piece.arguments for piece in fp8.pieces] == [("20b", "--activation-dtype", "fp8", "--only", "moe")]
+
+
+@pytest.mark.parametrize("platform", [platform.name for platform in PLATFORMS])
+def test_an_op_alone_is_beside_references(platform: str) -> None:
+    backends = choose(platform)
+    for op in CHECKED:
+        assert choice_of(platform, op) == {**dict.fromkeys(TABLE, "reference"), op: backends[op]}
+    assert choice_of(platform, None) == backends
+    with pytest.raises(ValueError, match="no op 'fly'"):
+        choice_of(platform, "fly")
 
 
 def test_a_part_that_hangs_is_stopped() -> None:

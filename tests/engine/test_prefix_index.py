@@ -82,7 +82,7 @@ def test_prefixes_are_shared_within_a_salt_alone() -> None:
 
 def test_without_a_full_page_the_prefix_ends_before_it() -> None:
     index, digests = index_of(list(range(20)))
-    index.forget(0, 13)
+    index.forget(0, [13])
     hit = index.find(digests)
     assert (hit.num_pages, hit.branch_page) == (3, 3)
     assert hit.pages[1] == [-1, 21, 22]
@@ -102,7 +102,7 @@ def test_without_a_full_page_the_prefix_ends_before_it() -> None:
 def test_without_a_sliding_page_the_longest_prefix_with_a_whole_window_is_used(lost: list[int], num_pages: int) -> None:
     index, digests = index_of(list(range(20)))
     for page in lost:
-        index.forget(1, page)
+        index.forget(1, [page])
     hit = index.find(digests)
     assert (hit.num_pages, hit.branch_page) == (num_pages, 5)
     assert [len(pages) for pages in hit.pages] == [num_pages, num_pages]
@@ -111,7 +111,7 @@ def test_without_a_sliding_page_the_longest_prefix_with_a_whole_window_is_used(l
 def test_a_second_page_of_the_same_content_is_refused() -> None:
     index, digests = index_of(list(range(8)))
     assert not index.register(0, digests, [], [99], [0])
-    index.forget(0, 10)
+    index.forget(0, [10])
     assert index.register(0, digests, [], [99], [0]) == [99]
     assert index.find(digests).pages[0] == [99, 11]
 

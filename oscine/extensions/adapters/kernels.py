@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.extensions.adapters.products import Norm, Rows
-from oscine.ops.launch import depend
 from oscine.ops.target import Target
 
 FEW_ROWS = 1024  # each program looks at the keys of so many rows in some microseconds
@@ -176,6 +175,19 @@ class Kernels:
         return count if rows.order_P is None else triton.cdiv(count, _BLOCK_P)
 
 
+@triton.jit
+def _let_next_begin(PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    """For the kernel before this one."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit(do_not_specialize=["count", "num_blocks", "num_keys"])
 def _table_kernel(
     keys,
@@ -190,7 +202,7 @@ def _table_kernel(
     PDL: tl.constexpr,
 ):
     """Rows sorted by key, without those below 0; and blocks [B, 3] of rows with one key: key, first place, rows."""
-    depend(PDL)
+    _wait(PDL)  # and lets no kernel begin early: later ones read the table before they wait
     row_Q, block_B = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_B)
     key_Q = tl.load(keys + row_Q, mask=row_Q < count, other=-1)
     place_Q, key_B, start_B, rows_B = tl.full((BLOCK_Q,), -1, tl.int32), block_B * 0, block_B * 0, block_B * 0
@@ -211,19 +223,6 @@ def _table_kernel(
     tl.store(blocks + 3 * block_B, key_B, mask=inside_B)
     tl.store(blocks + 3 * block_B + 1, start_B, mask=inside_B)
     tl.store(blocks + 3 * block_B + 2, rows_B, mask=inside_B)
-
-
-@triton.jit
-def _let_next_begin(PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def _wait(PDL: tl.constexpr):
-    """For the kernel before this one."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -39,8 +39,20 @@ def after_wait(pointer, PDL: tl.constexpr):
 
 
 @triton.jit
-def depend(PDL: tl.constexpr):
-    """For a kernel that reads nothing before: lets the next kernel begin, and waits for the one before."""
+def let_next_begin(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """For the kernel before this one."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def depend(PDL: tl.constexpr):
+    """For a kernel that reads nothing before: lets the next kernel begin, and waits for the one before."""
+    let_next_begin(PDL)
+    wait(PDL)

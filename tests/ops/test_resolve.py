@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oscine.ops.moe.reference import moe
-from oscine.ops.platforms import interface, table
+from oscine.ops.platforms import blackwell, table
 from oscine.ops.platforms.table import PLATFORMS, after_trial, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
@@ -59,7 +59,7 @@ def test_a_platform_without_new_kernels_needs_no_trial() -> None:
 def test_fp8_experts_of_blackwell_need_a_triton_that_has_them(
     monkeypatch: pytest.MonkeyPatch, version: str | None, served: bool
 ) -> None:
-    monkeypatch.setattr(interface, "installed", lambda: version)
+    monkeypatch.setattr(blackwell, "installed", lambda: version)
     for arch in (100, 103, 120, 121):
         lacking = platform_of(gpu(arch)).lacking_for_fp8_experts
         assert (lacking(2880) is None) == served

@@ -160,7 +160,7 @@ class KVCacheManager:
                 request.kept_pages[place],
                 request.num_hit_pages,
             )
-            if first == held + 1:
+            if first == held + 1:  # of most steps; grouping costs a microsecond more
                 pool.release(pages[held], cold=held >= num_hit and held not in kept)
             else:
                 freed = [(i >= num_hit and i not in kept, pages[i]) for i in range(held, first)]

@@ -169,6 +169,7 @@ class Arena:
             for pool, run in groupby(evicted, key=itemgetter(1)):
                 pool.evict([slot for slot, _ in run])
             slots += [slot for slot, _ in evicted]
+        assert len(slots) == count, "more slots than are open"
         return slots
 
     def clear(self) -> None:
@@ -202,9 +203,8 @@ class PagePool:
         self.num_pages = arena.num_slots * per_slot
         self.num_used = 0  # pages held
         self.num_growing = 0  # running sequences that may need one page more than they hold
-        self.forget: Callable[[Sequence[int]], None] = lambda pages: (
-            None
-        )  # called with cached pages that are given away
+        # Called with cached pages that are given away.
+        self.forget: Callable[[Sequence[int]], None] = lambda pages: None
         self._arena = arena
         self._holders = [0] * self.num_pages
         self._indexed = bytearray(self.num_pages)  # whether the prefix index knows the page

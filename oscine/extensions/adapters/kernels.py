@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.extensions.adapters.products import Norm, Rows
+from oscine.ops.launch import let_next_begin, wait
 from oscine.ops.target import Target
 
 FEW_ROWS = 1024  # each program looks at the keys of so many rows in some microseconds
@@ -175,19 +176,6 @@ class Kernels:
         return count if rows.order_P is None else triton.cdiv(count, _BLOCK_P)
 
 
-@triton.jit
-def _let_next_begin(PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def _wait(PDL: tl.constexpr):
-    """For the kernel before this one."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-
-
 @triton.jit(do_not_specialize=["count", "num_blocks", "num_keys"])
 def _table_kernel(
     keys,
@@ -202,7 +190,7 @@ def _table_kernel(
     PDL: tl.constexpr,
 ):
     """Rows sorted by key, without those below 0; and blocks [B, 3] of rows with one key: key, first place, rows."""
-    _wait(PDL)  # and lets no kernel begin early: later ones read the table before they wait
+    wait(PDL)  # and lets no kernel begin early: later ones read the table before they wait
     row_Q, block_B = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_B)
     key_Q = tl.load(keys + row_Q, mask=row_Q < count, other=-1)
     place_Q, key_B, start_B, rows_B = tl.full((BLOCK_Q,), -1, tl.int32), block_B * 0, block_B * 0, block_B * 0
@@ -345,11 +333,11 @@ def _shrink_rows(
     if STEPS == 1:
         column_C = split * BLOCK_C + tl.arange(0, BLOCK_C)
         a_RC = _load_a(a, a_R, column_C, COLUMNS, PLANES)
-        _wait(WAITS)
+        wait(WAITS)
         x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
         sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     else:
-        _wait(WAITS)
+        wait(WAITS)
         for step in range(STEPS):
             column_C = (split * STEPS + step) * BLOCK_C + tl.arange(0, BLOCK_C)
             x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
@@ -385,10 +373,10 @@ def _shrink_kernel(
     PDL: tl.constexpr,
 ):
     """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p."""
-    _let_next_begin(PDL)
+    let_next_begin(PDL)
     program = tl.program_id(0)
     if blocks is not None or order is None:
-        _wait(PDL and E > 1)  # the keys of pairs may be of the kernel before
+        wait(PDL and E > 1)  # the keys of pairs may be of the kernel before
         key, row_P, live_P, works = _rows_of(keys, order, blocks, pairs, count, program, BLOCK_Q, BLOCK_P)
         if (key >= 0) & works:
             pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
@@ -397,9 +385,9 @@ def _shrink_kernel(
                 E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL,
             )  # fmt: skip
         else:
-            _wait(PDL)
+            wait(PDL)
     else:
-        _wait(PDL)
+        wait(PDL)
         pair_P, key_P, _ = _sorted_rows(keys, order, count, program, BLOCK_P)
         at_P = pair_P // PER_TOKEN if places is None else tl.load(places + pair_P)
         key = tl.max(key_P, 0)
@@ -449,7 +437,7 @@ def _expand_rows(
         segment = 0
     b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
     b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=inside_N[:, None], other=0.0)
-    _wait(WAITS)
+    wait(WAITS)
     y_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
     for split in tl.static_range(SPLITS):
         at_PR = (split * count + pair_P)[:, None] * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
@@ -508,7 +496,7 @@ def _expand_kernel(
 ):
     """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros, but for
     those that no block has."""
-    _let_next_begin(PDL)
+    let_next_begin(PDL)
     program = tl.program_id(0)
     if blocks is not None or order is None:
         key, pair_P, live_P, works = _rows_of(keys, order, blocks, None, count, program, BLOCK_Q, BLOCK_P)
@@ -518,11 +506,11 @@ def _expand_kernel(
                 second, E, ROWS, RANK, SEGMENTS, SPLITS, SQUARES, WIDTH, ADDS, BLOCK_P, BLOCK_N, PDL,
             )  # fmt: skip
         else:
-            _wait(PDL)
+            wait(PDL)
             if (not ADDS) & works:
                 _write_zeros(out, pair_P, live_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
     else:
-        _wait(PDL)
+        wait(PDL)
         pair_P, key_P, inside_P = _sorted_rows(keys, order, count, program, BLOCK_P)
         if not ADDS:
             _write_zeros(out, pair_P, (key_P < 0) & inside_P, out_stride, ROWS, BLOCK_P, BLOCK_N)

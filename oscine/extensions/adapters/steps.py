@@ -28,8 +28,7 @@ class Products:
         return self.rows.keys_P
 
     def add(self, x_TK: Tensor, out: Tensor) -> None:
-        y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))
-        self.backend.expand(y, self.rows, self.out_of, out, adds=True, ends=self.ends)
+        self.backend.expand(self.shrink(x_TK).y_STR, self.rows, self.out_of, out, adds=True, ends=self.ends)
 
     def shrink(self, x_TK: Tensor) -> LowRank:
         y = self.backend.shrink(x_TK, self.rows, self.into, max(1, len(self.ends)))

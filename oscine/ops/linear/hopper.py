@@ -71,46 +71,12 @@ def stream_kernel(
     """
     split = gl.program_id(1)
     first_row = gl.program_id(0) * ROWS
-    if RANK == 0 or split < SPLITS - 1:
-        _stream_rows(
-            weight, tokens, scale_ptr, bias_ptr, out_ptr, split, first_row, num_rows, num_tokens,
-            ROWS, TOKENS, SPLITS, CHUNKS, STAGES, STEPS, HAS_BIAS, EARLY,
+    if RANK and split == SPLITS - 1:
+        _add_low_rank(
+            out_ptr, keys_ptr, low_ptr, second_ptr, first_row, num_rows, num_tokens, slot_stride,
+            ROWS, TOKENS, SPLITS, RANK, LOW_SPLITS,
         )  # fmt: skip
-    else:
-        gdc_launch_dependents()
-        layout: gl.constexpr = gl.BlockedLayout(
-            [1, 1, 8], [256 // RANK, 1, RANK // 8], [gl.num_warps(), 1, 1], [2, 1, 0]
-        )
-        row_N = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-        token_T = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-        factors = second_factors(keys_ptr, second_ptr, token_T, num_tokens, row_N, num_rows, slot_stride, RANK, layout)
-        gdc_wait()
-        sums = low_rank_sums(keys_ptr, low_ptr, factors, num_tokens, 0, 1, LOW_SPLITS, layout)
-        at = (token_T.to(gl.int64) * SPLITS + split) * num_rows
-        inside = (row_N < num_rows)[:, None] & (token_T < num_tokens)[None, :]
-        gl.store(out_ptr + at[None, :] + row_N[:, None], sums, inside)
-
-
-@gluon.jit
-def _stream_rows(
-    weight,
-    tokens,
-    scale_ptr,
-    bias_ptr,
-    out_ptr,
-    split,
-    first_row,
-    num_rows,
-    num_tokens,
-    ROWS: gl.constexpr,
-    TOKENS: gl.constexpr,
-    SPLITS: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    STAGES: gl.constexpr,
-    STEPS: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    EARLY: gl.constexpr,
-):
+        return
     first_column = split * (STEPS * CHUNKS * 64)
     zero = gl.to_tensor(0)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
@@ -133,6 +99,35 @@ def _stream_rows(
     at = (token.to(gl.int64) * SPLITS + split) * num_rows
     inside = (row < num_rows)[:, None] & (token < num_tokens)[None, :]
     gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
+
+
+@gluon.jit
+def _add_low_rank(
+    out_ptr,
+    keys_ptr,
+    low_ptr,
+    second_ptr,
+    first_row,
+    num_rows,
+    num_tokens,
+    slot_stride,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    SPLITS: gl.constexpr,
+    RANK: gl.constexpr,
+    LOW_SPLITS: gl.constexpr,
+):
+    """The last split."""
+    gdc_launch_dependents()
+    layout: gl.constexpr = gl.BlockedLayout([1, 1, 8], [256 // RANK, 1, RANK // 8], [gl.num_warps(), 1, 1], [2, 1, 0])
+    row_N = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    token_T = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    factors = second_factors(keys_ptr, second_ptr, token_T, num_tokens, row_N, num_rows, slot_stride, RANK, layout)
+    gdc_wait()
+    sums = low_rank_sums(keys_ptr, low_ptr, factors, num_tokens, 0, 1, LOW_SPLITS, layout)
+    at = (token_T.to(gl.int64) * SPLITS + SPLITS - 1) * num_rows
+    inside = (row_N < num_rows)[:, None] & (token_T < num_tokens)[None, :]
+    gl.store(out_ptr + at[None, :] + row_N[:, None], sums, inside)
 
 
 def stream(

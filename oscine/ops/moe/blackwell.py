@@ -293,9 +293,4 @@ def _sort_kernel(
 def trial(target: Target) -> str | None:
     """What is wrong with the kernels on this GPU, in words: they run on small experts, beside the reference."""
 
-    def found(x_TH: Tensor, routing: Routing, experts: MxExperts, limit: float, tile: int) -> Tensor:
-        prepared = prepare_experts(target, experts)
-        assert isinstance(prepared, BlackwellExperts)
-        return run(target, x_TH, routing, prepared, limit, Tiling(tile))
-
-    return trial_inputs.wrong(target, found, (16, 32, 64, 128))
+    return trial_inputs.wrong(target, prepare_experts, run, [Tiling(tile) for tile in (16, 32, 64, 128)])

@@ -30,7 +30,7 @@ from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.launch import depend
 from oscine.ops.moe import fp8, trial_inputs
 from oscine.ops.moe import triton as portable
-from oscine.ops.moe.triton import ALPHA
+from oscine.ops.moe.triton import expert_of, pairs_of, swiglu
 from oscine.ops.target import Target
 
 SCALE = tl.constexpr(64.0)  # of a weight, over its form in e4m3
@@ -141,8 +141,7 @@ def _launch(
     if not gated:
         tiling["BLOCK_N"] *= 2
     (num_tokens, per_token), num_pairs = pairs.shape, pairs.routing.expert_ids_TK.numel()
-    used = min(num_experts, num_pairs)
-    tiles = used + (num_pairs - used) // tiling["BLOCK_M"]
+    tiles = portable.most_tiles(num_pairs, num_experts, tiling["BLOCK_M"])
     _gemm_kernel[(tiles * triton.cdiv(features, tiling["BLOCK_N"]),)](
         rows.view(torch.uint8),  # a masked load has no zero of e4m3
         scales_T,
@@ -274,18 +273,9 @@ def _gemm_kernel(
     """GATED: the first product and SwiGLU, rows by token. Else the second product, rows by pair."""
     depend(PDL)
     tile = tl.program_id(0) % tiles  # programs beside each other share the weight rows of an expert
-    expert_E = tl.arange(0, BLOCK_E)
-    count_E = tl.load(counts + expert_E, mask=expert_E < E, other=0)
-    tiles_E = (count_E + BLOCK_M - 1) // BLOCK_M
-    end_E = tl.cumsum(tiles_E, 0)
-    expert = tl.sum((end_E <= tile).to(tl.int32), 0)
+    expert, first, count = expert_of(counts, tile, E, BLOCK_E, BLOCK_M)
     if expert < E:
-        mine_E = expert_E == expert
-        count = tl.sum(tl.where(mine_E, count_E, 0), 0)
-        first = (tile - tl.sum(tl.where(mine_E, end_E - tiles_E, 0), 0)) * BLOCK_M
-        member_M = first + tl.arange(0, BLOCK_M)
-        live_M = member_M < count
-        pair_M = tl.load(slots + expert.to(tl.int64) * num_tokens + member_M, mask=live_M, other=0)
+        pair_M, live_M = pairs_of(slots, expert, first, count, num_tokens, BLOCK_M)
         feature_N = tl.program_id(0) // tiles * BLOCK_N + tl.arange(0, BLOCK_N)
         live_N = feature_N < F
         lane_R = tl.arange(0, 32 * BLOCK_B)
@@ -313,9 +303,7 @@ def _gemm_kernel(
             up_bias_N = tl.load(bias + row_N + 1, mask=live_N, other=0).to(tl.float32)
             sum_NM = sum_NM * scale_M[None, :] + bias_N[:, None]
             up_NM = up_NM * scale_M[None, :] + up_bias_N[:, None]
-            gate_NM = tl.where(sum_NM > limit, limit, sum_NM)
-            up_NM = tl.where(up_NM > limit, limit, tl.where(up_NM < -limit, -limit, up_NM))
-            sum_NM = (up_NM + 1) * gate_NM * tl.sigmoid(gate_NM * ALPHA) * factor
+            sum_NM = swiglu(sum_NM, up_NM, limit) * factor
         else:
             weight_M = tl.load(weights + pair_M, mask=live_M, other=0)
             sum_NM = (sum_NM * (SCALE / factor) + bias_N[:, None]) * weight_M[None, :]
@@ -326,9 +314,4 @@ def _gemm_kernel(
 def trial(target: Target) -> str | None:
     """What is wrong with the kernels on this GPU, in words: they run on small experts, beside the reference."""
 
-    def found(x_TH: Tensor, routing: Routing, experts: MxExperts, limit: float, mean: float) -> Tensor:
-        prepared = prepare_experts(target, experts)
-        assert isinstance(prepared, RtxExperts)
-        return run(target, x_TH, routing, prepared, limit, tiling_for(mean))
-
-    return trial_inputs.wrong(target, found, (16, 48, 96))
+    return trial_inputs.wrong(target, prepare_experts, run, [tiling_for(mean) for mean in (16, 48, 96)])

@@ -1,6 +1,7 @@
 """The trial of experts with FP8 activations on a GPU on which they never ran."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ MAX_ERROR = 0.02  # FP8 of h, rounded another way by one bit now and then, is an
 
 def wrong(
     target: Target,
-    moe: Callable[[Tensor, Routing, MxExperts, float, int], Tensor],
-    sizes: Sequence[int],
+    prepare: Callable[[Target, MxExperts], Any],
+    run: Callable[[Target, Tensor, Routing, Any, float, Any], Tensor],
+    tilings: Sequence[Any],
 ) -> str | None:
     """What is wrong with an op on the target, in words: small experts, beside the reference. None: nothing.
 
-    moe: x [T, H], routing, experts, SwiGLU's limit, one of `sizes` -> partial sums [T, K, H]. sizes: of its tiles.
+    prepare: experts as published -> the op's own. run: x [T, H], routing, these, SwiGLU's limit, one of `tilings` ->
+    partial sums [T, K, H].
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -41,9 +44,9 @@ def wrong(
     expected_TH = reference.moe(x_TH.float(), routing, reference.WithFp8Activations(experts), limit)
     there = Routing(ids_TK.to(target.device), routing.weights_TK.to(target.device))
     moved = MxExperts(*(getattr(experts, name).to(target.device) for name in MxExperts.__slots__))
-    worst = 0.0
-    for size in sizes:
-        found_TH = moe(x_TH.to(target.device), there, moved, limit, size).float().sum(1).cpu()
+    prepared, worst = prepare(target, moved), 0.0
+    for tiling in tilings:
+        found_TH = run(target, x_TH.to(target.device), there, prepared, limit, tiling).float().sum(1).cpu()
         error = float((found_TH - expected_TH).norm() / expected_TH.norm())
         worst = max(worst, error if error == error else torch.inf)
     return f"the experts' results are off by {worst:.3g} of their size" if worst > MAX_ERROR else None

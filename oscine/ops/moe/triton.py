@@ -108,8 +108,7 @@ def _launch(
     tiling = _tiling(target, num_pairs, num_experts)
     if weights_TK is not None:
         tiling["BLOCK_N"] *= 2
-    used = min(num_experts, num_pairs)
-    tiles = used + (num_pairs - used) // tiling["BLOCK_M"]
+    tiles = most_tiles(num_pairs, num_experts, tiling["BLOCK_M"])
     _experts_kernel[(tiles * triton.cdiv(features, tiling["BLOCK_N"]),)](
         x,
         *matrix,
@@ -153,6 +152,12 @@ def sort(target: Target, routing: Routing, num_experts: int) -> Pairs:
     return Pairs(routing, counts_E, slots_ET)
 
 
+def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
+    """Of all experts together, whichever pairs each has."""
+    used = min(num_experts, num_pairs)
+    return used + (num_pairs - used) // block_m
+
+
 def _tiling(target: Target, num_pairs: int, num_experts: int) -> dict[str, int]:
     """By the mean number of rows of an expert; BLOCK_N counts pairs of gate and up.
 
@@ -182,6 +187,35 @@ def _sort_kernel(expert_ids, ranks, counts, slots, num_pairs, num_tokens, BLOCK:
     else:
         rank = tl.load(ranks + pair, mask=live, other=0)
     tl.store(slots + expert.to(tl.int64) * num_tokens + rank, pair, mask=live)
+
+
+@triton.jit
+def expert_of(counts, tile, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(the expert of a tile, E past the last tile; the tile's first row among those of the expert; how many it has)."""
+    expert_E = tl.arange(0, BLOCK_E)
+    count_E = tl.load(counts + expert_E, mask=expert_E < E, other=0)
+    tiles_E = (count_E + BLOCK_M - 1) // BLOCK_M
+    end_E = tl.cumsum(tiles_E, 0)
+    expert = tl.sum((end_E <= tile).to(tl.int32), 0)
+    mine_E = expert_E == expert
+    first = (tile - tl.sum(tl.where(mine_E, end_E - tiles_E, 0), 0)) * BLOCK_M
+    return expert, first, tl.sum(tl.where(mine_E, count_E, 0), 0)
+
+
+@triton.jit
+def pairs_of(slots, expert, first, count, num_tokens, BLOCK_M: tl.constexpr):
+    """(the pairs of a tile, which of them there are)."""
+    member_M = first + tl.arange(0, BLOCK_M)
+    live_M = member_M < count
+    return tl.load(slots + expert.to(tl.int64) * num_tokens + member_M, mask=live_M, other=0), live_M
+
+
+@triton.jit
+def swiglu(gate, up, limit):
+    """NaN stays NaN."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return (up + 1) * gate * tl.sigmoid(gate * ALPHA)
 
 
 @triton.jit
@@ -293,18 +327,9 @@ def _experts_kernel(
     GATED: tl.constexpr = weights is None
     depend(PDL)
     tile = tl.program_id(0) % tiles  # programs beside each other share the weight rows of an expert
-    expert_E = tl.arange(0, BLOCK_E)
-    count_E = tl.load(counts + expert_E, mask=expert_E < E, other=0)
-    tiles_E = (count_E + BLOCK_M - 1) // BLOCK_M
-    end_E = tl.cumsum(tiles_E, 0)
-    expert = tl.sum((end_E <= tile).to(tl.int32), 0)
+    expert, first, count = expert_of(counts, tile, E, BLOCK_E, BLOCK_M)
     if expert < E:
-        mine_E = expert_E == expert
-        count = tl.sum(tl.where(mine_E, count_E, 0), 0)
-        first = (tile - tl.sum(tl.where(mine_E, end_E - tiles_E, 0), 0)) * BLOCK_M
-        member_M = first + tl.arange(0, BLOCK_M)
-        live_M = member_M < count
-        pair_M = tl.load(slots + expert.to(tl.int64) * num_tokens + member_M, mask=live_M, other=0)
+        pair_M, live_M = pairs_of(slots, expert, first, count, num_tokens, BLOCK_M)
         feature_N = tl.program_id(0) // tiles * BLOCK_N + tl.arange(0, BLOCK_N)
         live_N = feature_N < F
         half_R = tl.arange(0, 16 * BLOCK_B)
@@ -342,9 +367,7 @@ def _experts_kernel(
                 live_NM = live_N[:, None] & live_M[None, :]
                 sum_NM += tl.load(added_NM, mask=live_NM, other=0).to(tl.float32)
                 up_NM += tl.load(added_NM + 1, mask=live_NM, other=0).to(tl.float32)
-            gate_NM = tl.where(sum_NM > limit, limit, sum_NM)
-            up_NM = tl.where(up_NM > limit, limit, tl.where(up_NM < -limit, -limit, up_NM))
-            sum_NM = (up_NM + 1) * gate_NM * tl.sigmoid(gate_NM * ALPHA)
+            sum_NM = swiglu(sum_NM, up_NM, limit)
         else:
             sum_NM *= tl.load(weights + pair_M, mask=live_M, other=0)[None, :]
         at_NM = pair_M.to(tl.int64)[None, :] * F + feature_N[:, None]

@@ -184,31 +184,24 @@ def _outputs(x: Tensor, weight_H: Tensor, residual_TH: Tensor | None) -> tuple[T
 
 
 def undivided_norm(
-    target: Target, x: Tensor, weight_H: Tensor, residual_TH: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    target: Target, x: Tensor, weight_H: Tensor, residual_TH: Tensor | None, added: AddedProducts | None = None
+) -> tuple[Tensor, Tensor, Tensor, LowRank | None]:
     """rms_norm but for the division: ((x + residual) * weight, x + residual, sums of squares of the latter [T, S]).
 
     A token's sums, added up and divided by H, are its mean square. Several programs a token, each with few registers:
     they find room beside a kernel that still runs, and the one that reads this can start as early.
-    """
-    return undivided_norm_and_shrink(target, x, weight_H, residual_TH, None)[:3]
 
-
-def undivided_norm_and_shrink(
-    target: Target, x: Tensor, weight_H: Tensor, residual_TH: Tensor | None, added: AddedProducts | None
-) -> tuple[Tensor, Tensor, Tensor, LowRank | None]:
-    """The same, and the first result times the first factors of adapters, by programs of their own.
-
-    None without adapters, and on one of several ranks, which add up what each of their programs reads once.
+    Last, the first result times the first factors of adapters, by programs of their own. None without adapters, and on
+    one of several ranks, which add up what each of their programs reads once.
     """
     num_tokens, hidden = x.shape[0], x.shape[-1]
     parts = triton.cdiv(hidden, PART_H)
     y_TH, sum_TH = _outputs(x, weight_H, residual_TH)
     squares_TS = torch.empty((num_tokens, parts), dtype=torch.float32, device=x.device)
-    ranks, low, segments, rank = _over_ranks(target, "experts", x, residual_TH), None, 0, 0
+    ranks, low, into, segments, rank = _over_ranks(target, "experts", x, residual_TH), None, None, 0, 0
     if added is not None and ranks["RANKS"] == 1:
-        rank = added.out_of.shape[-1]
-        segments = added.into.shape[-2] // rank
+        into, rank = added.into, added.out_of.shape[-1]
+        segments = into.shape[-2] // rank
         y_STR = torch.empty((parts, num_tokens, segments * rank), dtype=torch.float32, device=x.device)
         low = LowRank(added.keys_T, y_STR, added.out_of)
     _undivided_norm_kernel[(parts, num_tokens, 1 + segments)](
@@ -219,9 +212,9 @@ def undivided_norm_and_shrink(
         sum_TH,
         squares_TS,
         None if low is None else low.keys_T,
-        None if added is None or low is None else added.into,
+        into,
         None if low is None else low.y_STR,
-        0 if added is None or low is None else added.into.stride(0),
+        0 if into is None else into.stride(0),
         RANK=rank,
         H=hidden,
         J=_partials(x),

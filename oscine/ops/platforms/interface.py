@@ -7,7 +7,6 @@ import torch
 
 from oscine.kv_dtype import KVDtype
 from oscine.ops.target import Target
-from oscine.ops.triton_range import installed, release_of
 
 
 def nothing_lacks(*_: object) -> None:
@@ -16,16 +15,6 @@ def nothing_lacks(*_: object) -> None:
 
 def needs_hopper_or_blackwell(*_: object) -> str:
     return "a GPU of compute capability 9.0 (Hopper), 10.x or 12.x (Blackwell), and --dtype bfloat16"
-
-
-def fp8_experts_lack(columns: int, oldest_triton: tuple[int, int]) -> str | None:
-    """What experts with FP8 activations on Blackwell lack. columns: the hidden size."""
-    if columns % 32:
-        return f"a hidden size in multiples of 32, not {columns}"
-    version = installed() or "none"
-    if release_of(version) < oldest_triton:
-        return f"Triton {'.'.join(map(str, oldest_triton))} or newer on this GPU, not {version}"
-    return None
 
 
 @dataclass(frozen=True, slots=True)

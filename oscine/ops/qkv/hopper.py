@@ -31,7 +31,7 @@ from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of
 from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
 from oscine.ops.linear.hopper_low_rank import joins, low_rank_sums, second_factors
 from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
-from oscine.ops.norm.triton import undivided_norm_and_shrink
+from oscine.ops.norm.triton import undivided_norm
 from oscine.ops.qkv import triton as portable
 from oscine.ops.target import Target
 
@@ -333,5 +333,5 @@ def norm_qkv(
     if tile is None:
         return portable.norm_qkv(target, x, norm_weight_H, eps, residual_TH, projection, leave_rotation=leave_rotation)
     within = projection.added if projection.added is not None and joins(projection.added, tile.max_tokens) else None
-    x_TH, total_TH, squares_TS, low = undivided_norm_and_shrink(target, x, norm_weight_H, residual_TH, within)
+    x_TH, total_TH, squares_TS, low = undivided_norm(target, x, norm_weight_H, residual_TH, within)
     return stream(x_TH, squares_TS, eps, projection, tile, low), total_TH

@@ -125,8 +125,9 @@ def test_replicas_come_change_and_go() -> None:
             at.enlist(router, "b")
             await at.knows("a", "b")
             leaving = asyncio.create_task(router.enlist("a", replace(report("a"), state="draining")))
-            while {one.state for one in (await at.standby.snapshot()).replicas} != {"draining", "ready"}:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(20):
+                while {one.state for one in (await at.standby.snapshot()).replicas} != {"draining", "ready"}:
+                    await asyncio.sleep(0.01)
             leaving.cancel()
             await at.knows("b")
             at.standby.reconfigure([])

@@ -257,7 +257,7 @@ def norms(ranks: Ranks) -> list[str]:
             checks.equal(f"norm_route, logits of the chosen, {name}", mine_TK, top_TK, 1e-4)
 
             if rows <= 64:
-                y, found, squares_TS = norm.undivided_norm(target, x, weight_H, residual_TH)
+                y, found, squares_TS, _ = norm.undivided_norm(target, x, weight_H, residual_TH)
                 checks.equal(f"undivided, sum, {name}", found, total)
                 checks.equal(f"undivided, {name}", y, total.float() * weight_H.float(), 2**-8)
                 mean = squares_TS.sum(1, keepdim=True)

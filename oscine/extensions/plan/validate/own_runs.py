@@ -138,11 +138,7 @@ def lines(found: Iterable[Off]) -> Iterator[str]:
         yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {signed}  {one.note}".rstrip()
     for kernels in sorted({one.run.kernels for one in found}):
         of_kernels = [one for one in found if one.run.kernels == kernels]
-        errors = (
-            [one.tpot for one in of_kernels],
-            [one.throughput for one in of_kernels],
-            [one.ttft for one in of_kernels],
-        )
+        errors = zip(*((one.tpot, one.throughput, one.ttft) for one in of_kernels), strict=True)
         texts = [f"{name} {_mean(e)} (must {must:g})" for (name, must), e in zip(MUSTS.items(), errors, strict=True)]
         refused = sum(one.tpot is None for one in of_kernels)
         yield f"kernels {kernels}: {', '.join(texts)}; {refused} of {len(of_kernels)} runs not in the tables"

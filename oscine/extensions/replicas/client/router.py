@@ -113,14 +113,7 @@ class RouterClient:
 
         To change the report, call it again and then cancel the earlier call. Logs once why the router refuses it.
         """
-        refused = ""
-        while True:
-            with contextlib.suppress(_RouterLost, NoPlace):
-                answer = await self._ask_once(wire.Enlist(next(self._ids), replica, report, wire.own_version()))
-                if isinstance(answer, wire.PlaceRefused) and answer.message != refused:
-                    refused = answer.message
-                    logger.error(refused)
-            await asyncio.sleep(_AGAIN_S)
+        await self._keep_open(lambda number: wire.Enlist(number, replica, report, wire.own_version()))
 
     def watch(self) -> None:
         """Keeps the substitute told of the replicas, whichever router there is, until the client is closed."""
@@ -128,14 +121,21 @@ class RouterClient:
 
     async def _watch(self) -> NoReturn:
         assert self._substitute is not None
+        substitute = self._substitute
+        await self._keep_open(lambda number: wire.Watch(number, wire.own_version()), lambda: substitute.hear(None))
+
+    async def _keep_open(
+        self, question: Callable[[int], wire.Question], closed: Callable[[], None] = lambda: None
+    ) -> NoReturn:
+        """Asks a question that stays open again whenever it has ended, and calls `closed` then."""
         refused = ""
         while True:
             with contextlib.suppress(_RouterLost, NoPlace):
-                answer = await self._ask_once(wire.Watch(next(self._ids), wire.own_version()))
+                answer = await self._ask_once(question(next(self._ids)))
                 if isinstance(answer, wire.PlaceRefused) and answer.message != refused:
                     refused = answer.message
                     logger.error(refused)
-            self._substitute.hear(None)
+            closed()
             await asyncio.sleep(_AGAIN_S)
 
     def close(self) -> None:

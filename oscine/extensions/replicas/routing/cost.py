@@ -72,12 +72,7 @@ def rank(loads: Sequence[ReplicaLoad], overlap_tokens: dict[str, int], num_token
     """
     if not loads:
         return
-    costs = [
-        cost(load, num_tokens, overlap_tokens.get(load.replica, 0))
-        if num_tokens > load.room or load.replica in overlap_tokens
-        else load.work + load.per_missing * num_tokens  # that is cost(), and most replicas are such
-        for load in loads
-    ]
+    costs = [cost(load, num_tokens, overlap_tokens.get(load.replica, 0)) for load in loads]
     most = min(costs) + SLACK
     equal = [load.replica for load, found in zip(loads, costs, strict=True) if found <= most]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))

@@ -8,7 +8,7 @@ from oscine.extensions.replicas.routing.replica_view import ReplicaView
 
 
 class KnownLoads:
-    """Replica -> load. Whoever changes a view calls `note`; what the time changes is known here."""
+    """Replica -> load. After each change of a view call `note`; `refresh` also counts again what has expired."""
 
     def __init__(self, views: Mapping[str, ReplicaView]) -> None:
         """`views` may change later."""
@@ -16,7 +16,7 @@ class KnownLoads:
         self.busy: dict[str, ReplicaLoad] = {}  # these have enough to do
         self._views = views
         self._changed: dict[str, None] = {}
-        self._until_s = inf  # after this time, a load or a state may be another one
+        self._until_s = inf  # when the first load or state expires
 
     def note(self, name: str) -> None:
         """The replica has changed, has come or has gone."""

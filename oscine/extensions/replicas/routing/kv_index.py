@@ -44,10 +44,7 @@ class KVIndex:
 
     def clear(self, replica: str) -> None:
         """The replica has no page any more."""
-        pages = self._pages[replica]
-        self._pages[replica] = {}
-        for page in pages:
-            self._unhold(page, self._bits[replica])
+        self.remove(replica, list(self._pages[replica]), CACHE | HOST | DISK)
 
     def store(self, replica: str, pages: Iterable[Hashable], medium: int = CACHE) -> None:
         """A medium of the replica has these pages now."""
@@ -97,10 +94,3 @@ class KVIndex:
             bit = bits & -bits
             overlap[self._names[bit]] = num_pages
             bits ^= bit
-
-    def _unhold(self, page: Hashable, bit: int) -> None:
-        left = self._holders[page] & ~bit
-        if left:
-            self._holders[page] = left
-        else:
-            del self._holders[page]

@@ -39,7 +39,7 @@ class RouterService:
 
     @property
     def num_open(self) -> int:
-        """Questions without an answer, those left out that are never answered for good."""
+        """Questions without an answer; not Enlist and Watch, which stay open."""
         return sum(not isinstance(question, wire.Enlist | wire.Watch) for question, _ in self._open.values())
 
     @property

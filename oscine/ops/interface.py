@@ -102,16 +102,27 @@ class AddedExperts(Protocol):
     """What low-rank adapters add to the two products of the experts of a step. P = T * K pairs: t * K + k."""
 
     def first(self, x_TH: Tensor) -> Tensor:
-        """[P, N] in the dtype of the activations, N in the order of the backend's gates and ups: before SwiGLU."""
-        ...
+        """[P, N] in the dtype of the activations, N in the order of the backend's gates and ups: before SwiGLU.
 
-    def second(self, h: Tensor, out: Tensor, pairs: Tensor | None = None, factor: float = 1.0) -> None:
-        """Adds the routing weights times the products of h to `out`, whose rows [P, ...] begin with H columns.
-
-        h: [P, I], or its planes of FP8 [P, 2, I] (ops/planes.py), `factor` times too large. pairs: int32 [P], the pair
-        of each row of h; None: row p is of pair p.
+        A kernel that is launched next may read all that is older than this call without waiting (gdc_wait).
         """
         ...
+
+    def second(self, tokens: "ExpertTokens", out: Tensor) -> None:
+        """Adds the routing weights times the products of the tokens to `out`, whose rows [P, ...] begin with H columns.
+        In place."""
+        ...
+
+
+class ExpertTokens(NamedTuple):
+    """What the second product of experts multiplies: a row for each pair."""
+
+    rows: Tensor  # [P, I], or planes of FP8 [P, 2, I] (ops/planes.py)
+    factor: float = 1.0  # by which they are too large
+    pairs_P: Tensor | None = None  # int32: the pair of each row; None: row p is of pair p
+    places_P: Tensor | None = None  # int32: the inverse, if the backend has it
+    # The kernel before, if any, let this one begin only when the rows, and all that is older, were there.
+    is_ready: bool = False
 
 
 class AddedLayer(Protocol):

@@ -145,7 +145,7 @@ def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
 @pytest.mark.compiles
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sort_compiles(rows: int) -> None:
-    signature = dict.fromkeys(("ids_ptr", "counts_ptr", "ranks_ptr", "order_ptr", "table_ptr"), "*i32")
+    signature = dict.fromkeys(("ids_ptr", "counts_ptr", "ranks_ptr", "order_ptr", "places_ptr", "table_ptr"), "*i32")
     if rows == 1:  # planes
         signature |= {"x_ptr": "*i16", "sorted_ptr": "*i16", "scales_ptr": "*fp32", "sorted_scales_ptr": "*fp32"}
     else:
@@ -169,7 +169,7 @@ def sort_in_interpreter() -> None:
         scale_T, sorted_scales = torch.rand(tokens), torch.full((pairs,), torch.nan)
         counted = pairs > 32
         rows = torch.full((pairs, hidden), -1, dtype=torch.int16 if words else torch.float16)
-        pair_of_row = torch.full((pairs,), -1, dtype=torch.int32)
+        pair_of_row, row_of_pair = torch.full((2, pairs), -1, dtype=torch.int32)
         table = torch.full((4 + 4 * most,), -1, dtype=torch.int32)
         hopper.sort_kernel[(triton.cdiv(pairs, 8),)](
             x_TH,
@@ -180,6 +180,7 @@ def sort_in_interpreter() -> None:
             rows,
             sorted_scales,
             pair_of_row,
+            row_of_pair,
             table,
             pairs,
             K=per_token,
@@ -194,6 +195,7 @@ def sort_in_interpreter() -> None:
         )
         order = routing.expert_ids_TK.flatten().argsort(stable=True)
         assert torch.equal(pair_of_row.long(), order)
+        assert torch.equal(row_of_pair.long(), order.argsort())
         if words:
             assert torch.equal(rows, x_TH[order // per_token])
             assert torch.equal(sorted_scales, scale_T[order // per_token])

@@ -74,7 +74,7 @@ class DeviceAdapters(NoAdapters):
         return model.with_ops(self._ops)
 
     def of_step(self, token_slots_T: Tensor) -> Sequence[AddedLayer]:
-        rows = self._backend.rows(self._slots[token_slots_T.long()], 1, num_keys=len(self._memory))
+        rows = self._backend.rows(self._slots[token_slots_T.long()], len(self._memory))
         return [Layer(self._backend, rows, factors, self._ends) for factors in self._factors]
 
     def of_layers(self, layers: Sequence[int]) -> NoAdapters:

@@ -3,17 +3,23 @@
 Rows with one key share the factors of an adapter, or of one of its experts. A program multiplies up to BLOCK_P such
 rows with tensor cores. How it finds them depends on how many rows there are:
 
-    few rows     Each row has a program. Every BLOCK_P-th row of a key works for those up to the next such one; the
-                 programs of others end.
-    more rows    Of few keys: a kernel writes once which rows each program has.
-    many rows    Rows are sorted by key once. A program has BLOCK_P sorted rows, and goes through their keys.
+    up to BLOCK_P    Each row has a program. The first row of a key works for all of them; the programs of others end.
+    more             A kernel writes once which rows each program has: a table of blocks.
+    very many        Rows are sorted by key once. A program has BLOCK_P sorted rows, and goes through their keys.
 
 All launches have the same grid for a number of rows, whatever their keys, so a CUDA graph serves any mix of adapters.
 A row without an adapter costs a program that ends at once, or none of its own.
 
-Keys and factors are older than the kernel before, so a program finds its rows and reads factors before it waits for it.
+What a program may read before it waits for the kernel before it (gdc_wait):
 
-Shape suffixes as in products.py; P rows of a program, Q all rows; C columns and N matrix rows of a tile.
+    factors, and keys of tokens      always: they are older than the step
+    keys of pairs                    if the kernel before is one of these two products: `shrink` of the experts' first
+                                     product lets the next kernel begin only after it has waited for the router
+    tokens of the second product     if they are said to be ready (ExpertTokens)
+
+For the same reason the kernel after these two, the experts' first product, need not wait for its tokens.
+
+Shape suffixes as in products.py; P rows of a program, Q all rows; C columns and N matrix rows of a tile; B blocks.
 """
 
 import torch
@@ -22,12 +28,12 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.extensions.adapters.products import Norm, Rows
+from oscine.ops.interface import ExpertTokens
 from oscine.ops.launch import let_next_begin, wait
 from oscine.ops.target import Target
 
-FEW_ROWS = 1024  # each program looks at the keys of so many rows in some microseconds
-TABLE_KEYS = 64  # at most, and at least so many rows, of a table of blocks
-TABLE_ROWS = 17
+TABLE_ROWS = 8192  # at most, of a table: each of its programs looks at all keys
+_TABLE_STEP = 1024  # keys that it looks at together
 _BLOCK_P = 16
 _BLOCK = 128  # columns, or matrix rows, of a tile; half as many of high ranks, which else would take all registers
 _HIGH_RANK = 64
@@ -48,55 +54,53 @@ class Kernels:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1, num_keys: int = 0) -> Rows:
-        count = len(keys_P)
-        if count > FEW_ROWS:
-            return Rows(keys_P, experts, per_token, keys_P.argsort().int())
-        if count < TABLE_ROWS or not 0 < num_keys <= TABLE_KEYS:
-            return Rows(keys_P, experts, per_token)
-        num_blocks = min(count, count // _BLOCK_P + num_keys)
-        order_P, blocks_B3 = torch.empty_like(keys_P), keys_P.new_empty(num_blocks, 3)
-        _table_kernel[(1,)](
-            keys_P,
+    def rows(self, keys_T: Tensor, num_slots: int, ids_TK: Tensor | None = None, experts: int = 1) -> Rows:
+        rows = Rows(keys_T, None if ids_TK is None else ids_TK.flatten(), experts)
+        count, num_keys = rows.count, num_slots * experts
+        if count <= _BLOCK_P:
+            return rows
+        if count > TABLE_ROWS:
+            return rows._replace(order_P=rows.keys_P.argsort().int())
+        most = count // _BLOCK_P + num_keys + 1
+        order_P, blocks_B3 = keys_T.new_empty(count), keys_T.new_empty(min(count, most), 3)
+        dense = most <= count
+        _table_kernel[(num_keys + 1,)](
+            keys_T,
+            rows.ids_P,
             order_P,
             blocks_B3,
             count,
-            num_blocks,
             num_keys,
-            BLOCK_Q=triton.next_power_of_2(count),
-            BLOCK_B=triton.next_power_of_2(num_blocks),
+            E=experts,
+            K=rows.per_token,
+            DENSE=dense,
+            STEP=min(_TABLE_STEP, triton.next_power_of_2(count)),
+            BLOCK_B=triton.next_power_of_2(count // _BLOCK_P + 1 if dense else count),
             BLOCK_P=_BLOCK_P,
             num_warps=4,
             **self._target.launch_options,
         )
-        return Rows(keys_P, experts, per_token, order_P, blocks_B3)
+        return rows._replace(order_P=order_P, blocks_B3=blocks_B3)
 
-    def shrink(
-        self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
-    ) -> Tensor:
+    def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int, hidden: ExpertTokens | None = None) -> Tensor:
         """As in products.py, but with partial sums: float32 [splits, P, segments * R]."""
-        count, num_columns = len(rows.keys_P), x.shape[-1]
+        count, num_columns = rows.count, x.shape[-1]
         rank = into.shape[-2] // segments
         if count <= _FEWEST_ROWS:
             block_c = _ONE_STEP // rank
             splits = triton.cdiv(num_columns, block_c)
         else:
             block_c = block_of(rank)
-            most = _SPLITS if rows.blocks_B3 is not None else 2 if count <= FEW_ROWS else 1
-            splits = min(most, triton.cdiv(num_columns, block_c))
+            splits = min(_SPLITS if rows.blocks_B3 is not None else 1, triton.cdiv(num_columns, block_c))
         steps = triton.cdiv(triton.cdiv(num_columns, block_c), splits)
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
-        places = None
-        if pairs is not None and rows.order_P is not None:  # rows are sorted by key: where each one is in x
-            places = torch.empty_like(pairs).index_copy_(
-                0, pairs.long(), torch.arange(count, dtype=pairs.dtype, device=x.device)
-            )
-            pairs = None
+        pairs, places = (None, None) if hidden is None else _indices(rows, hidden)
         if count:
-            _shrink_kernel[(self._programs(count, rows), segments, splits)](
+            _shrink_kernel[(_num_programs(rows), segments, splits)](
                 x,
                 into,
-                rows.keys_P,
+                rows.keys_T,
+                rows.ids_P,
                 rows.order_P,
                 rows.blocks_B3,
                 pairs,
@@ -104,17 +108,19 @@ class Kernels:
                 y,
                 count,
                 into.stride(0),
-                1.0 / factor,
+                1.0 if hidden is None else 1.0 / hidden.factor,
                 E=rows.experts,
-                PER_TOKEN=rows.per_token,
+                K=rows.per_token,
+                PER_TOKEN=rows.per_token if hidden is None else 1,
                 COLUMNS=num_columns,
                 RANK=rank,
                 SEGMENTS=segments,
                 PLANES=x.dim() == 3,
                 STEPS=steps,
-                BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
                 BLOCK_P=_BLOCK_P,
                 BLOCK_C=block_c,
+                CHOSEN=rows.ids_P is not None and hidden is None,
+                READY=hidden is not None and hidden.is_ready,
                 **self._target.program(_ONE_STEP_PROGRAM if steps == 1 else {"num_warps": 4}),
                 **self._target.launch_options,
             )
@@ -132,18 +138,19 @@ class Kernels:
         weights_P: Tensor | None = None,
         norm: Norm | None = None,
     ) -> None:
-        """As in products.py, of what `shrink` has left. With blocks, rows without an adapter are not written."""
-        count, (num_rows, rank) = len(rows.keys_P), out_of.shape[-2:]
+        """As in products.py, of what `shrink` has left."""
+        count, (num_rows, rank) = rows.count, out_of.shape[-2:]
         first, second = (ends[0], ends[1]) if ends else (num_rows, num_rows)
         block_n = 64 if count <= 64 else block_of(rank)
         while first % block_n or second % block_n:  # a tile has rows of one segment
             block_n //= 2
         if not count:
             return
-        _expand_kernel[(self._programs(count, rows), triton.cdiv(num_rows, block_n))](
+        _expand_kernel[(_num_programs(rows), triton.cdiv(num_rows, block_n))](
             y,
             out_of,
-            rows.keys_P,
+            rows.keys_T,
+            rows.ids_P,
             rows.order_P,
             rows.blocks_B3,
             weights_P,
@@ -156,6 +163,7 @@ class Kernels:
             first,
             second,
             E=rows.experts,
+            K=rows.per_token,
             ROWS=num_rows,
             RANK=rank,
             SEGMENTS=max(1, len(ends)),
@@ -163,124 +171,119 @@ class Kernels:
             SQUARES=0 if norm is None else norm.squares_TS.shape[1],
             WIDTH=1 if norm is None else norm.width,
             ADDS=adds,
-            BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is None else 1,
             BLOCK_P=_BLOCK_P,
             BLOCK_N=block_n,
             num_warps=4,
             **self._target.launch_options,
         )
 
-    def _programs(self, count: int, rows: Rows) -> int:
-        if rows.blocks_B3 is not None:
-            return len(rows.blocks_B3)
-        return count if rows.order_P is None else triton.cdiv(count, _BLOCK_P)
+
+def _num_programs(rows: Rows) -> int:
+    if rows.blocks_B3 is not None:
+        return len(rows.blocks_B3)
+    return rows.count if rows.order_P is None else triton.cdiv(rows.count, _BLOCK_P)
 
 
-@triton.jit(do_not_specialize=["count", "num_blocks", "num_keys"])
+def _indices(rows: Rows, hidden: ExpertTokens) -> tuple[Tensor | None, Tensor | None]:
+    """The pair of each row of the second product's tokens; or the row of each pair, where pairs are sorted by key."""
+    if rows.order_P is None or hidden.pairs_P is None:
+        return hidden.pairs_P, None
+    if hidden.places_P is not None:
+        return None, hidden.places_P
+    numbers = torch.arange(rows.count, dtype=hidden.pairs_P.dtype, device=hidden.pairs_P.device)
+    return None, torch.empty_like(hidden.pairs_P).index_copy_(0, hidden.pairs_P.long(), numbers)
+
+
+@triton.jit
+def _key_of(keys, ids, row, live, E: tl.constexpr, K: tl.constexpr):
+    """The keys of rows; below 0 where there is no adapter, or no row."""
+    key = tl.load(keys + row // K, mask=live, other=-1)
+    if ids is not None:
+        key = tl.where(key < 0, -1, key * E + tl.load(ids + row, mask=live, other=0).to(tl.int32))
+    return key
+
+
+@triton.jit(do_not_specialize=["count", "num_keys"])
 def _table_kernel(
     keys,
+    ids,
     order,
     blocks,
     count,
-    num_blocks,
     num_keys,
-    BLOCK_Q: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    DENSE: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows sorted by key, without those below 0; and blocks [B, 3] of rows with one key: key, first place, rows."""
-    wait(PDL)  # and lets no kernel begin early: later ones read the table before they wait
-    row_Q, block_B = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_B)
-    key_Q = tl.load(keys + row_Q, mask=row_Q < count, other=-1)
-    place_Q, key_B, start_B, rows_B = tl.full((BLOCK_Q,), -1, tl.int32), block_B * 0, block_B * 0, block_B * 0
-    first_row, first_block = 0, 0
-    for key in range(num_keys):
-        mine_Q = (key_Q == key).to(tl.int32)
-        number = tl.sum(mine_Q, 0)
-        place_Q = tl.where(mine_Q > 0, first_row + tl.cumsum(mine_Q, 0) - 1, place_Q)
-        within_B = (block_B - first_block) * BLOCK_P
-        mine_B = (within_B >= 0) & (within_B < number)
-        key_B = tl.where(mine_B, key, key_B)
-        start_B = tl.where(mine_B, first_row + within_B, start_B)
-        rows_B = tl.where(mine_B, tl.minimum(number - within_B, BLOCK_P), rows_B)
-        first_row += number
-        first_block += tl.cdiv(number, BLOCK_P)
-    tl.store(order + place_Q, row_Q, mask=place_Q >= 0)
-    inside_B = block_B < num_blocks
-    tl.store(blocks + 3 * block_B, key_B, mask=inside_B)
-    tl.store(blocks + 3 * block_B + 1, start_B, mask=inside_B)
-    tl.store(blocks + 3 * block_B + 2, rows_B, mask=inside_B)
+    """Rows sorted by key, those without one last; and blocks [B, 3] of rows with one key: key, first place, rows.
 
-
-@triton.jit
-def _block_rows(blocks, order, program, BLOCK_P: tl.constexpr):
-    """Of a table: (the key of a program's rows, which rows, which of them there are)."""
-    number = tl.load(blocks + 3 * program + 2)
-    place_P = tl.arange(0, BLOCK_P)
-    live_P = place_P < number
-    row_P = tl.load(order + tl.load(blocks + 3 * program + 1) + place_P, mask=live_P, other=0)
-    return tl.where(number > 0, tl.load(blocks + 3 * program), -1), row_P, live_P
-
-
-@triton.jit
-def _key_of(keys, row, live, pairs):
-    """The keys of rows, which are those of pairs where they are given."""
-    pair = row if pairs is None else tl.load(pairs + row, mask=live, other=0)
-    return tl.load(keys + pair, mask=live, other=-1)
-
-
-@triton.jit
-def _members(keys, pairs, count, program, BLOCK_Q: tl.constexpr):
-    """Of few rows: (the key of the program's row, how many earlier rows have it, how many rows have it)."""
-    row_Q = tl.arange(0, BLOCK_Q)
-    key_Q = _key_of(keys, row_Q, row_Q < count, pairs)
-    key = tl.max(tl.where(row_Q == program, key_Q, -1), 0)
-    mine_Q = (key_Q == key) & (row_Q < count)
-    before = tl.sum((mine_Q & (row_Q < program)).to(tl.int32), 0)
-    return key, before, tl.sum(mine_Q.to(tl.int32), 0)
-
-
-@triton.jit
-def _some(keys, pairs, count, key, program, number, start, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr):
-    """The rows from the `start`-th of a key on, which is `program`; there are `number` of them all."""
-    wanted_P = start + tl.arange(0, BLOCK_P)
-    row_P = tl.where(wanted_P == start, program, 0)
-    if number - start > 1:
-        row_P = tl.zeros((BLOCK_P,), tl.int32)
-        before = 0
-        for begin in range(0, count, BLOCK_S):
-            row_S = begin + tl.arange(0, BLOCK_S)
-            mine_S = (_key_of(keys, row_S, row_S < count, pairs) == key) & (row_S < count)
-            rank_S = before + tl.cumsum(mine_S.to(tl.int32), 0) - 1
-            found_PS = mine_S[None, :] & (rank_S[None, :] == wanted_P[:, None])
-            row_P += tl.sum(tl.where(found_PS, row_S[None, :], 0), 1)
-            before += tl.sum(mine_S.to(tl.int32), 0)
-    return row_P
-
-
-@triton.jit
-def _rows_of(keys, order, blocks, pairs, count, program, BLOCK_Q: tl.constexpr, BLOCK_P: tl.constexpr):
-    """(the key of a program's rows, which rows, which of them there are, whether the program has any)."""
-    if blocks is not None:
-        key, row_P, live_P = _block_rows(blocks, order, program, BLOCK_P)
-        works = key >= 0
+    A program writes what concerns its key; the last one, what concerns rows without. Blocks of a key whose first row
+    has place s begin at s / BLOCK_P + key (DENSE), or are each BLOCK_P-th one from s on. Those between have no rows.
+    """
+    wait(PDL)
+    let_next_begin(PDL and E > 1)  # else later kernels read the table before they wait
+    program = tl.program_id(0)
+    key = tl.where(program < num_keys, program, -1)
+    before, number = 0, 0
+    for begin in range(0, count, STEP):
+        row_Q = begin + tl.arange(0, STEP)
+        key_Q = _key_of(keys, ids, row_Q, row_Q < count, E, K)
+        before += tl.sum(((key_Q >= 0) & (key_Q < program)).to(tl.int32), 0)
+        number += tl.sum(((key_Q == key) & (row_Q < count)).to(tl.int32), 0)
+    place = before
+    for begin in range(0, count, STEP):
+        row_Q = begin + tl.arange(0, STEP)
+        mine_Q = (_key_of(keys, ids, row_Q, row_Q < count, E, K) == key) & (row_Q < count)
+        rank_Q = tl.cumsum(mine_Q.to(tl.int32), 0) - 1
+        tl.store(order + place + rank_Q, row_Q, mask=mine_Q)
+        place += tl.sum(mine_Q.to(tl.int32), 0)
+    block_B = tl.arange(0, BLOCK_B)
+    if DENSE:
+        first, start_B = before // BLOCK_P + program, block_B * BLOCK_P
+        end = (before + number) // BLOCK_P + program + 1
+        rows_B = tl.maximum(tl.minimum(number - start_B, BLOCK_P), 0)
     else:
-        key, start, number = _members(keys, pairs, count, program, BLOCK_Q)
-        row_P, works = tl.zeros((BLOCK_P,), tl.int32), start % BLOCK_P == 0
-        live_P = start + tl.arange(0, BLOCK_P) < number
-        if works:
-            row_P = _some(keys, pairs, count, key, program, number, start, BLOCK_P, 64)
+        first, start_B, end = before, block_B, before + number
+        rows_B = tl.where(block_B % BLOCK_P == 0, tl.minimum(number - start_B, BLOCK_P), 0)
+    at_B, inside_B = blocks + 3 * (first + block_B), first + block_B < end
+    tl.store(at_B, block_B * 0 + key, mask=inside_B)
+    tl.store(at_B + 1, before + start_B, mask=inside_B)
+    tl.store(at_B + 2, rows_B, mask=inside_B)
+
+
+@triton.jit
+def _rows_of(
+    keys, ids, order, blocks, pairs, count, program, E: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr
+):  # fmt: skip
+    """(the key of a program's rows, which rows, which of them there are, whether the program has any)."""
+    place_P = tl.arange(0, BLOCK_P)
+    if blocks is not None:
+        number = tl.load(blocks + 3 * program + 2)
+        key = tl.load(blocks + 3 * program)
+        live_P = place_P < number
+        row_P = tl.load(order + tl.load(blocks + 3 * program + 1) + place_P, mask=live_P, other=0)
+        works = number > 0
+    else:
+        row_P, inside_P = place_P, place_P < count
+        pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=inside_P, other=0)
+        key_P = _key_of(keys, ids, pair_P, inside_P, E, K)
+        key = tl.max(tl.where(row_P == program, key_P, -1), 0)
+        live_P = (key_P == key) & inside_P
+        works = tl.min(tl.where(live_P, row_P, BLOCK_P), 0) == program
     return key, row_P, live_P, works
 
 
 @triton.jit
-def _sorted_rows(keys, order, count, program, BLOCK_P: tl.constexpr):
-    """Of many rows: those of a program, their keys (-1 past the end), and which of them there are."""
+def _sorted_rows(keys, ids, order, count, program, E: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr):
+    """Of very many rows: those of a program, their keys (-1 past the end), and which of them there are."""
     place_P = program * BLOCK_P + tl.arange(0, BLOCK_P)
     inside_P = place_P < count
     pair_P = tl.load(order + place_P, mask=inside_P, other=0)
-    return pair_P, tl.where(inside_P, tl.load(keys + pair_P), -1), inside_P
+    return pair_P, _key_of(keys, ids, pair_P, inside_P, E, K), inside_P
 
 
 @triton.jit
@@ -352,6 +355,7 @@ def _shrink_kernel(
     x,
     into,
     keys,
+    ids,
     order,
     blocks,
     pairs,
@@ -361,34 +365,41 @@ def _shrink_kernel(
     slot_stride,
     scale,
     E: tl.constexpr,
+    K: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
     SEGMENTS: tl.constexpr,
     PLANES: tl.constexpr,
     STEPS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    READY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p."""
+    """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p.
+
+    CHOSEN: the kernel before may have chosen the experts. READY: x is older than the kernel before.
+    """
+    wait(PDL and CHOSEN)
     let_next_begin(PDL)
     program = tl.program_id(0)
+    WAITS: tl.constexpr = PDL and not (CHOSEN or READY)
     if blocks is not None or order is None:
-        wait(PDL and E > 1)  # the keys of pairs may be of the kernel before
-        key, row_P, live_P, works = _rows_of(keys, order, blocks, pairs, count, program, BLOCK_Q, BLOCK_P)
+        key, row_P, live_P, works = _rows_of(keys, ids, order, blocks, pairs, count, program, E, K, BLOCK_P)
         if (key >= 0) & works:
             pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
+            at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
             _shrink_rows(
-                x, into, y, key, pair_P, row_P // PER_TOKEN, live_P, count, slot_stride, scale,
-                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL,
+                x, into, y, key, pair_P, at_P, live_P, count, slot_stride, scale,
+                E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, WAITS,
             )  # fmt: skip
         else:
-            wait(PDL)
+            wait(WAITS)
     else:
-        wait(PDL)
-        pair_P, key_P, _ = _sorted_rows(keys, order, count, program, BLOCK_P)
+        wait(WAITS)
+        pair_P, key_P, _ = _sorted_rows(keys, ids, order, count, program, E, K, BLOCK_P)
         at_P = pair_P // PER_TOKEN if places is None else tl.load(places + pair_P)
         key = tl.max(key_P, 0)
         while key >= 0:
@@ -397,6 +408,7 @@ def _shrink_kernel(
                 E, COLUMNS, RANK, SEGMENTS, PLANES, STEPS, BLOCK_P, BLOCK_C, False,
             )  # fmt: skip
             key = tl.max(tl.where(key_P < key, key_P, -1), 0)
+    wait(PDL and READY)  # so that the next kernel comes after the one before
 
 
 @triton.jit
@@ -470,6 +482,7 @@ def _expand_kernel(
     y,
     out_of,
     keys,
+    ids,
     order,
     blocks,
     weights,
@@ -482,6 +495,7 @@ def _expand_kernel(
     first,
     second,
     E: tl.constexpr,
+    K: tl.constexpr,
     ROWS: tl.constexpr,
     RANK: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -489,17 +503,15 @@ def _expand_kernel(
     SQUARES: tl.constexpr,
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros, but for
-    those that no block has."""
+    """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros."""
     let_next_begin(PDL)
     program = tl.program_id(0)
     if blocks is not None or order is None:
-        key, pair_P, live_P, works = _rows_of(keys, order, blocks, None, count, program, BLOCK_Q, BLOCK_P)
+        key, pair_P, live_P, works = _rows_of(keys, ids, order, blocks, None, count, program, E, K, BLOCK_P)
         if (key >= 0) & works:
             _expand_rows(
                 y, out_of, weights, squares, out, key, pair_P, live_P, count, slot_stride, out_stride, eps, first,
@@ -511,7 +523,7 @@ def _expand_kernel(
                 _write_zeros(out, pair_P, live_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
     else:
         wait(PDL)
-        pair_P, key_P, inside_P = _sorted_rows(keys, order, count, program, BLOCK_P)
+        pair_P, key_P, inside_P = _sorted_rows(keys, ids, order, count, program, E, K, BLOCK_P)
         if not ADDS:
             _write_zeros(out, pair_P, (key_P < 0) & inside_P, out_stride, ROWS, BLOCK_P, BLOCK_N)
         key = tl.max(key_P, 0)

@@ -14,15 +14,33 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from oscine.ops.interface import ExpertTokens
+
 
 class Rows(NamedTuple):
     """The rows of one product, and which factors each has."""
 
-    keys_P: Tensor  # int32
-    experts: int  # E
-    per_token: int = 1  # rows of a token, beside each other
-    order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many; with blocks, those with a key
+    keys_T: Tensor  # int32: slots of the adapters of tokens; below 0: none
+    ids_P: Tensor | None = None  # of pairs: their experts, those of a token beside each other; None: rows are tokens
+    experts: int = 1  # E
+    order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many
     blocks_B3: Tensor | None = None  # int32: key, first place in the order, and number of rows of a program; 0: none
+
+    @property
+    def count(self) -> int:
+        return len(self.keys_T) if self.ids_P is None else len(self.ids_P)
+
+    @property
+    def per_token(self) -> int:
+        return self.count // len(self.keys_T) if len(self.keys_T) else 1
+
+    @property
+    def keys_P(self) -> Tensor:  # noqa: N802
+        """int32."""
+        if self.ids_P is None:
+            return self.keys_T
+        slots_P = self.keys_T.repeat_interleave(self.per_token)
+        return torch.where(slots_P < 0, -1, slots_P * self.experts + self.ids_P).int()
 
 
 class Norm(NamedTuple):
@@ -36,12 +54,12 @@ class Norm(NamedTuple):
 class Backend(Protocol):
     """`shrink` and `expand` of this module, or kernels for a GPU."""
 
-    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1, num_keys: int = 0) -> Rows:
-        """`num_keys`: there are no others; 0: it is not known."""
+    def rows(self, keys_T: Tensor, num_slots: int, ids_TK: Tensor | None = None, experts: int = 1) -> Rows:
+        """Of tokens, or of their pairs with experts. Keys are below num_slots."""
         ...
 
     def shrink(
-        self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
+        self, x: Tensor, rows: Rows, into: Tensor, segments: int, hidden: ExpertTokens | None = None
     ) -> Tensor: ...
 
     def expand(
@@ -61,19 +79,19 @@ class Backend(Protocol):
 class Reference:
     """A Backend in plain torch. It waits for values of the device."""
 
-    def rows(self, keys_P: Tensor, experts: int, per_token: int = 1, num_keys: int = 0) -> Rows:
-        return Rows(keys_P, experts, per_token)
+    def rows(self, keys_T: Tensor, num_slots: int, ids_TK: Tensor | None = None, experts: int = 1) -> Rows:
+        return Rows(keys_T, None if ids_TK is None else ids_TK.flatten(), experts)
 
-    def shrink(
-        self, x: Tensor, rows: Rows, into: Tensor, segments: int, pairs: Tensor | None = None, factor: float = 1.0
-    ) -> Tensor:
-        """x [tokens, K], or [P, K] where `pairs` has the row of each. into [S, (E,) segments * R, K]. Returns float32
-        [P, segments * R]. segments: independent parts of the result."""
-        x = _unplaned(x) if x.dim() == 3 else x
-        if pairs is not None:
-            x = torch.empty_like(x).index_copy_(0, pairs.long(), x)
-        per_token = len(rows.keys_P) // len(x) if len(x) else 1
-        y = torch.zeros(len(rows.keys_P), into.shape[-2], dtype=torch.float32, device=x.device)
+    def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int, hidden: ExpertTokens | None = None) -> Tensor:
+        """x [tokens, K], or hidden.rows [P, K]. into [S, (E,) segments * R, K]. Returns float32 [P, segments * R].
+        segments: independent parts of the result."""
+        x, factor = _unplaned(x) if x.dim() == 3 else x, 1.0
+        if hidden is not None:
+            factor = hidden.factor
+            if hidden.pairs_P is not None:
+                x = torch.empty_like(x).index_copy_(0, hidden.pairs_P.long(), x)
+        per_token = rows.count // len(x) if len(x) else 1
+        y = torch.zeros(rows.count, into.shape[-2], dtype=torch.float32, device=x.device)
         for key, chosen in _groups(rows.keys_P):
             factors = into.flatten(0, into.dim() - 3)[key]
             y[chosen] = x[chosen // per_token].float() @ factors.float().T / factor

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from oscine.extensions.adapters.products import Backend, Norm, Rows
-from oscine.ops.interface import AddedProducts, LowRank, Routing
+from oscine.ops.interface import AddedProducts, ExpertTokens, LowRank, Routing
 
 Factors = Mapping[str, Tensor]  # of a layer, by the names of the layout; each of all slots
 
@@ -25,7 +25,7 @@ class Products:
 
     @property
     def keys_T(self) -> Tensor:  # noqa: N802
-        return self.rows.keys_P
+        return self.rows.keys_T
 
     def add(self, x_TK: Tensor, out: Tensor) -> None:
         self.backend.expand(self.shrink(x_TK).y_STR, self.rows, self.out_of, out, adds=True, ends=self.ends)
@@ -52,13 +52,13 @@ class Experts:
 
     def first(self, x_TH: Tensor) -> Tensor:
         out_of = self.factors["gate_up_out"]
-        out = torch.empty(len(self.rows.keys_P), out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
+        out = torch.empty(self.rows.count, out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
         y = self.backend.shrink(x_TH, self.rows, self.factors["gate_up_in"], 1)
         self.backend.expand(y, self.rows, out_of, out, adds=False)
         return out
 
-    def second(self, h: Tensor, out: Tensor, pairs: Tensor | None = None, factor: float = 1.0) -> None:
-        y = self.backend.shrink(h, self.rows._replace(per_token=1), self.factors["down_in"], 1, pairs, factor)
+    def second(self, tokens: ExpertTokens, out: Tensor) -> None:
+        y = self.backend.shrink(tokens.rows, self.rows, self.factors["down_in"], 1, tokens)
         self.backend.expand(y, self.rows, self.factors["down_out"], out, adds=True, weights_P=self.weights_P)
 
 
@@ -79,10 +79,8 @@ class Layer:
             routing = self._routed_again(x_TH, routing, weight_EH, bias_E)
         if "gate_up_in" not in self._factors:
             return routing
-        experts, per_token = len(bias_E), routing.expert_ids_TK.shape[1]
-        slot_T1 = self._rows.keys_P[:, None]
-        keys_TK = torch.where(slot_T1 < 0, -1, slot_T1 * experts + routing.expert_ids_TK.int()).int()
-        rows = self._backend.rows(keys_TK.flatten(), experts, per_token)
+        num_slots = len(self._factors["gate_up_in"])
+        rows = self._backend.rows(self._rows.keys_T, num_slots, routing.expert_ids_TK, len(bias_E))
         added = Experts(self._backend, rows, routing.weights_TK.flatten(), self._factors)
         return routing._replace(added=added)
 

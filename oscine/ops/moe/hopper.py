@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops import planes
-from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.interface import ExpertTokens, MxExperts, Routing
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.moe import fp8
 from oscine.ops.moe.hopper_gemm import gemm
@@ -201,9 +201,8 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         return y_TJH
     added = routing.added
     assert added is None or not experts.fp8
-    added_PN = None if added is None else added.first(x_TH)
     # x is made fp16 when it is sorted
-    x = Tokens(x_TH, None)
+    x, places = Tokens(x_TH, None), None
     if tiling.planes:
         x = Tokens(*(routing.prepared or planes.split(target, x_TH, tiling.planes)))
     if tokens == 1 or direct:
@@ -212,15 +211,19 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         table = ids if routing.logits_TE is None else routing.logits_TE
         order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else ids
     else:
-        x, order, table, entries = _sort(x, routing, experts.experts, tiling)
+        if added is not None:
+            places = torch.empty(pairs, dtype=torch.int32, device=x_TH.device)
+        x, order, table, entries = _sort(x, routing, experts.experts, tiling, places)
     columns = experts.gate_up.unit_rows * (UNIT // 2) if experts.fp8 else experts.intermediate
     h = Tokens(_empty_tokens(pairs, columns, tiling, x_TH.device), None)
+    added_PN = None if added is None else added.first(x_TH)  # last before the product that it is added to
     work = Work(table, entries, order, routing, limit, direct, added_PN)
     _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
     _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
-    if added is not None:
+    if added is not None:  # the second product has let others begin only when h was there
         factor = fp8.h_factor(limit) if tiling.planes else 1.0
-        added.second(h.rows, y_TJH.view(pairs, -1), None if tokens == 1 else order, factor)
+        hidden = ExpertTokens(h.rows, factor, None if tokens == 1 else order, places, is_ready=True)
+        added.second(hidden, y_TJH.view(pairs, -1))
     return y_TJH
 
 
@@ -347,8 +350,11 @@ def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDe
     return matrix.descriptors[units]
 
 
-def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[Tokens, Tensor, Tensor, int]:
-    """(rows of x by expert, their pairs [T * K], the table of entries, the most entries there can be)."""
+def _sort(
+    x: Tokens, routing: Routing, experts: int, tiling: Tiling, places: Tensor | None
+) -> tuple[Tokens, Tensor, Tensor, int]:
+    """(rows of x by expert, their pairs [T * K], the table of entries, the most entries there can be). Writes places,
+    int32 [T * K]: the row of each pair."""
     pairs, ids = routing.expert_ids_TK.numel(), routing.expert_ids_TK
     counted = routing.counts_E is not None
     assert counted or pairs <= 256, "many tokens are counted by the router"
@@ -369,6 +375,7 @@ def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[To
         sorted_x.flatten(1).view(torch.int16) if tiling.planes else sorted_x,
         scales,
         order,
+        places,
         table,
         pairs,
         K=ids.shape[1],
@@ -397,6 +404,7 @@ def sort_kernel(
     sorted_ptr,
     sorted_scales_ptr,
     order_ptr,
+    places_ptr,
     table_ptr,
     pairs,
     K: tl.constexpr,
@@ -434,6 +442,8 @@ def sort_kernel(
     starts = tl.cumsum(counts, 0) - counts
     row = tl.sum(tl.where(ids[:, None] == expert[None, :], starts[None, :], 0), 1) + rank
     tl.store(order_ptr + row, pair, valid)
+    if places_ptr is not None:
+        tl.store(places_ptr + pair, row, valid)
     if scales_ptr is not None:
         tl.store(sorted_scales_ptr + row, tl.load(scales_ptr + pair // K, valid), valid)
     source = (pair // K).to(tl.int64) * H

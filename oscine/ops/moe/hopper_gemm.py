@@ -180,8 +180,10 @@ def _produce_weights(cfg, ring, sources, pointers, num_tokens):
     """Loads weights; DYNAMIC: also takes tiles from the scheduler, and names them to the other warps."""
     stage = 0
     phase = 1
-    if cfg.GATED:
-        gdc_wait()  # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not
+    # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not. Kernels of what is
+    # ADDED have waited, too.
+    if cfg.GATED and not cfg.ADDED:
+        gdc_wait()
     entries = find_entries(cfg, pointers.table, num_tokens, 1)
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
     index = gl.program_id(0)
@@ -209,7 +211,8 @@ def _produce_weights(cfg, ring, sources, pointers, num_tokens):
 def _produce_tokens(cfg, ring, sources, pointers, num_tokens):
     stage = 0
     phase = 1
-    gdc_wait()
+    if not cfg.ADDED:
+        gdc_wait()
     entries = find_entries(cfg, pointers.table, num_tokens, 1)
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
     index = gl.program_id(0)
@@ -251,7 +254,8 @@ def _tile_of(ring, stage, WARPS: gl.constexpr):
 
 @gluon.jit
 def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
-    gdc_wait()
+    if not cfg.ADDED:
+        gdc_wait()
     gdc_launch_dependents()
     scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
     if cfg.PLANES == 1:
@@ -482,6 +486,7 @@ def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, so
 @gluon.jit
 def _added(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
     """What adapters add to a part of GEMM 1, float32 in the layout of acc."""
+    gdc_wait()  # only here: all else is older than the kernel before
     column = begin + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     pair, wanted = first_pairs_of(cfg, tile, column, pointers.order)
     row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))

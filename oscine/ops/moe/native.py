@@ -6,7 +6,7 @@ Activations are quantised to int8 in blocks of 32, so the result differs from th
 import torch
 from torch import Tensor
 
-from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.interface import ExpertTokens, MxExperts, Routing
 from oscine.ops.native.library import check, library
 from oscine.ops.native.weights import PackedExperts, pack_mxfp4
 
@@ -52,6 +52,6 @@ def moe(x_TH: Tensor, routing: Routing, experts: PackedExperts, swiglu_limit: fl
     )
     if added is not None and h_PI is not None:
         y_PH = x_TH.new_zeros(len(h_PI), x_TH.shape[1])
-        added.second(h_PI, y_PH)
+        added.second(ExpertTokens(h_PI), y_PH)
         out_TH += y_PH.view(len(x_TH), ids_TK.shape[1], -1).sum(1)
     return out_TH

@@ -4,8 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscine.extensions.adapters.kernels import FEW_ROWS, Kernels, _expand_kernel, _shrink_kernel, block_of
-from oscine.extensions.adapters.products import Norm, Reference
+from oscine.extensions.adapters.kernels import (
+    TABLE_ROWS,
+    Kernels,
+    _expand_kernel,
+    _shrink_kernel,
+    _table_kernel,
+    block_of,
+)
+from oscine.extensions.adapters.products import Norm, Reference, Rows
+from oscine.ops.interface import ExpertTokens
 from oscine.ops.target import Target
 from tests.ops.bound import target_of
 from tests.ops.chips import CHIPS
@@ -20,9 +28,11 @@ CASES = {
     "more rows of one adapter than a tile": (40, 0, 1, 64, 64, 32),
     "two tiles of each adapter, and many without": (100, 0, 1, 264, 64, 16),
     "many columns of few rows": (20, 0, 1, 1096, 64, 16),
+    "few pairs": (3, 4, 8, 96, 72, 16),
     "pairs": (9, 4, 8, 96, 72, 16),
-    "sorted pairs": (FEW_ROWS // 4 + 9, 4, 3, 32, 40, 16),
-    "sorted tokens": (FEW_ROWS + 5, 0, 1, 32, 32, 16),
+    "more pairs than keys": (60, 4, 5, 72, 40, 16),
+    "sorted pairs": (TABLE_ROWS // 4 + 9, 4, 3, 32, 40, 16),
+    "sorted tokens": (TABLE_ROWS + 5, 0, 1, 32, 32, 16),
 }
 
 
@@ -38,25 +48,28 @@ def memory(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> 
     return padded[:, :-64].unflatten(1, shape)
 
 
-def keys(tokens: int, per_token: int, experts: int, device: torch.device) -> Tensor:
+def keys(tokens: int, per_token: int, experts: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The slots of tokens, and their experts."""
     generator = torch.Generator().manual_seed(tokens)
-    slots = torch.randint(-1, 3, (tokens,), generator=generator)
+    slots = torch.randint(-1, 3, (tokens,), generator=generator).int().to(device)
     if not per_token:
-        return slots.int().to(device)
+        return slots, None
     chosen = torch.stack([torch.randperm(experts, generator=generator) for _ in range(tokens)])
-    chosen = chosen.repeat(1, per_token)[:, :per_token]
-    return torch.where(slots[:, None] < 0, -1, slots[:, None] * experts + chosen).flatten().int().to(device)
+    return slots, chosen.repeat(1, per_token)[:, :per_token].to(device, torch.int32).contiguous()
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> None:
     tokens, per_token, experts, columns, num_rows, rank = CASES[name]
     options = {"device": device, "dtype": dtype}
-    kernels, reference, given = Kernels(target_of(device)), Reference(), keys(tokens, per_token, experts, device)
+    kernels, reference = Kernels(target_of(device)), Reference()
+    rows = kernels.rows(
+        keys(tokens, per_token, experts, device)[0], 3, keys(tokens, per_token, experts, device)[1], experts
+    )
+    given = rows.keys_P
     of = (experts,) if per_token else ()
     into = memory(*of, rank, columns, seed=1, **options)  # type: ignore[arg-type]
     out_of = memory(*of, num_rows, rank, seed=2, **options)  # type: ignore[arg-type]
     x = random(tokens, columns, seed=3, device=device, dtype=dtype)
-    rows = kernels.rows(given, experts, max(1, per_token), num_keys=0 if per_token else 3)
     y = kernels.shrink(x, rows, into, 1)
     expected_y = reference.shrink(x.float(), rows, into, 1)
     _close(y.sum(0)[given >= 0], expected_y[given >= 0], bound)
@@ -65,8 +78,6 @@ def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> 
     for adds, given_weights in ((True, None), (False, None), (True, weights)):
         out, expected = (before.clone() if adds else torch.full_like(before, torch.nan) for _ in range(2))
         expected[:, 1] = out[:, 1] = 7
-        if rows.blocks_B3 is not None and not adds:
-            out[given < 0, 0] = 0  # not written
         kernels.expand(y, rows, out_of, out, adds=adds, weights_P=given_weights)
         reference.expand(expected_y, rows, out_of, expected, adds=adds, weights_P=given_weights)
         _close(out, expected, bound)
@@ -75,13 +86,13 @@ def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> 
 def check_segments(device: torch.device, dtype: torch.dtype, bound: float) -> None:
     """Queries, keys and values, of tokens that are still to be divided by their norm."""
     rows_of, rank, columns, tokens = (192, 64, 64), 16, 96, 6
-    kernels, reference, given = Kernels(target_of(device)), Reference(), keys(tokens, 0, 1, device)
+    kernels, reference = Kernels(target_of(device)), Reference()
     into = memory(3 * rank, columns, seed=1, device=device, dtype=dtype)
     out_of = memory(sum(rows_of), rank, seed=2, device=device, dtype=dtype)
     x = random(tokens, columns, seed=3, device=device, dtype=dtype)
     squares = torch.rand(tokens, 3, device=device) + 0.5
     norm = Norm(squares, 1e-3, columns)
-    rows = kernels.rows(given, 1)
+    rows = kernels.rows(keys(tokens, 0, 1, device)[0], 3)
     ends = (192, 256, 320)
     out, expected = (torch.full((tokens, 320), torch.nan, device=device, dtype=dtype) for _ in range(2))
     kernels.expand(kernels.shrink(x, rows, into, 3), rows, out_of, out, adds=False, ends=ends, norm=norm)
@@ -91,21 +102,35 @@ def check_segments(device: torch.device, dtype: torch.dtype, bound: float) -> No
 
 
 def check_table(device: torch.device) -> None:
-    for given in ([-1] * 20, [2] * 33, [2, -1, 0] * 11, [0, 1, 2, 2] * 16 + [-1] * 36):
-        rows = Kernels(target_of(device)).rows(torch.tensor(given, dtype=torch.int32, device=device), 1, num_keys=3)
-        assert rows.order_P is not None
-        assert rows.blocks_B3 is not None
-        found = []
-        for key, start, number in rows.blocks_B3.tolist():
-            found += [(key, row) for row in rows.order_P[start : start + number].tolist()]
-            assert number <= 16
-        assert found == sorted((key, row) for row, key in enumerate(given) if key >= 0)
+    """Each row is in one block of its key; those without an adapter too."""
+    kernels = Kernels(target_of(device))
+    for given in ([-1] * 20, [2] * 33, [2, -1, 0] * 11, [0, 1, 2, 2] * 16 + [-1] * 36, [1] * 2100 + [-1, 0] * 7):
+        for slots in (3, 40):  # more blocks than rows of some of these, and fewer
+            rows = kernels.rows(torch.tensor(given, dtype=torch.int32, device=device), slots)
+            assert sorted(_blocks_of(rows)) == sorted((key, row) for row, key in enumerate(given))
+    slots_T, ids_TK = keys(30, 4, 7, device)
+    rows = kernels.rows(slots_T, 3, ids_TK, 7)
+    assert sorted(_blocks_of(rows)) == sorted((key, row) for row, key in enumerate(rows.keys_P.tolist()))
+
+
+def _blocks_of(rows: Rows) -> list[tuple[int, int]]:
+    """(key, row) of all rows that blocks have."""
+    assert rows.order_P is not None
+    assert rows.blocks_B3 is not None
+    found = []
+    for key, start, number in rows.blocks_B3.tolist():
+        assert number <= 16
+        found += [(key, row) for row in rows.order_P[start : start + number].tolist()]
+    return found
 
 
 def check_second(device: torch.device, dtype: torch.dtype, bound: float, tokens: int, *, planes: bool) -> None:
     """Activations of experts, in an order of their own, and as planes of FP8."""
     experts, rank, columns, factor = 4, 16, 64, 8.0
-    kernels, reference, given = Kernels(target_of(device)), Reference(), keys(tokens, 2, experts, device)
+    kernels, reference = Kernels(target_of(device)), Reference()
+    slots_T, ids_TK = keys(tokens, 2, experts, device)
+    rows = kernels.rows(slots_T, 3, ids_TK, experts)
+    given = rows.keys_P
     into = memory(experts, rank, columns, seed=1, device=device, dtype=dtype)
     h = random(len(given), columns, seed=5, device=device, dtype=torch.float32) * factor
     if planes:
@@ -113,10 +138,11 @@ def check_second(device: torch.device, dtype: torch.dtype, bound: float, tokens:
         low = ((h - high.float()) * 16).to(torch.float8_e4m3fn)
         h = torch.stack((high, low), 1)
     order = torch.randperm(len(given), generator=torch.Generator().manual_seed(1)).int().to(device)
-    rows = kernels.rows(given, experts)
-    got = kernels.shrink(h, rows, into, 1, order, factor).sum(0)
-    expected = reference.shrink(h, rows, into, 1, order, factor)
-    _close(got[given >= 0], expected[given >= 0], bound)
+    hidden = ExpertTokens(h, factor, order, is_ready=True)
+    expected = reference.shrink(h, rows, into, 1, hidden)
+    for places in (None, order.argsort().int()):
+        got = kernels.shrink(h, rows, into, 1, hidden._replace(places_P=places)).sum(0)
+        _close(got[given >= 0], expected[given >= 0], bound)
 
 
 def _close(got: Tensor, expected: Tensor, bound: float) -> None:
@@ -129,7 +155,7 @@ def in_interpreter() -> None:
         check(name, CPU, torch.float32, 1e-5)
     check_segments(CPU, torch.float32, 1e-5)
     check_table(CPU)
-    for tokens in (7, FEW_ROWS // 2 + 4):
+    for tokens in (7, 20, TABLE_ROWS // 2 + 4):
         check_second(CPU, torch.float32, 1e-5, tokens, planes=False)
     check_second(CPU, torch.float32, 1e-5, 7, planes=True)
 
@@ -150,7 +176,7 @@ def test_segments_and_activations_on_a_gpu() -> None:
     cuda = torch.device("cuda")
     check_segments(cuda, torch.bfloat16, 0.01)
     check_table(cuda)
-    for tokens in (7, FEW_ROWS // 2 + 4):
+    for tokens in (7, 20, TABLE_ROWS // 2 + 4):
         check_second(cuda, torch.bfloat16, 0.01, tokens, planes=False)
     if Target.of(cuda).capability >= (8, 9):
         check_second(cuda, torch.bfloat16, 0.01, 7, planes=True)
@@ -161,15 +187,16 @@ def test_segments_and_activations_on_a_gpu() -> None:
 @pytest.mark.parametrize("found", ["few", "table", "sorted"])
 def test_kernels_compile(arch: int, found: str) -> None:
     options = {"PDL": arch >= 90, "num_warps": 4, **({"launch_pdl": True} if arch >= 90 else {})}
-    selection = {"BLOCK_Q": 1024 if found == "few" else 1, "BLOCK_P": 16}
+    selection = {"BLOCK_P": 16}
     common = {"keys": "*i32", "count": "i32", "slot_stride": "i32"}
     absent: dict[str, None] = {}
-    for name, given in (("order", found != "few"), ("blocks", found == "table")):
+    for name, given in (("order", found != "few"), ("blocks", found == "table"), ("ids", found != "table")):
         common |= {name: "*i32"} if given else {}
         absent |= {} if given else {name: None}
     shrink = {"x": "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
-    experts = {"E": 128, "PER_TOKEN": 4} if found != "table" else {"E": 1, "PER_TOKEN": 1}
-    constants = {**experts, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False}
+    experts = {"E": 128, "K": 4, "PER_TOKEN": 4} if found != "table" else {"E": 1, "K": 1, "PER_TOKEN": 1}
+    waits = {"CHOSEN": found == "few", "READY": found == "sorted"}
+    constants = {**experts, **waits, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False}
     pairs = {"pairs": None, "places": None}
     launch = {name: options.pop(name) for name in ("num_warps", "launch_pdl") if name in options}
     for steps, block in ((45, block_of(64)), *(((1, 128),) if found != "sorted" else ())):
@@ -194,3 +221,10 @@ def test_kernels_compile(arch: int, found: str) -> None:
         arch=arch,
         **launch,
     )
+
+
+@pytest.mark.compiles
+def test_the_table_compiles() -> None:
+    signature = {"keys": "*i32", "ids": "*i32", "order": "*i32", "blocks": "*i32", "count": "i32", "num_keys": "i32"}
+    constants = {"E": 32, "K": 4, "DENSE": True, "STEP": 1024, "BLOCK_B": 128, "BLOCK_P": 16, "PDL": True}
+    assert compile_ahead(_table_kernel, signature, constants, num_warps=4, launch_pdl=True).spills == 0

@@ -101,16 +101,16 @@ class LowRank(NamedTuple):
 class AddedExperts(Protocol):
     """What low-rank adapters add to the two products of the experts of a step. P = T * K pairs: t * K + k."""
 
-    def first(self, x_TH: Tensor) -> Tensor:
+    def first(self, x_TH: Tensor, places_P: Tensor | None = None) -> Tensor:
         """[P, N] in the dtype of the activations, N in the order of the backend's gates and ups: before SwiGLU.
 
-        A kernel that is launched next may read all that is older than this call without waiting (gdc_wait).
+        places_P: int32, the row of each pair in the result, else p. A kernel that is launched next may read all that is
+        older than this call without waiting (gdc_wait).
         """
         ...
 
-    def second(self, tokens: "ExpertTokens", out: Tensor) -> None:
-        """Adds the routing weights times the products of the tokens to `out`, whose rows [P, ...] begin with H columns.
-        In place."""
+    def second(self, tokens: "ExpertTokens", out_TKH: Tensor, *, adds: bool) -> None:
+        """Adds the routing weights times the products of the tokens to `out`, or writes them."""
         ...
 
 

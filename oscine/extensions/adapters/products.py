@@ -23,8 +23,9 @@ class Rows(NamedTuple):
     keys_T: Tensor  # int32: slots of the adapters of tokens; below 0: none
     ids_P: Tensor | None = None  # of pairs: their experts, those of a token beside each other; None: rows are tokens
     experts: int = 1  # E
-    order_P: Tensor | None = None  # int32: the rows sorted by key, where there are many
-    blocks_B3: Tensor | None = None  # int32: key, first place in the order, and number of rows of a program; 0: none
+    order_P: Tensor | None = None  # int32: the rows sorted by key, those without one last, where there is a table of
+    # int32 [1 + B, 3]: how many blocks are used; then for each its key, first place in the order, and number of rows
+    blocks_B3: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -52,15 +53,13 @@ class Norm(NamedTuple):
 
 
 class Backend(Protocol):
-    """`shrink` and `expand` of this module, or kernels for a GPU."""
+    """The products of this module, or kernels for a GPU."""
 
     def rows(self, keys_T: Tensor, num_slots: int, ids_TK: Tensor | None = None, experts: int = 1) -> Rows:
         """Of tokens, or of their pairs with experts. Keys are below num_slots."""
         ...
 
-    def shrink(
-        self, x: Tensor, rows: Rows, into: Tensor, segments: int, hidden: ExpertTokens | None = None
-    ) -> Tensor: ...
+    def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int) -> Tensor: ...
 
     def expand(
         self,
@@ -71,8 +70,20 @@ class Backend(Protocol):
         *,
         adds: bool,
         ends: tuple[int, ...] = (),
-        weights_P: Tensor | None = None,
         norm: Norm | None = None,
+    ) -> None: ...
+
+    def through(
+        self,
+        tokens: ExpertTokens,
+        rows: Rows,
+        into: Tensor,
+        out_of: Tensor,
+        out_TKN: Tensor,
+        *,
+        adds: bool,
+        weights_P: Tensor | None = None,
+        places_P: Tensor | None = None,
     ) -> None: ...
 
 
@@ -82,19 +93,16 @@ class Reference:
     def rows(self, keys_T: Tensor, num_slots: int, ids_TK: Tensor | None = None, experts: int = 1) -> Rows:
         return Rows(keys_T, None if ids_TK is None else ids_TK.flatten(), experts)
 
-    def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int, hidden: ExpertTokens | None = None) -> Tensor:
-        """x [tokens, K], or hidden.rows [P, K]. into [S, (E,) segments * R, K]. Returns float32 [P, segments * R].
-        segments: independent parts of the result."""
-        x, factor = _unplaned(x) if x.dim() == 3 else x, 1.0
-        if hidden is not None:
-            factor = hidden.factor
-            if hidden.pairs_P is not None:
-                x = torch.empty_like(x).index_copy_(0, hidden.pairs_P.long(), x)
+    def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int) -> Tensor:
+        """x [T, K], or [P, K]; into [S, (E,) segments * R, K]. Returns float32 [P, segments * R].
+
+        segments: independent parts of the result.
+        """
         per_token = rows.count // len(x) if len(x) else 1
         y = torch.zeros(rows.count, into.shape[-2], dtype=torch.float32, device=x.device)
         for key, chosen in _groups(rows.keys_P):
             factors = into.flatten(0, into.dim() - 3)[key]
-            y[chosen] = x[chosen // per_token].float() @ factors.float().T / factor
+            y[chosen] = x[chosen // per_token].float() @ factors.float().T
         return y
 
     def expand(
@@ -106,7 +114,6 @@ class Reference:
         *,
         adds: bool,
         ends: tuple[int, ...] = (),
-        weights_P: Tensor | None = None,
         norm: Norm | None = None,
     ) -> None:
         """Adds to, or writes, the first N columns of `out` [P, ...]. out_of [S, (E,) N, R].
@@ -119,14 +126,41 @@ class Reference:
             target.zero_()
         if norm is not None:
             y = y * torch.rsqrt(norm.squares_TS.sum(1, keepdim=True) / norm.width + norm.eps)
-        if weights_P is not None:
-            y = y * weights_P[:, None]
         for key, chosen in _groups(rows.keys_P):
             factors, start = out_of.flatten(0, out_of.dim() - 3)[key].float(), 0
             for part, end in enumerate(ends or (num_rows,)):
                 own = y[chosen, part * rank : (part + 1) * rank] @ factors[start:end].T
                 target[chosen, start:end] = (target[chosen, start:end].float() + own).to(out.dtype)
                 start = end
+
+    def through(
+        self,
+        tokens: ExpertTokens,
+        rows: Rows,
+        into: Tensor,
+        out_of: Tensor,
+        out_TKN: Tensor,
+        *,
+        adds: bool,
+        weights_P: Tensor | None = None,
+        places_P: Tensor | None = None,
+    ) -> None:
+        """Both products of pairs: adds them to `out`, or writes them. tokens.rows [T, K]: of all pairs of a token.
+
+        places_P: row p of the result goes to row places_P[p] of `out`, which is contiguous then.
+        """
+        x = _unplaned(tokens.rows) if tokens.rows.dim() == 3 else tokens.rows
+        if tokens.pairs_P is not None:
+            x = torch.empty_like(x).index_copy_(0, tokens.pairs_P.long(), x)
+        y = self.shrink(x, rows, into, 1) / tokens.factor
+        if weights_P is not None:
+            y = y * weights_P[:, None]
+        sums_PN = torch.zeros(rows.count, out_of.shape[-2], dtype=torch.float32, device=x.device)
+        self.expand(y, rows, out_of, sums_PN, adds=False)
+        if places_P is not None:
+            sums_PN = torch.empty_like(sums_PN).index_copy_(0, places_P.long(), sums_PN)
+        sums_TKN = sums_PN.view(*out_TKN.shape[:2], -1)
+        out_TKN.copy_(out_TKN.float() + sums_TKN if adds else sums_TKN)
 
 
 def _groups(keys_P: Tensor) -> list[tuple[int, Tensor]]:

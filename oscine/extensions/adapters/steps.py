@@ -50,16 +50,17 @@ class Experts:
     weights_P: Tensor
     factors: Factors
 
-    def first(self, x_TH: Tensor) -> Tensor:
-        out_of = self.factors["gate_up_out"]
-        out = torch.empty(self.rows.count, out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
-        y = self.backend.shrink(x_TH, self.rows, self.factors["gate_up_in"], 1)
-        self.backend.expand(y, self.rows, out_of, out, adds=False)
+    def first(self, x_TH: Tensor, places_P: Tensor | None = None) -> Tensor:
+        out_of, rows = self.factors["gate_up_out"], self.rows
+        out = torch.empty(rows.count, out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
+        out_TKN = out.view(len(x_TH), rows.per_token, -1)
+        tokens, into = ExpertTokens(x_TH), self.factors["gate_up_in"]
+        self.backend.through(tokens, rows, into, out_of, out_TKN, adds=False, places_P=places_P)
         return out
 
-    def second(self, tokens: ExpertTokens, out: Tensor) -> None:
-        y = self.backend.shrink(tokens.rows, self.rows, self.factors["down_in"], 1, tokens)
-        self.backend.expand(y, self.rows, self.factors["down_out"], out, adds=True, weights_P=self.weights_P)
+    def second(self, tokens: ExpertTokens, out_TKH: Tensor, *, adds: bool) -> None:
+        into, out_of = self.factors["down_in"], self.factors["down_out"]
+        self.backend.through(tokens, self.rows, into, out_of, out_TKH, adds=adds, weights_P=self.weights_P)
 
 
 class Layer:

@@ -196,11 +196,11 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
     direct = tiling.planes > 0 and is_direct(tokens, per_token, tiling.tokens)
     splits = nonempty_splits(tiling, experts.down.k_units)
     assert not tiling.middle or not (direct or tokens == 1 or tiling.planes == 2)
-    y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
-    if tokens == 0:
-        return y_TJH
     added = routing.added
     assert added is None or not experts.fp8
+    y_TJH = x_TH.new_empty(tokens, per_token * (splits + (added is not None)), experts.hidden)
+    if tokens == 0:
+        return y_TJH
     # x is made fp16 when it is sorted
     x, places = Tokens(x_TH, None), None
     if tiling.planes:
@@ -216,14 +216,14 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         x, order, table, entries = _sort(x, routing, experts.experts, tiling, places)
     columns = experts.gate_up.unit_rows * (UNIT // 2) if experts.fp8 else experts.intermediate
     h = Tokens(_empty_tokens(pairs, columns, tiling, x_TH.device), None)
-    added_PN = None if added is None else added.first(x_TH)  # last before the product that it is added to
+    added_PN = None if added is None else added.first(x_TH, places)  # last before the product that it is added to
     work = Work(table, entries, order, routing, limit, direct, added_PN)
     _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
     _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
     if added is not None:  # the second product has let others begin only when h was there
         factor = fp8.h_factor(limit) if tiling.planes else 1.0
         hidden = ExpertTokens(h.rows, factor, None if tokens == 1 else order, places, is_ready=True)
-        added.second(hidden, y_TJH.view(pairs, -1))
+        added.second(hidden, y_TJH[:, splits :: splits + 1], adds=False)
     return y_TJH
 
 
@@ -236,7 +236,9 @@ class Work(NamedTuple):
     routing: Routing
     limit: float
     direct: bool
-    added_PN: Tensor | None  # [T * K, unit rows * 64], in the order of the rows: added to the first product
+    # [T * K, unit rows * 64], in the order of the rows of weights, and those of h, if pairs were sorted: added to the
+    # first product
+    added_PN: Tensor | None
 
 
 class Tokens(NamedTuple):
@@ -264,7 +266,6 @@ def _launch(
     nibbles, scales = _descriptors(matrix, tiling.units)
     ids_TK, weights_TK = work.routing[:2]
     (num_tokens, per_token), logits_TE = weights_TK.shape, work.routing.logits_TE
-    adds = gated and work.added_PN is not None
     tiles = triton.cdiv(matrix.unit_rows, tiling.consumers) * splits
     grid = min(work.entries * tiles, target.sm_count * tiling.programs)
     gemm[(grid,)](
@@ -279,11 +280,11 @@ def _launch(
         ids_TK,
         weights_TK,
         tile_counters(out.device),
-        work.added_PN if adds else weights_TK,
+        weights_TK if work.added_PN is None else work.added_PN,
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
-        ADDED=adds,
+        ADDED=work.added_PN is not None,
         SINGLE=num_tokens == 1,
         DIRECT=work.direct,
         CHOICE=0 if logits_TE is None else logits_TE.shape[1],

@@ -30,8 +30,8 @@ from oscine.ops.moe.hopper_choice import store_choice
 from oscine.ops.moe.hopper_expand import block_scales, blocks, scaled_weights, table_weights
 from oscine.ops.moe.hopper_tiles import (
     Config,
+    added_rows_of,
     find_entries,
-    first_pairs_of,
     h_factor,
     is_narrow,
     note_order,
@@ -97,7 +97,7 @@ class Pointers:
     ids: gl.tensor  # CHOICE: written by GEMM 1, as the weights are
     weights: gl.tensor
     tile_counters: gl.tensor
-    added: gl.tensor  # ADDED: to the product of each pair, [pairs, UNIT_ROWS * 64]
+    added: gl.tensor  # GEMM 1, ADDED: to the product of each pair, [pairs, UNIT_ROWS * 64]
 
 
 @gluon.jit
@@ -211,7 +211,7 @@ def _produce_weights(cfg, ring, sources, pointers, num_tokens):
 def _produce_tokens(cfg, ring, sources, pointers, num_tokens):
     stage = 0
     phase = 1
-    if not cfg.ADDED:
+    if not (cfg.GATED and cfg.ADDED):
         gdc_wait()
     entries = find_entries(cfg, pointers.table, num_tokens, 1)
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
@@ -254,7 +254,7 @@ def _tile_of(ring, stage, WARPS: gl.constexpr):
 
 @gluon.jit
 def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
-    if not cfg.ADDED:
+    if not (cfg.GATED and cfg.ADDED):
         gdc_wait()
     gdc_launch_dependents()
     scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
@@ -431,7 +431,7 @@ def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, p
         if cfg.GATED and cfg.PLANES == 1:
             acc *= _token_scales(cfg, acc, begin, tile, pointers)[None, :]
         acc += gl.convert_layout(bias, rows, assert_trivial=True)[:, None]
-        if cfg.ADDED:
+        if cfg.GATED and cfg.ADDED:
             acc += _added(cfg, acc, begin, tile, unit_row, pointers)
         if cfg.GATED:
             _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
@@ -450,7 +450,7 @@ def _columns(cfg, tile, pointers):
     else:
         pair, wanted = pairs_of(cfg, tile, column, pointers.order)
         factor = gl.load(pointers.weights + pair, wanted, other=0)
-        row = pair * cfg.SPLITS + tile.split
+        row = pair * (cfg.SPLITS + (1 if cfg.ADDED else 0)) + tile.split
     return factor, gl.where(wanted, row, -1)
 
 
@@ -487,12 +487,16 @@ def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, so
 def _added(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
     """What adapters add to a part of GEMM 1, float32 in the layout of acc."""
     gdc_wait()  # only here: all else is older than the kernel before
+    stride: gl.constexpr = cfg.UNIT_ROWS * 64
     column = begin + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-    pair, wanted = first_pairs_of(cfg, tile, column, pointers.order)
+    place, wanted = added_rows_of(cfg, tile, column)
     row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-    at = pair.to(gl.int64)[None, :] * (cfg.UNIT_ROWS * 64) + row[:, None]
-    inside = (row < cfg.UNIT_ROWS * 64)[:, None] & wanted[None, :]
-    return gl.load(pointers.added + at, inside, other=0).to(gl.float32)
+    start = pointers.added
+    if not cfg.DIRECT:  # so that offsets have 32 bits
+        start += tile.first.to(gl.int64) * stride
+        place = column
+    offset = (place * stride)[None, :] + row[:, None]
+    return gl.load(start + offset, (wanted & (unit_row < cfg.UNIT_ROWS))[None, :], other=0).to(gl.float32)
 
 
 @gluon.jit
@@ -553,7 +557,8 @@ def _store_weighted(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
     pair, wanted = pairs_of(cfg, tile, column, pointers.order)
     weight = gl.load(pointers.weights + pair, wanted, other=0)
     row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-    out_ptrs = pointers.out + (pair * cfg.SPLITS + tile.split).to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
+    place = pair * (cfg.SPLITS + (1 if cfg.ADDED else 0)) + tile.split
+    out_ptrs = pointers.out + place.to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
     mask = (row < cfg.ROWS)[:, None] & wanted[None, :]
     gl.store(out_ptrs, (acc * weight[None, :]).to(pointers.out.dtype.element_ty), mask)
 

@@ -49,7 +49,9 @@ class Config:
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
     STAGED: gl.constexpr  # results are collected in shared memory, and stored in whole sectors
     AHEAD: gl.constexpr  # products of a stage that may be in flight when the next one starts
-    ADDED: gl.constexpr  # GATED: the products get what adapters add to them, before SwiGLU
+    # GATED: the products get what adapters add to them, before SwiGLU. Else each pair has a row more in the output, for
+    # what they add.
+    ADDED: gl.constexpr
 
 
 h_factor = gluon.constexpr_function(fp8.h_factor)
@@ -221,17 +223,14 @@ def pairs_of(cfg, tile, column, order_ptr):
 
 
 @gluon.jit
-def first_pairs_of(cfg, tile, column, order_ptr):
-    """GEMM 1's columns: their pairs, and which of them exist."""
-    if cfg.SINGLE:
-        wanted = column < tile.rows
-        pair = tile.first + column
-    elif cfg.DIRECT:
+def added_rows_of(cfg, tile, column):
+    """GEMM 1's columns: their rows of what is added, and which of them exist."""
+    if cfg.DIRECT:
         first = column * cfg.EXPERTS_PER_TOKEN  # the token's; at most one of its pairs is a member
         chosen = (tile.members >> first) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
         lone = tile.rows == 1
-        pair = gl.where(lone, _popc(tile.members - 1), first + _popc((chosen - 1) & ~chosen))
+        row = gl.where(lone, _popc(tile.members - 1), first + _popc((chosen - 1) & ~chosen))
         wanted = gl.where(lone, column == 0, chosen != 0)
     else:
-        pair, wanted = pairs_of(cfg, tile, column, order_ptr)
-    return pair, wanted
+        row, wanted = rows_of(cfg, tile, column)
+    return row, wanted

@@ -51,7 +51,7 @@ def moe(x_TH: Tensor, routing: Routing, experts: PackedExperts, swiglu_limit: fl
         )
     )
     if added is not None and h_PI is not None:
-        y_PH = x_TH.new_zeros(len(h_PI), x_TH.shape[1])
-        added.second(ExpertTokens(h_PI), y_PH)
-        out_TH += y_PH.view(len(x_TH), ids_TK.shape[1], -1).sum(1)
+        y_TKH = x_TH.new_empty(*ids_TK.shape, x_TH.shape[1])
+        added.second(ExpertTokens(h_PI), y_TKH, adds=False)
+        out_TH += y_TKH.sum(1)
     return out_TH

@@ -85,9 +85,9 @@ def moe(x_TH: Tensor, routing: Routing, experts: Experts | WithFp8Activations, s
                 h_PI[chosen] = h
             out_TH.index_add_(0, token, y * routing.weights_TK.flatten()[chosen, None])
     if added is not None and h_PI is not None:
-        y_PH = out_TH.new_zeros(len(ids), out_TH.shape[1])
-        added.second(ExpertTokens(h_PI), y_PH)
-        out_TH += y_PH.view(len(out_TH), experts_per_token, -1).sum(1)
+        y_TKH = out_TH.new_empty(len(out_TH), experts_per_token, out_TH.shape[1])
+        added.second(ExpertTokens(h_PI), y_TKH, adds=False)
+        out_TH += y_TKH.sum(1)
     return out_TH.to(dtype)
 
 

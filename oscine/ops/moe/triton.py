@@ -53,7 +53,7 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts, swig
     a_TKI = gated(target, x_TH, pairs, up, swiglu_limit, added_PN)
     y_TKH = weighted(target, a_TKI, pairs, down)
     if added is not None:
-        added.second(ExpertTokens(a_TKI.flatten(0, 1)), y_TKH.flatten(0, 1))
+        added.second(ExpertTokens(a_TKI.flatten(0, 1)), y_TKH, adds=True)
     return y_TKH
 
 

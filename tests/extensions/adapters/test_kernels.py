@@ -5,14 +5,16 @@ import torch
 from torch import Tensor
 
 from oscine.extensions.adapters.kernels import (
-    TABLE_ROWS,
     Kernels,
     _expand_kernel,
     _shrink_kernel,
-    _table_kernel,
+    _through_kernel,
     block_of,
+    cut_of,
+    warps_of,
 )
 from oscine.extensions.adapters.products import Norm, Reference, Rows
+from oscine.extensions.adapters.tables import table_kernel
 from oscine.ops.interface import ExpertTokens
 from oscine.ops.target import Target
 from tests.ops.bound import target_of
@@ -20,19 +22,23 @@ from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 CPU = torch.device("cpu")
-# tokens, experts per token (0: a matrix of all tokens), experts, columns, rows, rank; each has its reason
-CASES = {
-    "one token": (1, 0, 1, 64, 48, 16),
-    "odd columns, a tile of rows that is not full": (5, 0, 1, 136, 200, 16),
-    "rank 64": (3, 0, 1, 96, 64, 64),
-    "more rows of one adapter than a tile": (40, 0, 1, 64, 64, 32),
-    "two tiles of each adapter, and many without": (100, 0, 1, 264, 64, 16),
-    "many columns of few rows": (20, 0, 1, 1096, 64, 16),
-    "few pairs": (3, 4, 8, 96, 72, 16),
-    "pairs": (9, 4, 8, 96, 72, 16),
-    "more pairs than keys": (60, 4, 5, 72, 40, 16),
-    "sorted pairs": (TABLE_ROWS // 4 + 9, 4, 3, 32, 40, 16),
-    "sorted tokens": (TABLE_ROWS + 5, 0, 1, 32, 32, 16),
+# tokens, columns, rows, rank; each has its reason
+TOKENS = {
+    "one token": (1, 64, 48, 16),
+    "odd columns, a tile of rows that is not full": (5, 136, 200, 16),
+    "rank 64": (3, 96, 64, 64),
+    "more rows of one adapter than a tile": (40, 64, 64, 32),
+    "two tiles of each adapter, and many without": (100, 264, 64, 16),
+    "many columns of few rows": (20, 1096, 64, 16),
+    "a prompt": (2100, 32, 32, 16),
+}
+# tokens, experts per token, experts, columns, rows, rank
+PAIRS = {
+    "one token": (1, 4, 8, 96, 72, 16),
+    "few pairs": (3, 4, 8, 136, 200, 16),
+    "pairs": (9, 4, 8, 96, 72, 64),
+    "more pairs than keys": (60, 4, 5, 1096, 40, 16),
+    "a prompt": (1040, 4, 5, 32, 32, 32),
 }
 
 
@@ -48,38 +54,61 @@ def memory(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> 
     return padded[:, :-64].unflatten(1, shape)
 
 
-def keys(tokens: int, per_token: int, experts: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The slots of tokens, and their experts."""
+def keys(tokens: int, device: torch.device) -> Tensor:
+    """The slots of tokens."""
+    return torch.randint(-1, 3, (tokens,), generator=torch.Generator().manual_seed(tokens)).int().to(device)
+
+
+def choice(tokens: int, per_token: int, experts: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(tokens)
-    slots = torch.randint(-1, 3, (tokens,), generator=generator).int().to(device)
-    if not per_token:
-        return slots, None
-    chosen = torch.stack([torch.randperm(experts, generator=generator) for _ in range(tokens)])
-    return slots, chosen.repeat(1, per_token)[:, :per_token].to(device, torch.int32).contiguous()
+    return torch.rand(tokens, experts, generator=generator).argsort(1)[:, :per_token].int().contiguous().to(device)
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> None:
-    tokens, per_token, experts, columns, num_rows, rank = CASES[name]
-    options = {"device": device, "dtype": dtype}
-    kernels, reference = Kernels(target_of(device)), Reference()
-    rows = kernels.rows(
-        keys(tokens, per_token, experts, device)[0], 3, keys(tokens, per_token, experts, device)[1], experts
-    )
-    given = rows.keys_P
-    of = (experts,) if per_token else ()
-    into = memory(*of, rank, columns, seed=1, **options)  # type: ignore[arg-type]
-    out_of = memory(*of, num_rows, rank, seed=2, **options)  # type: ignore[arg-type]
+    tokens, columns, num_rows, rank = TOKENS[name]
+    kernels, reference, slots_T = Kernels(target_of(device)), Reference(), keys(tokens, device)
+    rows = kernels.rows(slots_T, 3)
+    into = memory(rank, columns, seed=1, device=device, dtype=dtype)
+    out_of = memory(num_rows, rank, seed=2, device=device, dtype=dtype)
     x = random(tokens, columns, seed=3, device=device, dtype=dtype)
     y = kernels.shrink(x, rows, into, 1)
     expected_y = reference.shrink(x.float(), rows, into, 1)
-    _close(y.sum(0)[given >= 0], expected_y[given >= 0], bound)
-    before = random(len(given), 2, num_rows, seed=4, device=device, dtype=torch.float32)
-    weights = torch.rand(len(given), device=device)
-    for adds, given_weights in ((True, None), (False, None), (True, weights)):
+    _close(y.sum(0)[slots_T >= 0], expected_y[slots_T >= 0], bound)
+    before = random(tokens, 2, num_rows, seed=4, device=device, dtype=torch.float32)
+    for adds in (True, False):
         out, expected = (before.clone() if adds else torch.full_like(before, torch.nan) for _ in range(2))
         expected[:, 1] = out[:, 1] = 7
-        kernels.expand(y, rows, out_of, out, adds=adds, weights_P=given_weights)
-        reference.expand(expected_y, rows, out_of, expected, adds=adds, weights_P=given_weights)
+        kernels.expand(y, rows, out_of, out, adds=adds)
+        reference.expand(expected_y, rows, out_of, expected, adds=adds)
+        _close(out, expected, bound)
+
+
+def check_pairs(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> None:
+    """Both products of experts: of tokens, and of activations in an order of their own."""
+    tokens, per_token, experts, columns, num_rows, rank = PAIRS[name]
+    kernels, reference, count = Kernels(target_of(device)), Reference(), tokens * per_token
+    rows = kernels.rows(keys(tokens, device), 3, choice(tokens, per_token, experts, device), experts)
+    into = memory(experts, rank, columns, seed=1, device=device, dtype=dtype)
+    out_of = memory(experts, num_rows, rank, seed=2, device=device, dtype=dtype)
+    places = torch.randperm(count, generator=torch.Generator().manual_seed(1)).int().to(device)
+    pairs, weights = places.argsort().int(), torch.rand(count, device=device)
+    x, h = (random(n, columns, seed=3, device=device, dtype=dtype) for n in (tokens, count))
+    for given, others in (
+        (ExpertTokens(x), {"places_P": None}),
+        (ExpertTokens(x), {"places_P": places}),
+        (ExpertTokens(h, 8.0), {"weights_P": weights, "adds": True}),
+        (ExpertTokens(h, 8.0, pairs), {"weights_P": weights, "adds": True}),
+        (ExpertTokens(h, 8.0, pairs, places, is_ready=True), {"weights_P": weights}),
+    ):
+        out, expected = torch.full((2, tokens, per_token, 2, num_rows), 7.0, device=device)
+        others = {"adds": False, **others}
+        of_kernels, of_reference = (
+            y[:, :, 0] if "weights_P" in others else y.flatten()[: count * num_rows] for y in (out, expected)
+        )
+        shape = (tokens, per_token, num_rows)
+        kernels.through(given, rows, into, out_of, of_kernels.view(shape), **others)
+        exact = given._replace(rows=given.rows.float())
+        reference.through(exact, rows, into, out_of, of_reference.view(shape), **others)
         _close(out, expected, bound)
 
 
@@ -92,7 +121,7 @@ def check_segments(device: torch.device, dtype: torch.dtype, bound: float) -> No
     x = random(tokens, columns, seed=3, device=device, dtype=dtype)
     squares = torch.rand(tokens, 3, device=device) + 0.5
     norm = Norm(squares, 1e-3, columns)
-    rows = kernels.rows(keys(tokens, 0, 1, device)[0], 3)
+    rows = kernels.rows(keys(tokens, device), 3)
     ends = (192, 256, 320)
     out, expected = (torch.full((tokens, 320), torch.nan, device=device, dtype=dtype) for _ in range(2))
     kernels.expand(kernels.shrink(x, rows, into, 3), rows, out_of, out, adds=False, ends=ends, norm=norm)
@@ -108,8 +137,7 @@ def check_table(device: torch.device) -> None:
         for slots in (3, 40):  # more blocks than rows of some of these, and fewer
             rows = kernels.rows(torch.tensor(given, dtype=torch.int32, device=device), slots)
             assert sorted(_blocks_of(rows)) == sorted((key, row) for row, key in enumerate(given))
-    slots_T, ids_TK = keys(30, 4, 7, device)
-    rows = kernels.rows(slots_T, 3, ids_TK, 7)
+    rows = kernels.rows(keys(30, device), 3, choice(30, 4, 7, device), 7)
     assert sorted(_blocks_of(rows)) == sorted((key, row) for row, key in enumerate(rows.keys_P.tolist()))
 
 
@@ -117,32 +145,31 @@ def _blocks_of(rows: Rows) -> list[tuple[int, int]]:
     """(key, row) of all rows that blocks have."""
     assert rows.order_P is not None
     assert rows.blocks_B3 is not None
+    (used, *_), *blocks = rows.blocks_B3.tolist()
     found = []
-    for key, start, number in rows.blocks_B3.tolist():
+    for place, (key, start, number) in enumerate(blocks):
         assert number <= 16
-        found += [(key, row) for row in rows.order_P[start : start + number].tolist()]
+        assert (number > 0) == (place < used)
+        if number:
+            found += [(key, row) for row in rows.order_P[start : start + number].tolist()]
     return found
 
 
-def check_second(device: torch.device, dtype: torch.dtype, bound: float, tokens: int, *, planes: bool) -> None:
-    """Activations of experts, in an order of their own, and as planes of FP8."""
-    experts, rank, columns, factor = 4, 16, 64, 8.0
+def check_planes(device: torch.device, dtype: torch.dtype, bound: float) -> None:
+    """Activations as planes of FP8."""
+    experts, rank, columns, tokens = 4, 16, 64, 7
     kernels, reference = Kernels(target_of(device)), Reference()
-    slots_T, ids_TK = keys(tokens, 2, experts, device)
-    rows = kernels.rows(slots_T, 3, ids_TK, experts)
-    given = rows.keys_P
+    rows = kernels.rows(keys(tokens, device), 3, choice(tokens, 2, experts, device), experts)
     into = memory(experts, rank, columns, seed=1, device=device, dtype=dtype)
-    h = random(len(given), columns, seed=5, device=device, dtype=torch.float32) * factor
-    if planes:
-        high = h.to(torch.float8_e4m3fn)
-        low = ((h - high.float()) * 16).to(torch.float8_e4m3fn)
-        h = torch.stack((high, low), 1)
-    order = torch.randperm(len(given), generator=torch.Generator().manual_seed(1)).int().to(device)
-    hidden = ExpertTokens(h, factor, order, is_ready=True)
-    expected = reference.shrink(h, rows, into, 1, hidden)
-    for places in (None, order.argsort().int()):
-        got = kernels.shrink(h, rows, into, 1, hidden._replace(places_P=places)).sum(0)
-        _close(got[given >= 0], expected[given >= 0], bound)
+    out_of = memory(experts, 40, rank, seed=2, device=device, dtype=dtype)
+    h = random(2 * tokens, columns, seed=5, device=device, dtype=torch.float32)
+    high = h.to(torch.float8_e4m3fn)
+    low = ((h - high.float()) * 16).to(torch.float8_e4m3fn)
+    given = ExpertTokens(torch.stack((high, low), 1), 0.5)
+    out, expected = torch.zeros(2, tokens, 2, 40, device=device)
+    kernels.through(given, rows, into, out_of, out, adds=False)
+    reference.through(given, rows, into, out_of, expected, adds=False)
+    _close(out, expected, bound)
 
 
 def _close(got: Tensor, expected: Tensor, bound: float) -> None:
@@ -151,13 +178,13 @@ def _close(got: Tensor, expected: Tensor, bound: float) -> None:
 
 
 def in_interpreter() -> None:
-    for name in CASES:
+    for name in TOKENS:
         check(name, CPU, torch.float32, 1e-5)
+    for name in PAIRS:
+        check_pairs(name, CPU, torch.float32, 1e-5)
     check_segments(CPU, torch.float32, 1e-5)
     check_table(CPU)
-    for tokens in (7, 20, TABLE_ROWS // 2 + 4):
-        check_second(CPU, torch.float32, 1e-5, tokens, planes=False)
-    check_second(CPU, torch.float32, 1e-5, 7, planes=True)
+    check_planes(CPU, torch.float32, 1e-5)
 
 
 @pytest.mark.slow
@@ -166,65 +193,83 @@ def test_kernels_compute_the_definition() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
-def test_kernels_on_a_gpu(name: str) -> None:
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_on_a_gpu(name: str) -> None:
     check(name, torch.device("cuda"), torch.bfloat16, 0.01)
 
 
 @pytest.mark.gpu
-def test_segments_and_activations_on_a_gpu() -> None:
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_on_a_gpu(name: str) -> None:
+    for _ in range(20):  # programs meet anew
+        check_pairs(name, torch.device("cuda"), torch.bfloat16, 0.01)
+
+
+@pytest.mark.gpu
+def test_segments_tables_and_planes_on_a_gpu() -> None:
     cuda = torch.device("cuda")
     check_segments(cuda, torch.bfloat16, 0.01)
     check_table(cuda)
-    for tokens in (7, 20, TABLE_ROWS // 2 + 4):
-        check_second(cuda, torch.bfloat16, 0.01, tokens, planes=False)
     if Target.of(cuda).capability >= (8, 9):
-        check_second(cuda, torch.bfloat16, 0.01, 7, planes=True)
+        check_planes(cuda, torch.bfloat16, 0.01)
+
+
+ARCHS = [arch if arch == 90 else pytest.param(arch, marks=pytest.mark.slow) for arch in CHIPS]
+
+
+def options_of(arch: int) -> dict[str, object]:
+    return {"num_warps": 4, "PDL": arch >= 90, **({"launch_pdl": True} if arch >= 90 else {})}
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("arch", [arch if arch == 90 else pytest.param(arch, marks=pytest.mark.slow) for arch in CHIPS])
-@pytest.mark.parametrize("found", ["few", "table", "sorted"])
-def test_kernels_compile(arch: int, found: str) -> None:
-    options = {"PDL": arch >= 90, "num_warps": 4, **({"launch_pdl": True} if arch >= 90 else {})}
-    selection = {"BLOCK_P": 16}
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("count", [8, 100], ids=["few", "table"])
+def test_kernels_of_tokens_compile(arch: int, count: int) -> None:
+    options = options_of(arch)
+    constants: dict[str, object] = {"BLOCK_P": 16, "SEGMENTS": 1, "RANK": 64, "PDL": options.pop("PDL")}
     common = {"keys": "*i32", "count": "i32", "slot_stride": "i32"}
-    absent: dict[str, None] = {}
-    for name, given in (("order", found != "few"), ("blocks", found == "table"), ("ids", found != "table")):
-        common |= {name: "*i32"} if given else {}
-        absent |= {} if given else {name: None}
-    shrink = {"x": "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
-    experts = {"E": 128, "K": 4, "PER_TOKEN": 4} if found != "table" else {"E": 1, "K": 1, "PER_TOKEN": 1}
-    waits = {"CHOSEN": found == "few", "READY": found == "sorted"}
-    constants = {**experts, **waits, "COLUMNS": 2880, "RANK": 64, "SEGMENTS": 1, "PLANES": False}
-    pairs = {"pairs": None, "places": None}
-    launch = {name: options.pop(name) for name in ("num_warps", "launch_pdl") if name in options}
-    for steps, block in ((45, block_of(64)), *(((1, 128),) if found != "sorted" else ())):
-        cut = {"STEPS": steps, "BLOCK_C": block}
-        compile_ahead(
-            _shrink_kernel,
-            shrink,
-            {**constants, **pairs, **absent, **selection, **cut, **options},
-            arch=arch,
-            **launch,
-            **({"maxnreg": 128} if steps == 1 else {}),
-        )
+    if count > 16:
+        common |= {"order": "*i32", "blocks": "*i32"}
+    else:
+        constants |= {"order": None, "blocks": None}
+    block_c, steps, splits = cut_of(2880, 64)
+    shrink = {"x": "*bf16", "into": "*bf16", "y": "*fp32", **common}
+    cut = {"COLUMNS": 2880, "STEPS": steps, "BLOCK_C": block_c}
+    compile_ahead(_shrink_kernel, shrink, constants | cut, arch=arch, maxnreg=128, **options)
     expand = {"y": "*fp32", "out_of": "*bf16", "out": "*bf16", "out_stride": "i32", "eps": "fp32", **common}
     expand |= {"first": "i32", "second": "i32"}
-    constants = {**experts, "ROWS": 5760, "RANK": 64, "SEGMENTS": 1, "SPLITS": 2, "SQUARES": 0, "WIDTH": 1}
-    del constants["PER_TOKEN"]
-    others = {"weights": None, "squares": None, "ADDS": False}
-    compile_ahead(
-        _expand_kernel,
-        expand,
-        {**constants, **others, **absent, **selection, "BLOCK_N": block_of(64), **options},
-        arch=arch,
-        **launch,
-    )
+    others = {"ROWS": 5760, "SPLITS": splits, "SQUARES": 0, "WIDTH": 1, "squares": None, "ADDS": False}
+    compile_ahead(_expand_kernel, expand, constants | others | {"BLOCK_N": block_of(64)}, arch=arch, **options)
 
 
 @pytest.mark.compiles
-def test_the_table_compiles() -> None:
-    signature = {"keys": "*i32", "ids": "*i32", "order": "*i32", "blocks": "*i32", "count": "i32", "num_keys": "i32"}
-    constants = {"E": 32, "K": 4, "DENSE": True, "STEP": 1024, "BLOCK_B": 128, "BLOCK_P": 16, "PDL": True}
-    assert compile_ahead(_table_kernel, signature, constants, num_warps=4, launch_pdl=True).spills == 0
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("count", "rank"), [(4, 16), (1024, 16), (1024, 64)])
+def test_kernels_of_pairs_compile(arch: int, count: int, rank: int) -> None:
+    """Programs that meet have to be on an SM together: 16 warps, with at most 128 registers a thread."""
+    options = options_of(arch) | {"num_warps": warps_of(rank)}
+    pdl = options.pop("PDL")
+    names = ("keys", "ids", "pairs" if count <= 16 else "places", *(() if count <= 16 else ("order", "blocks")))
+    signature = {"x": "*fp8e4nv" if arch >= 89 else "*bf16", "into": "*bf16", "out_of": "*bf16", "y": "*fp32"}
+    signature |= {"out": "*bf16", "weights": "*fp32", "meetings": "*i32", **dict.fromkeys(names, "*i32")}
+    strides = ("count", "into_stride", "out_of_stride", "token_stride", "pair_stride")
+    signature |= {**dict.fromkeys(strides, "i32"), "scale": "fp32"}
+    missing = {"pairs", "places", "order", "blocks", "out_places"} - {*signature}
+    block_c, steps, splits = cut_of(2880, rank)
+    constants = {"E": 128, "K": 4, "PER_TOKEN": 1, "COLUMNS": 2880, "ROWS": 2880, "RANK": rank, "PLANES": arch >= 89}
+    constants |= {"STEPS": steps, "SPLITS": splits, "ADDS": False, "BLOCK_P": 16, "BLOCK_C": block_c}
+    constants |= {"BLOCK_N": 64 if count <= 64 else block_of(rank), "LETS_LATER": False, "READY": True, "PDL": pdl}
+    kernel = compile_ahead(
+        _through_kernel, signature, constants | dict.fromkeys(missing), arch=arch, maxnreg=128, **options
+    )
+    assert 16 // warps_of(rank) * (kernel.shared + 1024) <= 100 * 1024
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("num_keys", [33, pytest.param(1025, marks=pytest.mark.slow)])
+def test_the_table_compiles(num_keys: int) -> None:
+    names = ("keys", "ids", "order", "blocks")
+    signature = dict.fromkeys(names, "*i32") | dict.fromkeys(("count", "num_keys", "most"), "i32")
+    bins = max(128, 1 << num_keys.bit_length())
+    constants = {"E": 32, "K": 4, "BINS": bins, "STEP": 1024, "BLOCK_P": 16, "PDL": True}
+    assert compile_ahead(table_kernel, signature, constants, num_warps=4, launch_pdl=True).spills == 0

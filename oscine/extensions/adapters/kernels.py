@@ -3,21 +3,19 @@
 A program multiplies up to BLOCK_P rows with one key (tables.py) with tensor cores. A row without an adapter costs a
 program that ends at once, or none of its own.
 
-    of tokens    `shrink` and `expand` are launches of their own, as other kernels can take the place of one of them
-    of pairs     one launch for both products, whose programs meet between them
-
 What a program may read before it waits for the kernel before it (gdc_wait):
 
     factors, and keys of tokens      always: they are older than the step
+    keys of pairs                    after the first product, which waits for the router before it lets others begin
     tokens of the second product     if they are said to be ready (ExpertTokens)
 
-Before the experts' first product, programs let the next kernel begin only after they have waited for the router. So
-that product reads its tokens and weights beside them, and waits only for what it adds.
+So the experts' first product, which comes after the two of its adapters, reads its tokens and weights beside them, and
+waits only for what it adds. And the first of the two after the experts' second product runs beside that.
 
 Shape suffixes as in products.py; P rows of a program; C columns and N matrix rows of a tile.
 """
 
-import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -35,19 +33,12 @@ _HIGH_RANK = 64
 _SPLITS = 8  # of the columns, at most
 _FEW_ROWS = 64
 _ONE_STEP = 8192  # elements of the first factor that a program reads at once
-# Programs that meet are all on the device at one time, which has 65,536 registers and at least 99 KB to an SM.
-_WARPS = 16  # of an SM
-_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
+_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
 
 
 def block_of(rank: int) -> int:
     """Columns, or matrix rows, of a tile."""
     return _BLOCK if rank < _HIGH_RANK else _BLOCK // 2
-
-
-def warps_of(rank: int) -> int:
-    """Of a program that meets others."""
-    return 4 if rank < _HIGH_RANK else 8
 
 
 def cut_of(columns: int, rank: int) -> tuple[int, int, int]:
@@ -70,27 +61,41 @@ class Kernels:
 
     def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int) -> Tensor:
         """As in products.py, but with partial sums: float32 [splits, P, segments * R]."""
-        count, num_columns = rows.count, x.shape[-1]
+        return self._shrink(ExpertTokens(x), rows, into, segments, lets_later=False)
+
+    def _shrink(self, tokens: ExpertTokens, rows: Rows, into: Tensor, segments: int, *, lets_later: bool) -> Tensor:
+        x, count, num_columns = tokens.rows, rows.count, tokens.rows.shape[-1]
         rank = into.shape[-2] // segments
         block_c, steps, splits = cut_of(num_columns, rank)
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
+        pairs, places = _indices(rows, tokens)
         if count:
             _shrink_kernel[(_num_blocks(rows), segments, splits)](
                 x,
                 into,
                 rows.keys_T,
+                rows.ids_P,
                 rows.order_P,
                 rows.blocks_B3,
+                pairs,
+                places,
                 y,
                 count,
                 into.stride(0),
+                1.0 / tokens.factor,
+                E=rows.experts,
+                K=rows.per_token,
+                PER_TOKEN=count // len(x),
                 COLUMNS=num_columns,
                 RANK=rank,
                 SEGMENTS=segments,
+                PLANES=x.dim() == 3,
                 STEPS=steps,
                 BLOCK_P=BLOCK_P,
                 BLOCK_C=block_c,
-                **self._target.program(_PROGRAM),
+                LETS_LATER=lets_later,
+                READY=tokens.is_ready,
+                **self._target.program(_ONE_STEP_PROGRAM if steps == 1 else {"num_warps": 4}),
                 **self._target.launch_options,
             )
         return y
@@ -107,39 +112,12 @@ class Kernels:
         norm: Norm | None = None,
     ) -> None:
         """As in products.py, of what `shrink` has left."""
-        count, (num_rows, rank) = rows.count, out_of.shape[-2:]
-        first, second = (ends[0], ends[1]) if ends else (num_rows, num_rows)
-        block_n = 64 if count <= _FEW_ROWS else block_of(rank)
+        first, second = (ends[0], ends[1]) if ends else (out_of.shape[-2],) * 2
+        block_n = 64 if rows.count <= _FEW_ROWS else block_of(out_of.shape[-1])
         while first % block_n or second % block_n:  # a tile has rows of one segment
             block_n //= 2
-        if not count:
-            return
-        _expand_kernel[(_num_blocks(rows), triton.cdiv(num_rows, block_n))](
-            y,
-            out_of,
-            rows.keys_T,
-            rows.order_P,
-            rows.blocks_B3,
-            None if norm is None else norm.squares_TS,
-            out,
-            count,
-            out_of.stride(0),
-            out.stride(0),
-            0.0 if norm is None else norm.eps,
-            first,
-            second,
-            ROWS=num_rows,
-            RANK=rank,
-            SEGMENTS=max(1, len(ends)),
-            SPLITS=y.shape[0],
-            SQUARES=0 if norm is None else norm.squares_TS.shape[1],
-            WIDTH=1 if norm is None else norm.width,
-            ADDS=adds,
-            BLOCK_P=BLOCK_P,
-            BLOCK_N=block_n,
-            num_warps=4,
-            **self._target.launch_options,
-        )
+        places = Places(out.stride(0), 0)
+        self._expand(y, rows, out_of, out, places, block_n, adds=adds, ends=ends, norm=norm)
 
     def through(
         self,
@@ -153,66 +131,71 @@ class Kernels:
         weights_P: Tensor | None = None,
         places_P: Tensor | None = None,
     ) -> None:
-        count, x, (num_rows, rank) = rows.count, tokens.rows, out_of.shape[-2:]
-        if not count:
-            return
-        block_c, steps, splits = cut_of(x.shape[-1], rank)
-        block_n = 64 if count <= _FEW_ROWS else block_of(rank)
-        y = torch.empty((splits, count, rank), dtype=torch.float32, device=x.device)
-        pairs, places = _indices(rows, tokens)
-        # Programs that meet in an interpreter, which runs one after the other, are one.
-        warps = warps_of(rank)
-        most = self._target.sm_count * (_WARPS // warps) if x.is_cuda else 1
-        programs = min(most, _num_blocks(rows) * triton.cdiv(num_rows, block_n))
-        _through_kernel[(programs,)](
-            x,
-            into,
-            out_of,
-            rows.keys_T,
-            rows.ids_P,
-            rows.order_P,
-            rows.blocks_B3,
-            pairs,
-            places,
-            weights_P,
-            places_P,
-            y,
-            out_TKN,
-            _meetings(x.device),
-            count,
-            into.stride(0),
-            out_of.stride(0),
-            *out_TKN.stride()[:2],
-            1.0 / tokens.factor,
-            E=rows.experts,
-            K=rows.per_token,
-            PER_TOKEN=count // len(x),
-            COLUMNS=x.shape[-1],
-            ROWS=num_rows,
-            RANK=rank,
-            PLANES=x.dim() == 3,
-            STEPS=steps,
-            SPLITS=splits,
-            ADDS=adds,
-            BLOCK_P=BLOCK_P,
-            BLOCK_C=block_c,
-            BLOCK_N=block_n,
-            LETS_LATER=weights_P is None,
-            READY=tokens.is_ready,
-            **self._target.program(_PROGRAM | {"num_warps": warps}),
-            **self._target.launch_options,
-        )
+        y = self._shrink(tokens, rows, into, 1, lets_later=weights_P is None)
+        block_n = _BLOCK if rows.count <= BLOCK_P else _ONE_STEP // out_of.shape[-1]
+        places = Places(*out_TKN.stride()[:2], places_P)
+        self._expand(y, rows, out_of, out_TKN, places, block_n, adds=adds, weights_P=weights_P)
+
+    def _expand(
+        self,
+        y: Tensor,
+        rows: Rows,
+        out_of: Tensor,
+        out: Tensor,
+        places: "Places",
+        block_n: int,
+        *,
+        adds: bool,
+        ends: tuple[int, ...] = (),
+        norm: Norm | None = None,
+        weights_P: Tensor | None = None,
+    ) -> None:
+        count, (num_rows, rank) = rows.count, out_of.shape[-2:]
+        if count:
+            _expand_kernel[(_num_blocks(rows), triton.cdiv(num_rows, block_n))](
+                y,
+                out_of,
+                rows.keys_T,
+                rows.ids_P,
+                rows.order_P,
+                rows.blocks_B3,
+                weights_P,
+                None if norm is None else norm.squares_TS,
+                places.rows_P,
+                out,
+                count,
+                out_of.stride(0),
+                places.token_stride,
+                places.pair_stride,
+                0.0 if norm is None else norm.eps,
+                ends[0] if ends else num_rows,
+                ends[1] if ends else num_rows,
+                E=rows.experts,
+                K=rows.per_token,
+                ROWS=num_rows,
+                RANK=rank,
+                SEGMENTS=max(1, len(ends)),
+                SPLITS=y.shape[0],
+                SQUARES=0 if norm is None else norm.squares_TS.shape[1],
+                WIDTH=1 if norm is None else norm.width,
+                ADDS=adds,
+                BLOCK_P=BLOCK_P,
+                BLOCK_N=block_n,
+                num_warps=4,
+                **self._target.launch_options,
+            )
 
 
-@functools.cache
-def _meetings(device: torch.device) -> Tensor:
-    """How many programs have come to their meeting, and have left it. Zeros between kernels, all of one stream."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
+class Places(NamedTuple):
+    """Where results go: elements between those of tokens, and of the pairs of a token."""
+
+    token_stride: int
+    pair_stride: int
+    rows_P: Tensor | None = None  # int32: the row of each pair, of pair_stride elements, whatever its token
 
 
 def _num_blocks(rows: Rows) -> int:
-    """At most."""
-    return rows.count if rows.blocks_B3 is None else len(rows.blocks_B3) - 1
+    return rows.count if rows.blocks_B3 is None else len(rows.blocks_B3)
 
 
 def _indices(rows: Rows, tokens: ExpertTokens) -> tuple[Tensor | None, Tensor | None]:
@@ -292,66 +275,59 @@ def _shrink_kernel(
     x,
     into,
     keys,
+    ids,
     order,
     blocks,
+    pairs,
+    places,
     y,
     count,
     slot_stride,
+    scale,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    PLANES: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    LETS_LATER: tl.constexpr,
+    READY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Of tokens."""
+    """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p.
+
+    LETS_LATER: later kernels read without waiting what this one waits for. READY: x is older than the kernel before.
+    """
+    wait(PDL and LETS_LATER)
     let_next_begin(PDL)
-    block, segment, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    key, row_P, live_P, works = rows_of(keys, None, order, blocks, None, count, block, 1, 1, BLOCK_P)
+    segment, split = tl.program_id(1), tl.program_id(2)
+    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, tl.program_id(0), E, K, BLOCK_P)
     if (key >= 0) & works:
-        a = into + key.to(tl.int64) * slot_stride + segment * (RANK * COLUMNS)
+        a = into + (key // E).to(tl.int64) * slot_stride
+        a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
+        pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
+        at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
         _shrink_rows(
-            x, a, y + split * count * (SEGMENTS * RANK), row_P, row_P, live_P, split, segment * RANK, SEGMENTS * RANK,
-            1.0, COLUMNS, RANK, False, STEPS, BLOCK_P, BLOCK_C, PDL,
+            x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK, SEGMENTS * RANK,
+            scale, COLUMNS, RANK, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL and not (LETS_LATER or READY),
         )  # fmt: skip
-    else:
-        wait(PDL)
-
-
-@triton.jit
-def _load_b(b, row_N, wanted, ROWS: tl.constexpr, RANK: tl.constexpr):
-    rank_R = tl.arange(0, RANK)
-    return tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None] & wanted, other=0.0)
+    wait(PDL)  # READY: so that the next kernel comes after the one before
 
 
 @triton.jit
 def _load_y(y, pair_P, live_P, first, y_stride, split_stride, RANK: tl.constexpr, SPLITS: tl.constexpr):
-    """The sums of all parts of the columns. From the L2 cache: programs of this kernel may have written them."""
+    """The sums of all parts of the columns."""
     rank_R = tl.arange(0, RANK)
     at_PR = pair_P[:, None] * y_stride + (first + rank_R)[None, :]
     valid_PR = live_P[:, None] & (rank_R >= 0)[None, :]
-    y_PR = tl.load(y + at_PR, mask=valid_PR, other=0.0, cache_modifier=".cg")
-    # All loads at once, unless they would take all registers.
-    for split in tl.range(1, SPLITS, loop_unroll_factor=SPLITS if RANK * SPLITS <= 256 else 1):
-        y_PR += tl.load(y + split * split_stride + at_PR, mask=valid_PR, other=0.0, cache_modifier=".cg")
+    y_PR = tl.load(y + at_PR, mask=valid_PR, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        y_PR += tl.load(y + split * split_stride + at_PR, mask=valid_PR, other=0.0)
     return y_PR
-
-
-@triton.jit
-def _store_tile(out, at_P, live_P, row_N, y_PR, b_NR, ROWS: tl.constexpr, ADDS: tl.constexpr):
-    sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
-    out_PN = out + at_P[:, None] + row_N[None, :]
-    live_PN = live_P[:, None] & (row_N < ROWS)[None, :]
-    if ADDS:
-        sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
-    tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
-
-
-@triton.jit
-def _store_zeros(out, at_P, live_P, row_N, ROWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
-    zeros_PN = tl.zeros((BLOCK_P, BLOCK_N), out.dtype.element_ty)
-    tl.store(out + at_P[:, None] + row_N[None, :], zeros_PN, mask=live_P[:, None] & (row_N < ROWS)[None, :])
 
 
 @triton.jit(do_not_specialize=["count", "first", "second"])
@@ -359,16 +335,22 @@ def _expand_kernel(
     y,
     out_of,
     keys,
+    ids,
     order,
     blocks,
+    weights,
     squares,
+    places,
     out,
     count,
     slot_stride,
-    out_stride,
+    token_stride,
+    pair_stride,
     eps,
     first,
     second,
+    E: tl.constexpr,
+    K: tl.constexpr,
     ROWS: tl.constexpr,
     RANK: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -380,18 +362,24 @@ def _expand_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Of tokens. `first`, `second`: where the second and the third segment begin. Without ADDS, other rows become
-    zeros."""
+    """`first`, `second`: where the second and the third segment begin. `places`: the row of `out` of each pair. Without
+    ADDS, other rows become zeros."""
     let_next_begin(PDL)
     start = tl.program_id(1) * BLOCK_N
-    row_N = start + tl.arange(0, BLOCK_N)
-    key, row_P, live_P, works = rows_of(keys, None, order, blocks, None, count, tl.program_id(0), 1, 1, BLOCK_P)
-    at_P = row_P.to(tl.int64) * out_stride
+    row_N, rank_R = start + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
+    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, tl.program_id(0), E, K, BLOCK_P)
+    segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
+    if SEGMENTS == 1:
+        segment = 0
+    if places is None:
+        at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
+    else:
+        at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
+    out_PN = out + at_P[:, None] + row_N[None, :]
+    live_PN = live_P[:, None] & (row_N < ROWS)[None, :]
     if (key >= 0) & works:
-        segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
-        if SEGMENTS == 1:
-            segment = 0
-        b_NR = _load_b(out_of + key.to(tl.int64) * slot_stride, row_N, True, ROWS, RANK)
+        b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
+        b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None], other=0.0)
         wait(PDL)
         stride: tl.constexpr = SEGMENTS * RANK
         y_PR = _load_y(y, row_P, live_P, segment * RANK, stride, count * stride, RANK, SPLITS)
@@ -400,121 +388,13 @@ def _expand_kernel(
             for part in tl.static_range(SQUARES):
                 square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
             y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
-        _store_tile(out, at_P, live_P, row_N, y_PR, b_NR, ROWS, ADDS)
+        if weights is not None:
+            y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
+        sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
+        if ADDS:
+            sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
+        tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
     else:
         wait(PDL)
         if (not ADDS) & works:
-            _store_zeros(out, at_P, live_P, row_N, ROWS, BLOCK_P, BLOCK_N)
-
-
-@triton.jit
-def _meet(meetings):
-    """Waits for all programs of the kernel, and for what they have stored."""
-    tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
-    come = tl.atomic_add(meetings, 1, sem="acq_rel") + 1
-    while come < tl.num_programs(0):
-        come = tl.atomic_add(meetings, 0, sem="acquire")
-    tl.debug_barrier()
-
-
-@triton.jit
-def _part(meetings):
-    """Leaves zeros behind, after the last program."""
-    if tl.atomic_add(meetings + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        tl.store(meetings, 0)
-        tl.store(meetings + 1, 0)
-
-
-@triton.jit(do_not_specialize=["count"])
-def _through_kernel(
-    x,
-    into,
-    out_of,
-    keys,
-    ids,
-    order,
-    blocks,
-    pairs,
-    places,
-    weights,
-    out_places,
-    y,
-    out,
-    meetings,
-    count,
-    into_stride,
-    out_of_stride,
-    token_stride,
-    pair_stride,
-    scale,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    RANK: tl.constexpr,
-    PLANES: tl.constexpr,
-    STEPS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ADDS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    LETS_LATER: tl.constexpr,
-    READY: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Both products of pairs. `pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of
-    pair p. `out_places`: the row of `out` of each pair. Without ADDS, rows without an adapter become zeros.
-
-    LETS_LATER: the next kernel reads without waiting what this one waits for. READY: x is older than the kernel before.
-    """
-    if not LETS_LATER:
-        let_next_begin(PDL)
-    wait(PDL and not READY)
-    if LETS_LATER:
-        let_next_begin(PDL)
-    tiles: tl.constexpr = (ROWS + BLOCK_N - 1) // BLOCK_N
-    num_blocks = count if blocks is None else tl.load(blocks)
-    item = tl.program_id(0)
-    while item < num_blocks * SPLITS:
-        split = item % SPLITS
-        key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, item // SPLITS, E, K, BLOCK_P)
-        if (key >= 0) & works:
-            a = into + (key // E).to(tl.int64) * into_stride + (key % E).to(tl.int64) * (RANK * COLUMNS)
-            pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
-            at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
-            _shrink_rows(
-                x, a, y + split * count * RANK, pair_P, at_P, live_P, split, 0, RANK, scale,
-                COLUMNS, RANK, PLANES, STEPS, BLOCK_P, BLOCK_C, False,
-            )  # fmt: skip
-        item += tl.num_programs(0)
-    item = tl.program_id(0)
-    row_N = tl.arange(0, BLOCK_N)
-    block = tl.minimum(item // tiles, num_blocks - 1)
-    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, block, E, K, BLOCK_P)
-    b = out_of + (tl.maximum(key, 0) // E).to(tl.int64) * out_of_stride
-    b += (tl.maximum(key, 0) % E).to(tl.int64) * (ROWS * RANK)
-    b_NR = _load_b(b, item % tiles * BLOCK_N + row_N, (key >= 0) & works, ROWS, RANK)
-    _meet(meetings)
-    while item < num_blocks * tiles:
-        if works:
-            if out_places is None:
-                at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
-            else:
-                at_P = tl.load(out_places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
-            if key >= 0:
-                y_PR = _load_y(y, row_P, live_P, 0, RANK, count * RANK, RANK, SPLITS)
-                if weights is not None:
-                    y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
-                _store_tile(out, at_P, live_P, item % tiles * BLOCK_N + row_N, y_PR, b_NR, ROWS, ADDS)
-            elif not ADDS:
-                _store_zeros(out, at_P, live_P, item % tiles * BLOCK_N + row_N, ROWS, BLOCK_P, BLOCK_N)
-        item += tl.num_programs(0)
-        block = tl.minimum(item // tiles, num_blocks - 1)
-        key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, block, E, K, BLOCK_P)
-        b = out_of + (tl.maximum(key, 0) // E).to(tl.int64) * out_of_stride
-        b += (tl.maximum(key, 0) % E).to(tl.int64) * (ROWS * RANK)
-        b_NR = _load_b(b, item % tiles * BLOCK_N + row_N, (key >= 0) & works, ROWS, RANK)
-    _part(meetings)
-    wait(PDL and READY)  # so that the next kernel comes after the one before
+            tl.store(out_PN, tl.zeros((BLOCK_P, BLOCK_N), out.dtype.element_ty), mask=live_PN)

@@ -24,8 +24,7 @@ class Rows(NamedTuple):
     ids_P: Tensor | None = None  # of pairs: their experts, those of a token beside each other; None: rows are tokens
     experts: int = 1  # E
     order_P: Tensor | None = None  # int32: the rows sorted by key, those without one last, where there is a table of
-    # int32 [1 + B, 3]: how many blocks are used; then for each its key, first place in the order, and number of rows
-    blocks_B3: Tensor | None = None
+    blocks_B3: Tensor | None = None  # int32: key, first place in the order, and number of rows; 0: unused
 
     @property
     def count(self) -> int:

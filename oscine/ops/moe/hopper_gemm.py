@@ -311,6 +311,11 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
         factor, target = _columns(cfg, tile, pointers)
     first = _zeros(cfg, parts[0])
     sums = (first,) if len(parts) == 1 else (first, _zeros(cfg, parts[1]))
+    more = sums
+    if cfg.ADDED_EARLY:
+        more = ()
+        for i in gl.static_range(len(parts)):
+            more += (_added(cfg, sums[i], i * parts[0], tile, unit_row, pointers),)
     for _ in range(tile.begin, tile.end):
         sums, stage, phase = _add_stage(sums, parts, stage, phase, source)
     if not EARLY:
@@ -326,7 +331,7 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
         ring.factors.index(c).store(factor)
         ring.targets.index(c).store(target)
     for i in gl.static_range(len(parts)):
-        _store(cfg, sums[i], scale, bias, i * parts[0], tile, unit_row, source, pointers)
+        _store(cfg, sums[i], more[i], scale, bias, i * parts[0], tile, unit_row, source, pointers)
     return stage, phase
 
 
@@ -416,15 +421,18 @@ def _add_planes(cfg, acc, tile, pointers):
 
 
 @gluon.jit
-def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
-    """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`."""
+def _store(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
+    """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`. more: what is ADDED_EARLY."""
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
-        left, right = gl.split(gl.permute(gl.reshape(acc, [64, 2, n // 2]), [0, 2, 1]))
-        _store(cfg, left, scale, bias, begin, tile, unit_row, source, pointers)
-        _store(cfg, right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
+        left, right = _halves(acc)
+        more_left, more_right = left, right
+        if cfg.ADDED_EARLY:
+            more_left, more_right = _halves(more)
+        _store(cfg, left, more_left, scale, bias, begin, tile, unit_row, source, pointers)
+        _store(cfg, right, more_right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
     elif cfg.STAGED:
-        _store_staged(cfg, acc, scale, bias, begin, tile, unit_row, source, pointers)
+        _store_staged(cfg, acc, more, scale, bias, begin, tile, unit_row, source, pointers)
     else:
         rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
         acc *= gl.convert_layout(scale, rows, assert_trivial=True)[:, None]
@@ -432,11 +440,20 @@ def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, p
             acc *= _token_scales(cfg, acc, begin, tile, pointers)[None, :]
         acc += gl.convert_layout(bias, rows, assert_trivial=True)[:, None]
         if cfg.GATED and cfg.ADDED:
-            acc += _added(cfg, acc, begin, tile, unit_row, pointers)
+            if not cfg.ADDED_EARLY:
+                more = _added(cfg, acc, begin, tile, unit_row, pointers)
+            acc += more.to(gl.float32)
         if cfg.GATED:
             _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
         else:
             _store_weighted(cfg, acc, begin, tile, unit_row, pointers)
+
+
+@gluon.jit
+def _halves(x):
+    """Of the columns."""
+    n: gl.constexpr = x.shape[1]
+    return gl.split(gl.permute(gl.reshape(x, [64, 2, n // 2]), [0, 2, 1]))
 
 
 @gluon.jit
@@ -455,7 +472,7 @@ def _columns(cfg, tile, pointers):
 
 
 @gluon.jit
-def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
+def _store_staged(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
     n: gl.constexpr = acc.shape[1]
     width: gl.constexpr = 32 if cfg.GATED else 64  # results of a column
     lanes: gl.constexpr = width // 8
@@ -471,7 +488,9 @@ def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, so
             acc *= factor[None, :]
         acc += bias[:, None]
         if cfg.ADDED:
-            acc += _added(cfg, acc, begin, tile, unit_row, pointers)
+            if not cfg.ADDED_EARLY:
+                more = _added(cfg, acc, begin, tile, unit_row, pointers)
+            acc += more.to(gl.float32)
         value = _swiglu(acc, cfg.LIMIT, cfg.H_FACTOR if cfg.PLANES else 1.0)
     else:
         value = (acc * scale[:, None] + bias[:, None]) * factor[None, :]
@@ -485,8 +504,8 @@ def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, so
 
 @gluon.jit
 def _added(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
-    """What adapters add to a part of GEMM 1, float32 in the layout of acc."""
-    gdc_wait()  # only here: all else is older than the kernel before
+    """What adapters add to a part of GEMM 1, in the layout of acc."""
+    gdc_wait()  # for this; all else is older than the kernel before
     stride: gl.constexpr = cfg.UNIT_ROWS * 64
     column = begin + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     place, wanted = added_rows_of(cfg, tile, column)
@@ -496,7 +515,7 @@ def _added(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
         start += tile.first.to(gl.int64) * stride
         place = column
     offset = (place * stride)[None, :] + row[:, None]
-    return gl.load(start + offset, (wanted & (unit_row < cfg.UNIT_ROWS))[None, :], other=0).to(gl.float32)
+    return gl.load(start + offset, (wanted & (unit_row < cfg.UNIT_ROWS))[None, :], other=0)
 
 
 @gluon.jit
@@ -607,7 +626,7 @@ def gemm(
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, MIDDLE, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
-        AHEAD, ADDED,
+        AHEAD, ADDED, GATED and ADDED and PLANES == 0 and N < 128,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N

@@ -52,6 +52,7 @@ class Config:
     # GATED: the products get what adapters add to them, before SwiGLU. Else each pair has a row more in the output, for
     # what they add.
     ADDED: gl.constexpr
+    ADDED_EARLY: gl.constexpr  # it is on its way while the tile is computed; of large tiles it would take all registers
 
 
 h_factor = gluon.constexpr_function(fp8.h_factor)

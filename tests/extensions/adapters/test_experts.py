@@ -71,7 +71,7 @@ def error(
     if tokens <= 16:
         routing = Routing(routing.expert_ids_TK, routing.weights_TK)
     ours = routing._replace(added=added(backend, factors))
-    found = [bound(moe)(x_TH, one, prepare(published), 7.0).float().sum(1) for one in (ours, routing)]
+    found = [bound(moe)(x_TH, one, prepare(published), 7.0).double().sum(1) for one in (ours, routing)]
     assert torch.equal(found[0][::3], found[1][::3]), "tokens without adapters"
     return tuple(float((one - exact).norm() / exact.norm()) for one in found)  # type: ignore[return-value]
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.extensions.adapters.products import Norm, Rows
-from oscine.extensions.adapters.tables import BLOCK_P, rows_of, with_table
+from oscine.extensions.adapters.tables import BLOCK_P, rows_of, used_blocks, with_table
 from oscine.ops.interface import ExpertTokens
 from oscine.ops.launch import let_next_begin, wait
 from oscine.ops.target import Target
@@ -31,9 +31,10 @@ from oscine.ops.target import Target
 _BLOCK = 128  # columns, or matrix rows, of a tile; half as many of high ranks, which else would take all registers
 _HIGH_RANK = 64
 _SPLITS = 8  # of the columns, at most
+_PROGRAMS = 8  # of an SM, at most: each takes several blocks, as most of them may be unused
 _FEW_ROWS = 64
 _ONE_STEP = 8192  # elements of the first factor that a program reads at once
-_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
+_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 160}  # without the limit ptxas 12.9 prefers to spill
 
 
 def block_of(rank: int) -> int:
@@ -70,7 +71,8 @@ class Kernels:
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
         pairs, places = _indices(rows, tokens)
         if count:
-            _shrink_kernel[(_num_blocks(rows), segments, splits)](
+            programs = self._programs(rows, segments * splits)
+            _shrink_kernel[(programs, segments, splits)](
                 x,
                 into,
                 rows.keys_T,
@@ -81,6 +83,7 @@ class Kernels:
                 places,
                 y,
                 count,
+                _num_blocks(rows),
                 into.stride(0),
                 1.0 / tokens.factor,
                 E=rows.experts,
@@ -91,6 +94,7 @@ class Kernels:
                 SEGMENTS=segments,
                 PLANES=x.dim() == 3,
                 STEPS=steps,
+                BLOCKS=triton.next_power_of_2(triton.cdiv(_num_blocks(rows), programs)),
                 BLOCK_P=BLOCK_P,
                 BLOCK_C=block_c,
                 LETS_LATER=lets_later,
@@ -151,8 +155,10 @@ class Kernels:
         weights_P: Tensor | None = None,
     ) -> None:
         count, (num_rows, rank) = rows.count, out_of.shape[-2:]
+        tiles = triton.cdiv(num_rows, block_n)
         if count:
-            _expand_kernel[(_num_blocks(rows), triton.cdiv(num_rows, block_n))](
+            programs = self._programs(rows, tiles)
+            _expand_kernel[(programs, tiles)](
                 y,
                 out_of,
                 rows.keys_T,
@@ -164,6 +170,7 @@ class Kernels:
                 places.rows_P,
                 out,
                 count,
+                _num_blocks(rows),
                 out_of.stride(0),
                 places.token_stride,
                 places.pair_stride,
@@ -179,11 +186,17 @@ class Kernels:
                 SQUARES=0 if norm is None else norm.squares_TS.shape[1],
                 WIDTH=1 if norm is None else norm.width,
                 ADDS=adds,
+                BLOCKS=triton.next_power_of_2(triton.cdiv(_num_blocks(rows), programs)),
                 BLOCK_P=BLOCK_P,
                 BLOCK_N=block_n,
                 num_warps=4,
                 **self._target.launch_options,
             )
+
+    def _programs(self, rows: Rows, parts: int) -> int:
+        """For the blocks of each of so many parts."""
+        most = _num_blocks(rows)
+        return most if rows.blocks_B3 is None else min(most, triton.cdiv(_PROGRAMS * self._target.sm_count, parts))
 
 
 class Places(NamedTuple):
@@ -270,7 +283,7 @@ def _shrink_rows(
     tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "num_blocks"])
 def _shrink_kernel(
     x,
     into,
@@ -282,6 +295,7 @@ def _shrink_kernel(
     places,
     y,
     count,
+    num_blocks,
     slot_stride,
     scale,
     E: tl.constexpr,
@@ -292,6 +306,7 @@ def _shrink_kernel(
     SEGMENTS: tl.constexpr,
     PLANES: tl.constexpr,
     STEPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     LETS_LATER: tl.constexpr,
@@ -305,16 +320,22 @@ def _shrink_kernel(
     wait(PDL and LETS_LATER)
     let_next_begin(PDL)
     segment, split = tl.program_id(1), tl.program_id(2)
-    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, tl.program_id(0), E, K, BLOCK_P)
-    if (key >= 0) & works:
-        a = into + (key // E).to(tl.int64) * slot_stride
-        a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
-        pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
-        at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
-        _shrink_rows(
-            x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK, SEGMENTS * RANK,
-            scale, COLUMNS, RANK, PLANES, STEPS, BLOCK_P, BLOCK_C, PDL and not (LETS_LATER or READY),
-        )  # fmt: skip
+    left_V = used_blocks(blocks, num_blocks, BLOCKS)
+    block = tl.min(left_V, 0)
+    while block < num_blocks:
+        key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, block, E, K, BLOCK_P)
+        if (key >= 0) & works:
+            a = into + (key // E).to(tl.int64) * slot_stride
+            a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
+            pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
+            at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
+            _shrink_rows(
+                x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK,
+                SEGMENTS * RANK, scale, COLUMNS, RANK, PLANES, STEPS, BLOCK_P, BLOCK_C,
+                PDL and not (LETS_LATER or READY),
+            )  # fmt: skip
+        left_V = tl.where(left_V == block, num_blocks, left_V)
+        block = tl.min(left_V, 0)
     wait(PDL)  # READY: so that the next kernel comes after the one before
 
 
@@ -330,7 +351,7 @@ def _load_y(y, pair_P, live_P, first, y_stride, split_stride, RANK: tl.constexpr
     return y_PR
 
 
-@triton.jit(do_not_specialize=["count", "first", "second"])
+@triton.jit(do_not_specialize=["count", "num_blocks", "first", "second"])
 def _expand_kernel(
     y,
     out_of,
@@ -343,6 +364,7 @@ def _expand_kernel(
     places,
     out,
     count,
+    num_blocks,
     slot_stride,
     token_stride,
     pair_stride,
@@ -358,6 +380,7 @@ def _expand_kernel(
     SQUARES: tl.constexpr,
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
@@ -367,34 +390,40 @@ def _expand_kernel(
     let_next_begin(PDL)
     start = tl.program_id(1) * BLOCK_N
     row_N, rank_R = start + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
-    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, tl.program_id(0), E, K, BLOCK_P)
     segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
     if SEGMENTS == 1:
         segment = 0
-    if places is None:
-        at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
-    else:
-        at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
-    out_PN = out + at_P[:, None] + row_N[None, :]
-    live_PN = live_P[:, None] & (row_N < ROWS)[None, :]
-    if (key >= 0) & works:
-        b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
-        b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None], other=0.0)
-        wait(PDL)
-        stride: tl.constexpr = SEGMENTS * RANK
-        y_PR = _load_y(y, row_P, live_P, segment * RANK, stride, count * stride, RANK, SPLITS)
-        if squares is not None:
-            square_P = tl.zeros((BLOCK_P,), tl.float32)
-            for part in tl.static_range(SQUARES):
-                square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
-            y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
-        if weights is not None:
-            y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
-        sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
-        if ADDS:
-            sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
-        tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
-    else:
-        wait(PDL)
-        if (not ADDS) & works:
-            tl.store(out_PN, tl.zeros((BLOCK_P, BLOCK_N), out.dtype.element_ty), mask=live_PN)
+    left_V = used_blocks(blocks, num_blocks, BLOCKS)
+    block = tl.min(left_V, 0)
+    while block < num_blocks:
+        key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, block, E, K, BLOCK_P)
+        if places is None:
+            at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
+        else:
+            at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
+        out_PN = out + at_P[:, None] + row_N[None, :]
+        live_PN = live_P[:, None] & (row_N < ROWS)[None, :]
+        if (key >= 0) & works:
+            b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
+            b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None], other=0.0)
+            wait(PDL)
+            stride: tl.constexpr = SEGMENTS * RANK
+            y_PR = _load_y(y, row_P, live_P, segment * RANK, stride, count * stride, RANK, SPLITS)
+            if squares is not None:
+                square_P = tl.zeros((BLOCK_P,), tl.float32)
+                for part in tl.static_range(SQUARES):
+                    square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
+                y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
+            if weights is not None:
+                y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
+            sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
+            if ADDS:
+                sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
+            tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
+        elif not ADDS:
+            wait(PDL)
+            if works:
+                tl.store(out_PN, tl.zeros((BLOCK_P, BLOCK_N), out.dtype.element_ty), mask=live_PN)
+        left_V = tl.where(left_V == block, num_blocks, left_V)
+        block = tl.min(left_V, 0)
+    wait(PDL)

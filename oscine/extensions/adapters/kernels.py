@@ -23,18 +23,20 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.extensions.adapters.products import Norm, Rows
-from oscine.extensions.adapters.tables import BLOCK_P, rows_of, used_blocks, with_table
+from oscine.extensions.adapters.tables import BLOCK_P, rows_of, with_table
 from oscine.ops.interface import ExpertTokens
 from oscine.ops.launch import let_next_begin, wait
 from oscine.ops.target import Target
 
 _BLOCK = 128  # columns, or matrix rows, of a tile; half as many of high ranks, which else would take all registers
 _HIGH_RANK = 64
-_SPLITS = 8  # of the columns, at most
-_PROGRAMS = 8  # of an SM, at most: each takes several blocks, as most of them may be unused
+_SPLITS = 8  # of the columns, at most; half as many, and _CHUNKS of the rows, of more than _FEW_BLOCKS
+_CHUNKS = 3
+_FEW_BLOCKS = 64
+_STAGES = 4  # of what a program reads step by step
 _FEW_ROWS = 64
 _ONE_STEP = 8192  # elements of the first factor that a program reads at once
-_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 160}  # without the limit ptxas 12.9 prefers to spill
+_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
 
 
 def block_of(rank: int) -> int:
@@ -42,12 +44,21 @@ def block_of(rank: int) -> int:
     return _BLOCK if rank < _HIGH_RANK else _BLOCK // 2
 
 
-def cut_of(columns: int, rank: int) -> tuple[int, int, int]:
-    """How the columns of the first product are cut: (columns of a step, steps of a program, programs)."""
-    block_c = _ONE_STEP // rank
+class Cut(NamedTuple):
+    """How the columns of the first product are cut."""
+
+    block_c: int  # columns of a step
+    steps: int  # of a program
+    splits: int  # programs
+
+
+def cut_of(columns: int, rank: int, num_blocks: int) -> Cut:
+    """Few programs read all of their part at once. More of them leave less time to each, and read step by step."""
+    is_short = num_blocks <= BLOCK_P
+    block_c = _ONE_STEP // rank if is_short else block_of(rank)
     parts = triton.cdiv(columns, block_c)
-    steps = triton.cdiv(parts, _SPLITS)
-    return block_c, steps, triton.cdiv(parts, steps)
+    steps = triton.cdiv(parts, _SPLITS if num_blocks <= _FEW_BLOCKS else _SPLITS // 2)
+    return Cut(block_c, steps, triton.cdiv(parts, steps))
 
 
 class Kernels:
@@ -67,12 +78,11 @@ class Kernels:
     def _shrink(self, tokens: ExpertTokens, rows: Rows, into: Tensor, segments: int, *, lets_later: bool) -> Tensor:
         x, count, num_columns = tokens.rows, rows.count, tokens.rows.shape[-1]
         rank = into.shape[-2] // segments
-        block_c, steps, splits = cut_of(num_columns, rank)
+        block_c, steps, splits = cut_of(num_columns, rank, _num_blocks(rows))
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
         pairs, places = _indices(rows, tokens)
         if count:
-            programs = self._programs(rows, segments * splits)
-            _shrink_kernel[(programs, segments, splits)](
+            _shrink_kernel[(_num_blocks(rows), segments, splits)](
                 x,
                 into,
                 rows.keys_T,
@@ -83,7 +93,6 @@ class Kernels:
                 places,
                 y,
                 count,
-                _num_blocks(rows),
                 into.stride(0),
                 1.0 / tokens.factor,
                 E=rows.experts,
@@ -94,7 +103,7 @@ class Kernels:
                 SEGMENTS=segments,
                 PLANES=x.dim() == 3,
                 STEPS=steps,
-                BLOCKS=triton.next_power_of_2(triton.cdiv(_num_blocks(rows), programs)),
+                STAGES=_STAGES,
                 BLOCK_P=BLOCK_P,
                 BLOCK_C=block_c,
                 LETS_LATER=lets_later,
@@ -121,7 +130,7 @@ class Kernels:
         while first % block_n or second % block_n:  # a tile has rows of one segment
             block_n //= 2
         places = Places(out.stride(0), 0)
-        self._expand(y, rows, out_of, out, places, block_n, adds=adds, ends=ends, norm=norm)
+        self._expand(y, rows, out_of, out, places, (block_n, 1), adds=adds, ends=ends, norm=norm)
 
     def through(
         self,
@@ -136,9 +145,12 @@ class Kernels:
         places_P: Tensor | None = None,
     ) -> None:
         y = self._shrink(tokens, rows, into, 1, lets_later=weights_P is None)
-        block_n = _BLOCK if rows.count <= BLOCK_P else _ONE_STEP // out_of.shape[-1]
-        places = Places(*out_TKN.stride()[:2], places_P)
-        self._expand(y, rows, out_of, out_TKN, places, block_n, adds=adds, weights_P=weights_P)
+        num_rows, rank = out_of.shape[-2:]
+        block_n, places = block_of(rank), Places(*out_TKN.stride()[:2], places_P)
+        tiles = triton.cdiv(num_rows, block_n)
+        chunks = max(_CHUNKS, triton.cdiv(4 * self._target.sm_count, max(1, _num_blocks(rows))))
+        shape = block_n, triton.cdiv(tiles, chunks)
+        self._expand(y, rows, out_of, out_TKN, places, shape, adds=adds, weights_P=weights_P)
 
     def _expand(
         self,
@@ -147,18 +159,17 @@ class Kernels:
         out_of: Tensor,
         out: Tensor,
         places: "Places",
-        block_n: int,
+        shape: tuple[int, int],
         *,
         adds: bool,
         ends: tuple[int, ...] = (),
         norm: Norm | None = None,
         weights_P: Tensor | None = None,
     ) -> None:
-        count, (num_rows, rank) = rows.count, out_of.shape[-2:]
-        tiles = triton.cdiv(num_rows, block_n)
+        """shape: matrix rows of a tile, tiles of a program."""
+        count, (num_rows, rank), (block_n, tiles) = rows.count, out_of.shape[-2:], shape
         if count:
-            programs = self._programs(rows, tiles)
-            _expand_kernel[(programs, tiles)](
+            _expand_kernel[(_num_blocks(rows), triton.cdiv(num_rows, block_n * tiles))](
                 y,
                 out_of,
                 rows.keys_T,
@@ -170,13 +181,13 @@ class Kernels:
                 places.rows_P,
                 out,
                 count,
-                _num_blocks(rows),
                 out_of.stride(0),
                 places.token_stride,
                 places.pair_stride,
                 0.0 if norm is None else norm.eps,
                 ends[0] if ends else num_rows,
                 ends[1] if ends else num_rows,
+                tiles,
                 E=rows.experts,
                 K=rows.per_token,
                 ROWS=num_rows,
@@ -186,17 +197,12 @@ class Kernels:
                 SQUARES=0 if norm is None else norm.squares_TS.shape[1],
                 WIDTH=1 if norm is None else norm.width,
                 ADDS=adds,
-                BLOCKS=triton.next_power_of_2(triton.cdiv(_num_blocks(rows), programs)),
+                STAGES=0 if tiles == 1 else _STAGES,
                 BLOCK_P=BLOCK_P,
                 BLOCK_N=block_n,
                 num_warps=4,
                 **self._target.launch_options,
             )
-
-    def _programs(self, rows: Rows, parts: int) -> int:
-        """For the blocks of each of so many parts."""
-        most = _num_blocks(rows)
-        return most if rows.blocks_B3 is None else min(most, triton.cdiv(_PROGRAMS * self._target.sm_count, parts))
 
 
 class Places(NamedTuple):
@@ -233,11 +239,15 @@ def _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS: tl.constexpr, PLANES: 
 
 
 @triton.jit
-def _load_a(a, a_R, column_C, COLUMNS: tl.constexpr, PLANES: tl.constexpr):
-    inside_C = column_C < COLUMNS
-    if PLANES:  # the places of x in the order of ops/planes.py
-        column_C = (column_C & -16) | ((column_C >> 1) & 7) | ((column_C & 1) << 3)
-    return tl.load(a + a_R[:, None] + column_C[None, :], mask=inside_C[None, :], other=0.0)
+def _load_a(
+    a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, PLANES: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    rank_R, column_C = tl.arange(0, RANK), start + tl.arange(0, BLOCK_C)
+    inside_RC = (rank_R >= 0)[:, None] & (column_C < COLUMNS)[None, :]
+    a_RC = tl.load(a + rank_R[:, None] * COLUMNS + column_C[None, :], mask=inside_RC, other=0.0)
+    if PLANES:  # x has the order of ops/planes.py: of 16 columns, each of the first half before one of the second
+        a_RC = tl.reshape(a_RC, (RANK, BLOCK_C // 16, 2, 8)).permute(0, 1, 3, 2).reshape(RANK, BLOCK_C)
+    return a_RC
 
 
 @triton.jit
@@ -256,6 +266,7 @@ def _shrink_rows(
     RANK: tl.constexpr,
     PLANES: tl.constexpr,
     STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     WAITS: tl.constexpr,
@@ -267,23 +278,25 @@ def _shrink_rows(
     rank_R = tl.arange(0, RANK)
     sum_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
     if STEPS == 1:
-        column_C = split * BLOCK_C + tl.arange(0, BLOCK_C)
-        a_RC = _load_a(a, rank_R * COLUMNS, column_C, COLUMNS, PLANES)
+        start = split * BLOCK_C
+        column_C = start + tl.arange(0, BLOCK_C)
+        a_RC = _load_a(a, start, COLUMNS, RANK, PLANES, BLOCK_C)
         wait(WAITS)
         x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
         sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     else:
         wait(WAITS)
-        for step in range(STEPS):
-            column_C = (split * STEPS + step) * BLOCK_C + tl.arange(0, BLOCK_C)
+        for step in tl.range(STEPS, num_stages=STAGES):
+            start = (split * STEPS + step) * BLOCK_C
+            column_C = start + tl.arange(0, BLOCK_C)
             x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
-            a_RC = _load_a(a, rank_R * COLUMNS, column_C, COLUMNS, PLANES)
+            a_RC = _load_a(a, start, COLUMNS, RANK, PLANES, BLOCK_C)
             sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     at_PR = pair_P[:, None] * y_stride + (first + rank_R)[None, :]
     tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
 
 
-@triton.jit(do_not_specialize=["count", "num_blocks"])
+@triton.jit(do_not_specialize=["count"])
 def _shrink_kernel(
     x,
     into,
@@ -295,7 +308,6 @@ def _shrink_kernel(
     places,
     y,
     count,
-    num_blocks,
     slot_stride,
     scale,
     E: tl.constexpr,
@@ -306,7 +318,7 @@ def _shrink_kernel(
     SEGMENTS: tl.constexpr,
     PLANES: tl.constexpr,
     STEPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
     LETS_LATER: tl.constexpr,
@@ -320,22 +332,16 @@ def _shrink_kernel(
     wait(PDL and LETS_LATER)
     let_next_begin(PDL)
     segment, split = tl.program_id(1), tl.program_id(2)
-    left_V = used_blocks(blocks, num_blocks, BLOCKS)
-    block = tl.min(left_V, 0)
-    while block < num_blocks:
-        key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, block, E, K, BLOCK_P)
-        if (key >= 0) & works:
-            a = into + (key // E).to(tl.int64) * slot_stride
-            a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
-            pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
-            at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
-            _shrink_rows(
-                x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK,
-                SEGMENTS * RANK, scale, COLUMNS, RANK, PLANES, STEPS, BLOCK_P, BLOCK_C,
-                PDL and not (LETS_LATER or READY),
-            )  # fmt: skip
-        left_V = tl.where(left_V == block, num_blocks, left_V)
-        block = tl.min(left_V, 0)
+    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, tl.program_id(0), E, K, BLOCK_P)
+    if (key >= 0) & works:
+        a = into + (key // E).to(tl.int64) * slot_stride
+        a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
+        pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
+        at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
+        _shrink_rows(
+            x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK, SEGMENTS * RANK,
+            scale, COLUMNS, RANK, PLANES, STEPS, STAGES, BLOCK_P, BLOCK_C, PDL and not (LETS_LATER or READY),
+        )  # fmt: skip
     wait(PDL)  # READY: so that the next kernel comes after the one before
 
 
@@ -351,7 +357,23 @@ def _load_y(y, pair_P, live_P, first, y_stride, split_stride, RANK: tl.constexpr
     return y_PR
 
 
-@triton.jit(do_not_specialize=["count", "num_blocks", "first", "second"])
+@triton.jit
+def _load_b(b, start, ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_N: tl.constexpr):
+    row_N, rank_R = start + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
+    return tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None], other=0.0)
+
+
+@triton.jit
+def _store_tile(out, at_P, live_P, start, sum_PN, ROWS: tl.constexpr, ADDS: tl.constexpr):
+    row_N = start + tl.arange(0, sum_PN.shape[1])
+    out_PN = out + at_P[:, None] + row_N[None, :]
+    live_PN = live_P[:, None] & (row_N < ROWS)[None, :]
+    if ADDS:
+        sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
+    tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
+
+
+@triton.jit(do_not_specialize=["count", "first", "second", "tiles"])
 def _expand_kernel(
     y,
     out_of,
@@ -364,13 +386,13 @@ def _expand_kernel(
     places,
     out,
     count,
-    num_blocks,
     slot_stride,
     token_stride,
     pair_stride,
     eps,
     first,
     second,
+    tiles,
     E: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -380,50 +402,49 @@ def _expand_kernel(
     SQUARES: tl.constexpr,
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`first`, `second`: where the second and the third segment begin. `places`: the row of `out` of each pair. Without
-    ADDS, other rows become zeros."""
+    ADDS, other rows become zeros. A program has one tile, whose factors it reads before it waits, or several (STAGES),
+    of one segment."""
     let_next_begin(PDL)
-    start = tl.program_id(1) * BLOCK_N
-    row_N, rank_R = start + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
+    start = tl.program_id(1) * BLOCK_N * tiles
+    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, tl.program_id(0), E, K, BLOCK_P)
     segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
     if SEGMENTS == 1:
         segment = 0
-    left_V = used_blocks(blocks, num_blocks, BLOCKS)
-    block = tl.min(left_V, 0)
-    while block < num_blocks:
-        key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, block, E, K, BLOCK_P)
-        if places is None:
-            at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
+    if places is None:
+        at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
+    else:
+        at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
+    if (key >= 0) & works:
+        b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
+        if STAGES == 0:
+            b_NR = _load_b(b, start, ROWS, RANK, BLOCK_N)
+        wait(PDL)
+        stride: tl.constexpr = SEGMENTS * RANK
+        y_PR = _load_y(y, row_P, live_P, segment * RANK, stride, count * stride, RANK, SPLITS)
+        if squares is not None:
+            square_P = tl.zeros((BLOCK_P,), tl.float32)
+            for part in tl.static_range(SQUARES):
+                square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
+            y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
+        if weights is not None:
+            y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
+        y_PR = y_PR.to(out_of.dtype.element_ty)
+        if STAGES == 0:
+            _store_tile(out, at_P, live_P, start, tl.dot(y_PR, tl.trans(b_NR), input_precision="ieee"), ROWS, ADDS)
         else:
-            at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
-        out_PN = out + at_P[:, None] + row_N[None, :]
-        live_PN = live_P[:, None] & (row_N < ROWS)[None, :]
-        if (key >= 0) & works:
-            b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
-            b_NR = tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None], other=0.0)
-            wait(PDL)
-            stride: tl.constexpr = SEGMENTS * RANK
-            y_PR = _load_y(y, row_P, live_P, segment * RANK, stride, count * stride, RANK, SPLITS)
-            if squares is not None:
-                square_P = tl.zeros((BLOCK_P,), tl.float32)
-                for part in tl.static_range(SQUARES):
-                    square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
-                y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
-            if weights is not None:
-                y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
-            sum_PN = tl.dot(y_PR.to(b_NR.dtype), tl.trans(b_NR), input_precision="ieee")
-            if ADDS:
-                sum_PN += tl.load(out_PN, mask=live_PN, other=0.0).to(tl.float32)
-            tl.store(out_PN, sum_PN.to(out.dtype.element_ty), mask=live_PN)
-        elif not ADDS:
-            wait(PDL)
-            if works:
-                tl.store(out_PN, tl.zeros((BLOCK_P, BLOCK_N), out.dtype.element_ty), mask=live_PN)
-        left_V = tl.where(left_V == block, num_blocks, left_V)
-        block = tl.min(left_V, 0)
-    wait(PDL)
+            for tile in tl.range(0, tiles, num_stages=STAGES):
+                b_NR = _load_b(b, start + tile * BLOCK_N, ROWS, RANK, BLOCK_N)
+                sum_PN = tl.dot(y_PR, tl.trans(b_NR), input_precision="ieee")
+                _store_tile(out, at_P, live_P, start + tile * BLOCK_N, sum_PN, ROWS, ADDS)
+    else:
+        wait(PDL)
+        if (not ADDS) & works:
+            for tile in range(tiles):
+                zeros_PN = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+                _store_tile(out, at_P, live_P, start + tile * BLOCK_N, zeros_PN, ROWS, False)

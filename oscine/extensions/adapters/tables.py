@@ -2,7 +2,7 @@
 
 Up to BLOCK_P rows need no table: a program looks at all keys. Of more rows, a kernel writes once which of them are
 together in a block of up to BLOCK_P. The number of blocks does not depend on keys, so a CUDA graph serves any mix of
-adapters; those without rows cost next to nothing, as a program looks at several at once.
+adapters; those without rows cost a program that ends at once.
 
 Shape suffixes: P rows of a block, Q all rows, B blocks.
 """
@@ -98,16 +98,6 @@ def table_kernel(
         mine_Q = (_key_of(keys, ids, row_Q, row_Q < count, E, K) == key) & (row_Q < count)
         tl.store(order + place + tl.cumsum(mine_Q.to(tl.int32), 0) - 1, row_Q, mask=mine_Q)
         place += tl.sum(mine_Q.to(tl.int32), 0)
-
-
-@triton.jit
-def used_blocks(blocks, num_blocks, BLOCKS: tl.constexpr):
-    """Of each num_programs(0)-th block, those with rows; num_blocks for others. BLOCKS: at least so many there are."""
-    block_V = tl.program_id(0) + tl.arange(0, BLOCKS) * tl.num_programs(0)
-    if blocks is not None:
-        number_V = tl.load(blocks + 3 * block_V + 2, mask=block_V < num_blocks, other=0)
-        block_V = tl.where(number_V > 0, block_V, num_blocks)
-    return block_V
 
 
 @triton.jit

@@ -225,22 +225,21 @@ def test_kernels_compile(arch: int, of: str, rank: int) -> None:
     planes = is_few and arch >= 89
     names = {"keys", *(("pairs",) if is_few else ("order", "blocks"))}
     names |= set() if of == "tokens" else {"ids"} if is_few else {"ids", "places"}
-    common = {**dict.fromkeys(names, "*i32"), "count": "i32", "num_blocks": "i32", "slot_stride": "i32"}
+    common = {**dict.fromkeys(names, "*i32"), "count": "i32", "slot_stride": "i32"}
     missing = dict.fromkeys({"ids", "order", "blocks", "places"} - names)
-    block_c, steps, splits = cut_of(2880, rank)
+    block_c, steps, splits = cut_of(2880, rank, 4 if is_few else 256)
     experts = {"E": 1, "K": 1} if of == "tokens" else {"E": 128, "K": 4}
-    constants: dict[str, object] = {"BLOCK_P": 16, "SEGMENTS": 1, "RANK": rank, "BLOCKS": 1 if is_few else 4, **experts}
-    constants["PDL"] = options.pop("PDL")
+    constants: dict[str, object] = {"BLOCK_P": 16, "SEGMENTS": 1, "RANK": rank, "PDL": options.pop("PDL"), **experts}
     shrink = {"x": "*fp8e4nv" if planes else "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
-    cut = {"COLUMNS": 2880, "STEPS": steps, "BLOCK_C": block_c, "PLANES": planes, "PER_TOKEN": 1}
+    cut = {"COLUMNS": 2880, "STEPS": steps, "STAGES": 4, "BLOCK_C": block_c, "PLANES": planes, "PER_TOKEN": 1}
     cut |= missing | ({} if is_few else {"pairs": None}) | {"LETS_LATER": of == "pairs", "READY": is_few}
-    limit = {"maxnreg": 160} if steps == 1 else {}
+    limit = {"maxnreg": 128} if steps == 1 else {}
     compile_ahead(_shrink_kernel, shrink, constants | cut, arch=arch, **limit, **options)
     common.pop("pairs", None)
     expand = {"y": "*fp32", "out_of": "*bf16", "out": "*bf16", "eps": "fp32", **common}
-    expand |= dict.fromkeys(("first", "second", "token_stride", "pair_stride"), "i32")
+    expand |= dict.fromkeys(("first", "second", "tiles", "token_stride", "pair_stride"), "i32")
     others = {"ROWS": 5760, "SPLITS": splits, "SQUARES": 0, "WIDTH": 1, "squares": None, "weights": None, "ADDS": False}
-    others |= missing | {"BLOCK_N": 128 if is_few else block_of(rank) if of == "tokens" else 8192 // rank}
+    others |= missing | {"BLOCK_N": block_of(rank), "STAGES": 4 if of == "pairs" else 0}
     compile_ahead(_expand_kernel, expand, constants | others, arch=arch, **options)
 
 

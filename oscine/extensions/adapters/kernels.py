@@ -30,9 +30,8 @@ from oscine.ops.target import Target
 
 _BLOCK = 128  # columns, or matrix rows, of a tile; half as many of high ranks, which else would take all registers
 _HIGH_RANK = 64
-_SPLITS = 8  # of the columns, at most; half as many, and _CHUNKS of the rows, of more than _FEW_BLOCKS
-_CHUNKS = 3
-_FEW_BLOCKS = 64
+_SPLITS = 8  # of the columns, at most
+_CHUNKS = 6  # of the matrix rows of an expert, at least
 _STAGES = 4  # of what a program reads step by step
 _FEW_ROWS = 64
 _ONE_STEP = 8192  # elements of the first factor that a program reads at once
@@ -57,7 +56,7 @@ def cut_of(columns: int, rank: int, num_blocks: int) -> Cut:
     is_short = num_blocks <= BLOCK_P
     block_c = _ONE_STEP // rank if is_short else block_of(rank)
     parts = triton.cdiv(columns, block_c)
-    steps = triton.cdiv(parts, _SPLITS if num_blocks <= _FEW_BLOCKS else _SPLITS // 2)
+    steps = triton.cdiv(parts, _SPLITS)
     return Cut(block_c, steps, triton.cdiv(parts, steps))
 
 

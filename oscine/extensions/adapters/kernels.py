@@ -35,7 +35,11 @@ _CHUNKS = 6  # of the matrix rows of an expert, at least
 _STAGES = 4  # of what a program reads step by step
 _FEW_ROWS = 64
 _ONE_STEP = 8192  # elements of the first factor that a program reads at once
-_ONE_STEP_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
+_PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
+
+
+def program_of(rank: int) -> dict[str, int]:
+    return _PROGRAM if rank < _HIGH_RANK else {"num_warps": 8}
 
 
 def block_of(rank: int) -> int:
@@ -107,7 +111,7 @@ class Kernels:
                 BLOCK_C=block_c,
                 LETS_LATER=lets_later,
                 READY=tokens.is_ready,
-                **self._target.program(_ONE_STEP_PROGRAM if steps == 1 else {"num_warps": 4}),
+                **self._target.program(program_of(rank)),
                 **self._target.launch_options,
             )
         return y
@@ -199,7 +203,7 @@ class Kernels:
                 STAGES=0 if tiles == 1 else _STAGES,
                 BLOCK_P=BLOCK_P,
                 BLOCK_N=block_n,
-                num_warps=4,
+                **self._target.program(program_of(rank)),
                 **self._target.launch_options,
             )
 

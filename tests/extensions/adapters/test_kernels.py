@@ -10,6 +10,7 @@ from oscine.extensions.adapters.kernels import (
     _shrink_kernel,
     block_of,
     cut_of,
+    program_of,
 )
 from oscine.extensions.adapters.products import Norm, Reference, Rows
 from oscine.extensions.adapters.tables import table_kernel
@@ -213,7 +214,7 @@ ARCHS = [arch if arch == 90 else pytest.param(arch, marks=pytest.mark.slow) for 
 
 
 def options_of(arch: int) -> dict[str, object]:
-    return {"num_warps": 4, "PDL": arch >= 90, **({"launch_pdl": True} if arch >= 90 else {})}
+    return {"PDL": arch >= 90, **({"launch_pdl": True} if arch >= 90 else {})}
 
 
 @pytest.mark.compiles
@@ -221,7 +222,7 @@ def options_of(arch: int) -> dict[str, object]:
 @pytest.mark.parametrize("of", ["tokens", "few pairs", "pairs"])
 @pytest.mark.parametrize("rank", [16, 64])
 def test_kernels_compile(arch: int, of: str, rank: int) -> None:
-    options, is_few = options_of(arch), of == "few pairs"
+    options, is_few = options_of(arch) | program_of(rank), of == "few pairs"
     planes = is_few and arch >= 89
     names = {"keys", *(("pairs",) if is_few else ("order", "blocks"))}
     names |= set() if of == "tokens" else {"ids"} if is_few else {"ids", "places"}
@@ -233,8 +234,7 @@ def test_kernels_compile(arch: int, of: str, rank: int) -> None:
     shrink = {"x": "*fp8e4nv" if planes else "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
     cut = {"COLUMNS": 2880, "STEPS": steps, "STAGES": 4, "BLOCK_C": block_c, "PLANES": planes, "PER_TOKEN": 1}
     cut |= missing | ({} if is_few else {"pairs": None}) | {"LETS_LATER": of == "pairs", "READY": is_few}
-    limit = {"maxnreg": 128} if steps == 1 else {}
-    compile_ahead(_shrink_kernel, shrink, constants | cut, arch=arch, **limit, **options)
+    compile_ahead(_shrink_kernel, shrink, constants | cut, arch=arch, **options)
     common.pop("pairs", None)
     expand = {"y": "*fp32", "out_of": "*bf16", "out": "*bf16", "eps": "fp32", **common}
     expand |= dict.fromkeys(("first", "second", "tiles", "token_stride", "pair_stride"), "i32")

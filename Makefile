@@ -218,8 +218,8 @@ cluster-transfer: $(TEST)  ## prompts computed by another engine: the same token
 nodes: $(TEST)  ## several nodes on this machine, in namespaces of their own; skipped where users may have none
 	$(BIN)/python -m tests.nodes $(NODES_OPTIONS)
 
-sim: $(TEST)    ## the simulator beside production on 3,000 random loads: a minute
-	$(BIN)/python -m tests.extensions.plan.random_load 0 3000
+sim: $(TEST)    ## the simulator beside production on 2,720 random loads, with those of make test 3,000: a minute
+	$(BIN)/python -m tests.extensions.plan.random_load 280 2720
 
 sim-long: $(TEST)  ## the same on 30,000 others: ten minutes
 	$(BIN)/python -m tests.extensions.plan.random_load 10000 30000

@@ -168,9 +168,12 @@ def _no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_random_numbers() -> None:
-    """Those of a test do not depend on the tests before it."""
+def _plain_torch() -> None:
+    """The random numbers of a test do not depend on the tests before it."""
     if "torch" in sys.modules:
+        from tests.ops.child import compare_plain_tensors
+
+        compare_plain_tensors()
         sys.modules["torch"].manual_seed(0)
 
 

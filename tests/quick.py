@@ -1,4 +1,4 @@
-"""`make quick`: a plugin of pytest that leaves out the tests that start a process, and those marked `long`.
+"""`make quick`: a plugin of pytest that leaves out tests that start a process or compile, and those marked `long`.
 
 No list names these tests. When a test starts a process, the start is refused and the test is skipped. If a shared
 fixture starts a process, all its tests are skipped. The grammar sandbox is allowed: the tests of a worker share one.
@@ -69,9 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in set(long)]
+    long = {item for item in items if item.get_closest_marker("long") or item.get_closest_marker("compiles")}
+    config.hook.pytest_deselected(items=[*long])
+    items[:] = [item for item in items if item not in long]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,8 +10,15 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import torch
+
+
+def compare_plain_tensors() -> None:
+    """Lets torch.testing.assert_close not import torch.distributed.tensor and SymPy for them, for 1.3 s per process."""
+    comparison: Any = torch.testing._comparison
+    comparison._HAS_DTENSOR = False
 
 
 def call(interpreter: str, function: Callable[[], None]) -> None:
@@ -32,5 +39,6 @@ def _called(interpreter: str, module: str, name: str, said: str) -> None:
         os.dup2(file.fileno(), 2)
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    compare_plain_tensors()
     importlib.import_module(interpreter).prepare()
     getattr(importlib.import_module(module), name)()

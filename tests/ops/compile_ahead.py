@@ -15,14 +15,16 @@ float16); `tl.extra.cuda` calls must be behind a constexpr there.
 """
 
 import re
+import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
@@ -34,7 +36,7 @@ from tests.ops.child import call
 from tests.ops.chips import AMD_CHIPS, CHIPS
 from tests.ops.sass_loops import innermost_loops
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 REGISTERS = 65536  # of an SM, on all of these chips
 MAX_REGISTERS = 255  # of a thread
 INSTRUCTION = r"\*/ +(?:@!?\w+ )?(\w+(?:\.\w+)*) (?:PT, )?R(\d+)[.\w]*, ([^;]*?) *;"  # that writes registers
@@ -50,10 +52,11 @@ class Compiled:
     cubin: bytes
     ptx: str
     ttgir: str
+    arch: int
 
-    @cached_property
+    @property
     def sass(self) -> str:
-        return _cuobjdump("-sass", self.cubin)
+        return _disassembled(self.cubin, self.arch)
 
     @cached_property
     def spills_in_loops(self) -> int:
@@ -75,6 +78,20 @@ class Compiled:
             width = 4 if ".128" in name else 2 if ".64" in name or ".WIDE" in name else 1
             written |= {f"R{int(register) + i}": name for i in range(width)}
         return found
+
+
+def marked(cases: Iterable[Any], newest: Collection[Any], oldest: Collection[Any] = ()) -> list[Any]:
+    """Parameters of a test that compiles: CI runs `newest` with two releases of Triton, `oldest` with the oldest one.
+
+    All other cases are slow.
+    """
+
+    def mark(case: Any) -> tuple[pytest.MarkDecorator, ...]:
+        return () if case in newest else (pytest.mark.variant if case in oldest else pytest.mark.slow,)
+
+    every = list(cases)
+    assert all(case in every for case in (*newest, *oldest)), "not one of the cases"
+    return [pytest.param(*(case if type(case) is tuple else (case,)), marks=mark(case)) for case in every]
 
 
 def compile_ahead(
@@ -170,11 +187,11 @@ def _name(arch: int) -> str:
 
 def _described(ptx: str, cubin: bytes, shared: int, ttgir: str, arch: int, *, may_spill: bool = False) -> Compiled:
     """Asserts that the kernel fits the chip."""
-    usage = _cuobjdump("-res-usage", cubin)
+    usage = _said(TOOLS / "cuobjdump", "-res-usage", file=cubin)
     found, threads = re.search(r"REG:(\d+) STACK:(\d+)", usage), re.search(r"\.reqntid (\d+)", ptx)
     assert found, usage
     assert threads, "no .reqntid"
-    compiled = Compiled(int(found[1]), int(found[2]), shared, int(threads[1]), cubin, ptx, ttgir)
+    compiled = Compiled(int(found[1]), int(found[2]), shared, int(threads[1]), cubin, ptx, ttgir, arch)
     size = {name: getattr(compiled, name) for name in ("registers", "spills", "shared", "threads")}
     assert compiled.shared <= CHIPS[arch].shared_memory, size
     assert compiled.registers * compiled.threads <= REGISTERS, size
@@ -203,8 +220,24 @@ def run_interpreted(function: Callable[[], None]) -> None:
     call("tests.ops.triton_interpreter", function)
 
 
-def _cuobjdump(what: str, cubin: bytes) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
+@lru_cache(10)
+def _disassembled(cubin: bytes, arch: int) -> str:
+    """What `cuobjdump -sass` says, without the codes of the instructions, in three quarters of its time."""
+    return _said(TOOLS / "nvdisasm", "--binary", _name(arch).replace("sm_", "SM"), file=_code(cubin))
+
+
+def _code(cubin: bytes) -> bytes:
+    """The section .text.KERNEL of an ELF file of 64 bits."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, index_of_names = struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [struct.unpack_from("<2I4Q", cubin, table + i * size) for i in range(count)]
+    names = sections[index_of_names][4]
+    [code] = [one for one in sections if cubin.startswith(b".text.", names + one[0])]
+    return cubin[code[4] : code[4] + code[5]]
+
+
+def _said(program: Path, *options: str, file: bytes) -> str:
+    with tempfile.NamedTemporaryFile() as written:
+        written.write(file)
+        written.flush()
+        return subprocess.run([program, *options, written.name], capture_output=True, text=True, check=True).stdout

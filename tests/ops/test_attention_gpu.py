@@ -6,6 +6,7 @@ in bfloat16. Outputs start as NaN.
 
 import dataclasses
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.ops.compile_ahead import (
     box_type,
     byte_box_type,
     compile_ahead,
+    marked,
     run_interpreted,
     word_box_type,
 )
@@ -73,9 +75,15 @@ def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int]
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize(("num_decodes", "exact"), [(1, True), (64, True), (512, False)])
-@pytest.mark.parametrize("window", [None, 128])
-def test_decode_kernels_share_the_registers(num_decodes: int, exact: bool, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("window", "num_decodes", "exact"),
+    marked(
+        ((window, *one) for window in (None, 128) for one in ((1, True), (64, True), (512, False))),
+        newest=[(None, 1, True)],
+        oldest=[(128, 64, True), (None, 512, False)],
+    ),
+)
+def test_decode_kernels_share_the_registers(window: int | None, num_decodes: int, exact: bool) -> None:
     tiling = kernels.decode_tiling(num_decodes, 8, 8, window, exact=exact)
     compiled = compile_decode(tiling, window or 0)
     assert 4 * compiled.registers * tiling["num_warps"] * 32 <= 65536  # four programs an SM hide each other's latencies
@@ -83,7 +91,7 @@ def test_decode_kernels_share_the_registers(num_decodes: int, exact: bool, windo
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("window", marked((None, 128), newest=[None], oldest=[128]))
 def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
     compiled = compile_prefill(kernels.prefill_tiling(CHIPS[90], 8), window or 0)
     assert compiled.spills == 0
@@ -91,9 +99,11 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("num_decodes", [2, pytest.param(8, marks=pytest.mark.slow), 64])
-@pytest.mark.parametrize("window", [None, 128])
-def test_decode_on_hopper_multiplies_what_tma_brings(num_decodes: int, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("window", "num_decodes"),
+    marked(product((None, 128), (2, 8, 64)), newest=[(None, 2)], oldest=[(None, 64), (128, 2)]),
+)
+def test_decode_on_hopper_multiplies_what_tma_brings(window: int | None, num_decodes: int) -> None:
     compiled = compile_decode_on_hopper(hopper.decode_tiling(num_decodes, 8, window), window or 0)
     assert compiled.spills == 0
     assert compiled.registers <= 128
@@ -117,10 +127,11 @@ def compile_decode_on_hopper(tiling: dict[str, int], window: int, *, fp8: bool =
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     ("window", "shared", "rotated"),
-    [
-        *((None, False, False), (None, True, False), (128, False, False), (128, False, True)),
-        *(pytest.param(None, shared, True, marks=pytest.mark.slow) for shared in (False, True)),
-    ],
+    marked(
+        (*product((None,), (False, True), (False, True)), (128, False, False), (128, False, True)),
+        newest=[(None, True, False)],
+        oldest=[(None, False, False), (128, False, True)],
+    ),
 )
 def test_prefill_on_hopper_shares_the_registers(window: int | None, shared: bool, rotated: bool) -> None:
     signature = {"queries": box_type(8, 8, 64), "pages": box_type(1, 1, 1, 64, 64)}

@@ -2,9 +2,9 @@
 
 Launches have the widths of both published models. Kernels are compiled for compute capability 8.0. Chips of 8.6, 8.7
 and 8.9 run the PTX of 8.0, and 12.1 that of 12.0, so for these only the assembler runs again, which counts the
-registers. 8.6 has the memory of 8.9, and 8.7 that of 8.0, so the default run leaves them out. On 10.0 and 12.0 the
-default run compiles only the largest launch of each product kernel, and so for AMD. The kernels of Hopper are compiled
-in the tests of their ops. compile_ahead.py says what fitting means.
+registers. 8.6 has the memory of 8.9, and 8.7 that of 8.0, so the default run leaves them out. It compiles the largest
+launch of each kernel for 8.0, and of each product kernel for 10.0, 12.0 and AMD. The kernels of Hopper are compiled in
+the tests of their ops. compile_ahead.py says what fitting means.
 """
 
 from functools import cache
@@ -24,14 +24,6 @@ OTHERS = (
     *("_scan_kernel", "_bound_kernel", "_collect_kernel", "_cut_kernel"),
 )
 FAMILIES = {80: (86, 87, 89), 100: (), 103: (), 120: (121,)}  # chip -> chips that run the same PTX
-COMPILED = [
-    *((80, (89,), kernel) for kernel in (*PRODUCTS, *OTHERS)),
-    *(
-        pytest.param(arch, relatives, kernel, marks=pytest.mark.slow)
-        for arch, relatives in FAMILIES.items()
-        for kernel in (*PRODUCTS, *OTHERS)
-    ),
-]
 
 
 @cache
@@ -60,7 +52,9 @@ def test_the_list_of_kernels_is_complete(arch: int) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize(("arch", "relatives", "kernel"), COMPILED)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [*PRODUCTS, *OTHERS])
+@pytest.mark.parametrize(("arch", "relatives"), FAMILIES.items())
 def test_every_kernel_fits(arch: int, relatives: tuple[int, ...], kernel: str) -> None:
     """The kernel fits the chip and relatives of its family."""
     for launch in launched_on(arch):
@@ -93,6 +87,12 @@ def test_every_kernel_fits_amd(architecture: str, kernel: str) -> None:
 def test_the_largest_products_fit_the_smaller_chip_of_amd(kernel: str) -> None:
     found = [launch for launch in launched_on_amd("gfx942") if launch.name == kernel]
     max(found, key=size).compile_for_amd("gfx942")
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("kernel", [*PRODUCTS, *OTHERS])
+def test_the_largest_launches_fit_chips_before_hopper(kernel: str) -> None:
+    assemble_for(89, largest(80, kernel).compile(80))
 
 
 @pytest.mark.compiles

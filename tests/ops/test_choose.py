@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.sample import reference
 from oscine.ops.target import Communicator
 from tests.ops.bound import CPU_TARGET, bound, target_of
-from tests.ops.compile_ahead import compile_ahead
+from tests.ops.compile_ahead import compile_ahead, marked
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.ranks import best_in_turn, on_every_rank
 
@@ -232,7 +233,9 @@ def test_planned_bytes_are_prepared_bytes(hidden: int) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("tile", screen_gemm.TILES, ids=str)
+@pytest.mark.parametrize(
+    "tile", marked(screen_gemm.TILES, newest=[screen_gemm.TILES[-1]], oldest=[screen_gemm.TILES[0]]), ids=str
+)
 def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
     def box(*shape: int) -> str:
         return f"tensordesc<i8[{', '.join(map(str, shape))}],{gl.NVMMASharedLayout(128, 8, len(shape))!r}>"
@@ -260,9 +263,10 @@ def test_integers_are_multiplied_on_hopper(tile: Tile) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("noise", [False, True])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_deciding_fits_the_registers(noise: bool, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "noise"), marked(product((1, 2), (False, True)), newest=[(2, True)], oldest=[(1, False)])
+)
+def test_deciding_fits_the_registers(num_ranks: int, noise: bool) -> None:
     constants = {"NOISE": noise, "BLOCK_B": screened.PART, "PDL": True}
     first, values = ({"first": "i32"}, {"values": "*fp32"}) if num_ranks > 1 else ({}, {})
     whole = {"first": None} if num_ranks == 1 else {}

@@ -5,6 +5,7 @@ Float32 torch is the oracle; a kernel may have at most twice the error of plain 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from oscine.ops.qkv import triton as qkv_portable
 from oscine.ops.rope.reference import rope_and_write as reference_rope
 from oscine.ops.rope.triton import rope_and_write
 from tests.ops.bound import bound
-from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, run_interpreted, word_box_type
+from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, marked, run_interpreted, word_box_type
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.low_rank import adapters
 
@@ -37,9 +38,7 @@ def assert_streams(kernel: Compiled) -> None:
 
 def ends(tiles: Sequence[Tile], *more: Any) -> list[Any]:
     """Parameters. The tiles between the first and the last are slow."""
-    return [
-        pytest.param(tile, *more, marks=() if tile in (tiles[0], tiles[-1]) else pytest.mark.slow) for tile in tiles
-    ]
+    return marked([(tile, *more) for tile in tiles], newest=[(tiles[-1], *more)], oldest=[(tiles[0], *more)])
 
 
 @pytest.mark.compiles
@@ -52,7 +51,11 @@ def test_qkv_compiles_for_hopper(tile: Tile) -> None:
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    ("tile", "rank"), [(tile, rank) for tile in qkv_hopper.TILES[:2] for rank in (16, 32)], ids=str
+    ("tile", "rank"),
+    marked(
+        product(qkv_hopper.TILES[:2], (16, 32)), newest=[(qkv_hopper.TILES[1], 32)], oldest=[(qkv_hopper.TILES[0], 16)]
+    ),
+    ids=str,
 )
 def test_qkv_with_adapters_compiles_for_hopper(tile: Tile, rank: int) -> None:
     assert_streams(compile_qkv(tile, rank=rank))
@@ -131,7 +134,7 @@ def low_rank_arguments(rank: int) -> tuple[dict[str, str], dict[str, int | None]
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("narrow", marked((False, True), newest=[True], oldest=[False]))
 def test_out_proj_with_adapters_compiles_for_hopper(narrow: bool) -> None:
     tile = (hopper.OUT_PROJ_BF12_TILES if narrow else hopper.OUT_PROJ_TILES)[0]
     assert_streams(compile_stream(tile, 4096, narrow=narrow, rank=16))

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -16,27 +17,28 @@ from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe import hopper, reference
 from oscine.ops.moe.hopper_gemm import gemm
 from tests.ops.bound import CPU_TARGET, bound, target_of
-from tests.ops.compile_ahead import TO_E4M3, Compiled, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import TO_E4M3, Compiled, compile_ahead, marked, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.test_planes import round_as_torch
 
 MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor that programs may use
 OF_RANKS = (736, 384)  # intermediate columns of each of four and eight ranks, filled up to blocks of 32
-# tokens, experts, intermediate columns: the published models, and one of two ranks where its tiles differ. Each way to
-# multiply is compiled by default, with the tile that leaves the fewest registers; all rows of the table if slow.
-SIZES = [
-    *((tokens, 128, 2880) for tokens in (1, 8, 64, 512, 8192)),
-    (8, 128, 1440),
-    *(
-        pytest.param(*size, marks=pytest.mark.slow)
-        for size in (
-            *((tokens, 128, 2880) for tokens in (4, 16, 256, 1024)),
-            (64, 32, 2880),
-            *((tokens, 128, 1440) for tokens in (1, 4)),
-            *((tokens, 128, columns) for columns in OF_RANKS for tokens in (1, 8, 64, 512)),
-        )
-    ),
+# Tokens, experts, intermediate columns: the published models, and one of two ranks where its tiles differ. By default
+# each way to multiply is compiled for one of the two products, with the tile that leaves the fewest registers.
+TABLE = [
+    *((tokens, 128, 2880) for tokens in (1, 4, 8, 16, 64, 256, 512, 1024, 8192)),
+    (64, 32, 2880),
+    *((tokens, 128, 1440) for tokens in (1, 4, 8)),
+    *((tokens, 128, columns) for columns in OF_RANKS for tokens in (1, 8, 64, 512)),
 ]
+SIZES = marked(
+    ((gated, *sizes) for gated in (True, False) for sizes in TABLE),
+    newest=[(True, 1, 128, 2880), (False, 8, 128, 2880), (True, 64, 128, 2880)],
+    oldest=[
+        *((True, tokens, 128, columns) for tokens, columns in ((8, 2880), (8192, 2880), (8, 1440))),
+        *((False, tokens, 128, 2880) for tokens in (1, 512)),
+    ],
+)
 NO_SCALES = {"scales_ptr": None, "sorted_scales_ptr": None}
 
 
@@ -91,9 +93,8 @@ def compile_gemm(
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize(("tokens", "experts", "intermediate"), SIZES)
-@pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
-def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int, gated: bool) -> None:
+@pytest.mark.parametrize(("gated", "tokens", "experts", "intermediate"), SIZES)
+def test_kernel_stays_in_registers(gated: bool, tokens: int, experts: int, intermediate: int) -> None:
     tiling = hopper.plan(tokens, 4, experts, intermediate)
     kernel = compile_gemm(tiling, gated=gated, tokens=tokens, intermediate=intermediate)
     assert kernel.spills == 0
@@ -113,9 +114,10 @@ def test_kernel_stays_in_registers(tokens: int, experts: int, intermediate: int,
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("experts", [32, 128])
-@pytest.mark.parametrize("gated", [True, False], ids=["gate_up", "down"])
-def test_a_kernel_that_chooses_stays_in_registers(experts: int, gated: bool) -> None:
+@pytest.mark.parametrize(
+    ("gated", "experts"), marked(product((True, False), (32, 128)), newest=[(True, 128)], oldest=[(False, 32)])
+)
+def test_a_kernel_that_chooses_stays_in_registers(gated: bool, experts: int) -> None:
     tiling = hopper.plan(1, 4, experts, 2880)
     kernel = compile_gemm(tiling, gated=gated, tokens=1, choice=experts)
     assert kernel.spills == 0
@@ -137,6 +139,7 @@ def test_tilings_to_compare_stay_in_registers(fp8: bool, tokens: int) -> None:
 
 
 @pytest.mark.compiles
+@pytest.mark.variant
 def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
     kernel = compile_gemm(hopper.plan(3, 16, 32, 2880), gated=True, tokens=3, per_token=16)
     assert kernel.spills == 0

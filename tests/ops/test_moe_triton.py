@@ -1,5 +1,7 @@
 """The portable mixture of experts: interpreted on a CPU, compiled ahead, and on a GPU against float32."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from oscine.ops.moe.mxfp4 import MAGNITUDES
 from tests.ops.bound import bound
 from tests.ops.cases import MOE_CASES, MoeCase, MoeInputs, moe_inputs
 from tests.ops.chips import CHIPS
-from tests.ops.compile_ahead import compile_ahead, run_interpreted
+from tests.ops.compile_ahead import compile_ahead, marked, run_interpreted
 
 CPU = torch.device("cpu")
 # one of every tiling, with experts that have several tiles and one that has none
@@ -118,9 +120,10 @@ def test_the_assembler_knows_every_byte() -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("pairs", [4, 65536])
-@pytest.mark.parametrize("gated", [True, False])
-def test_kernels_of_many_tokens_multiply_by_warp_groups(pairs: int, gated: bool) -> None:
+@pytest.mark.parametrize(
+    ("gated", "pairs"), marked(product((True, False), (4, 65536)), newest=[(False, 4)], oldest=[(True, 65536)])
+)
+def test_kernels_of_many_tokens_multiply_by_warp_groups(gated: bool, pairs: int) -> None:
     tiling = triton._tiling(CHIPS[90], pairs, 128)
     options = {name: tiling.pop(name) for name in ("num_warps", "num_stages")}
     if not gated:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from oscine.ops.target import ActivationDtype
 from tests.ops.bound import bound, target_of
 from tests.ops.cases import NORM_CASES
 from tests.ops.chips import CHIPS
-from tests.ops.compile_ahead import TO_E4M3, Compiled, compile_ahead, run_interpreted
+from tests.ops.compile_ahead import TO_E4M3, Compiled, compile_ahead, marked, run_interpreted
 from tests.ops.test_planes import POINTERS, check_planes, round_as_torch
 
 CPU = torch.device("cpu")
@@ -159,6 +160,7 @@ def test_kernels_on_a_cpu() -> None:
     run_interpreted(in_interpreter)
 
 
+@cache
 def compiled_norm(planes: int = 0) -> Compiled:
     return compile_ahead(
         triton._norm_kernel,
@@ -173,6 +175,7 @@ def compiled_norm(planes: int = 0) -> Compiled:
     )
 
 
+@cache
 def compiled_undivided(rank: int = 0) -> Compiled:
     adapters = {"keys": "*i32", "first": "*bf16", "low": "*fp32"}
     return compile_ahead(
@@ -188,6 +191,7 @@ def compiled_undivided(rank: int = 0) -> Compiled:
     )
 
 
+@cache
 def compiled_fused(planes: int = 0) -> Compiled:
     inputs = {"x": "*fp32", "residual": "*bf16", "weight": "*bf16", "router_weight": "*bf16", "router_bias": "*bf16"}
     outputs = {"y": "*bf16", "total": "*bf16", "logits": "*fp32", "arrivals": "*i32", "expert_ids": "*i32"}
@@ -212,6 +216,7 @@ def compiled_fused(planes: int = 0) -> Compiled:
     )
 
 
+@cache
 def compiled_route(tokens: int) -> Compiled:
     tiling = triton._tiling(CHIPS[90], tokens, 2880)
     options = {name: tiling.pop(name) for name in ("num_warps", "maxnreg") if name in tiling}
@@ -235,7 +240,7 @@ def compiled_route(tokens: int) -> Compiled:
         lambda: compiled_undivided(16),
         compiled_fused,
         lambda: compiled_route(64),
-        lambda: compiled_route(16384),
+        pytest.param(lambda: compiled_route(16384), marks=pytest.mark.variant),
     ],
     ids=["norm", "undivided", "undivided and shrunk", "fused", "route few", "route many"],
 )
@@ -244,7 +249,7 @@ def test_kernels_compile_for_hopper(make: Callable[[], Compiled]) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", marked((1, 2), newest=[2], oldest=[1]))
 def test_planes_are_stored_in_words_without_spills(count: int) -> None:
     for make in (compiled_norm, compiled_fused):
         kernel, plain = make(planes=count), make()

@@ -6,6 +6,7 @@ What happens between two GPUs is tested in test_comm_gpu.py.
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from oscine.ops.norm import triton as norm
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Alone, Target
 from tests.ops.chips import CHIPS
+from tests.ops.compile_ahead import marked
 from tests.ops.launches import META, Launch, noted
 
 HIDDEN, MAX_ROWS = 2880, 8192
@@ -80,12 +82,14 @@ def launches(num_ranks: int, rank: int = 1) -> dict[str, Launch]:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("num_ranks", [4, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 8))])
-def test_kernels_push_and_poll_whole_words(num_ranks: int) -> None:
-    """16 bytes at once, and one value with its id; no multicast, and no fence."""
+@pytest.mark.parametrize(
+    ("num_ranks", "every_kind"), marked(product((2, 4, 8), (False, True)), newest=[(4, False)], oldest=[(4, True)])
+)
+def test_kernels_push_and_poll_whole_words(num_ranks: int, every_kind: bool) -> None:
+    """16 bytes at once, and one value with its id; no multicast, and no fence. Else one launch of each kernel."""
     several: dict[str, list[Launch]] = {}
     for launch in launches(num_ranks).values():
-        several.setdefault(str((launch.kind, launch.message)), []).append(launch)
+        several.setdefault(str((launch.kind, launch.message)) if every_kind else launch.name, []).append(launch)
     names = set()
     for alike in several.values():
         launch = alike[-1]

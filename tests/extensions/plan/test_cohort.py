@@ -14,7 +14,7 @@ from oscine.types import StepPlan
 from tests.extensions.plan.fleets import deployment
 from tests.extensions.plan.random_load import prove
 
-LOADS, AT_ONCE = 280, 40  # `make sim` takes 3,000, `make sim-long` 30,000
+LOADS, AT_ONCE = 280, 40  # `make sim` takes the next 2,720, `make sim-long` 30,000 others
 
 
 @pytest.mark.long

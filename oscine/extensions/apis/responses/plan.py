@@ -300,7 +300,11 @@ async def _referenced(
     if len(ids) > _MAX_REFERENCES:
         raise invalid("input", f"it refers to more than {_MAX_REFERENCES} stored items")
     stored = await store.items(ids, call.caller.name) if ids else {}
-    kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
+
+    def decoded() -> dict[str, KeptItem]:
+        return {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
+
+    kept = await run_in_thread(decoded, sum(map(len, stored.values())), call.caller.threads)
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
 

@@ -138,14 +138,15 @@ class Share:
     def of(cls, earlier: Asked, asked: Sequence[Asked]) -> "Share":
         """`earlier`: a request that the first one shares a prefix with."""
         pairs = [*zip([earlier, *asked], asked, strict=False)]
-        common = [_whole_pages(_common(one.tokens, two.prompt)) for one, two in pairs]
+        common = [_whole_pages(cls.common_prefix(one.tokens, two.prompt)) for one, two in pairs]
         cached = [min(two.cached, length) for (_, two), length in zip(pairs, common, strict=True)]
         before = [common[0], *(_whole_pages(len(one.tokens)) for one, _ in pairs[1:])]
         return cls(sum(cached), sum(common), sum(before))
 
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    @staticmethod
+    def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+        """In tokens."""
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _whole_pages(num_tokens: int) -> int:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -138,13 +138,14 @@ class Server(uvicorn.Server):
                 files += f", --ssl-keyfile {options.ssl_keyfile}"
             raise ServerError(f"{files}: {error.strerror or error}") from None
         self._port_file = self._open_port_file()
-        self.config.http_protocol_class = protocol(
+        self._make_protocol = protocol(
             _max_connections(options.max_connections),
             probes=open_paths(self.service),
             websockets=websocket_paths(self.service),
             bodies=self.service.bodies,
             on_refused=self._note_refused,
         )
+        self.config.http_protocol_class = cast(Any, self._make_protocol)  # uvicorn calls it only
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
 
     def _open_port_file(self) -> PortFile | None:
@@ -202,8 +203,7 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
         else:
             await super().startup([])
-            kind: Any = self.config.http_protocol_class
-            make = partial(kind, self.config, self.server_state, self.lifespan.state)
+            make = partial(self._make_protocol, self.config, self.server_state, self.lifespan.state)
             self.servers = [TlsListener(one, _BACKLOG, tls, make) for one in sockets or ()]  # type: ignore[misc]
         logger.info("listening on %s", self.url)
         self._tell_port()

@@ -86,6 +86,12 @@ class HarmonyRenderer:
             kept -= 1
         return [*tokens[:kept], token.call, *self._encode([*self._result(call, result), token.start, _ASSISTANT])]
 
+    def after_user(self, prompt: Sequence[int], text: str) -> list[int]:
+        """The prompt with a user's message at its end. `prompt`: up to and with `<|start|>assistant`."""
+        token = self._tokenizer
+        begin = len(self._encode([token.start, _ASSISTANT]))
+        return [*prompt[:-begin], *self._encode([*self._message(_USER, text), token.start, _ASSISTANT])]
+
     def into_final(self, tokens: Sequence[int]) -> list[int]:
         """The prompt that makes the model answer: ends an open message, drops an incomplete header, and opens a final
         message. `tokens`: the prompt so far and the tokens generated after it.

@@ -21,16 +21,33 @@ class CheckedApp:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self.wrong: list[str] = []  # violations
-        self.num_answers = 0  # that were checked
+        self.num_asked = 0  # for answers, by HTTP and over WebSockets
+        self.num_refused = 0  # of these, with an error in place of an answer
+        self.num_answers = 0  # that were whole, and were checked
         self.num_events = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Answers that a client did not wait for."""
+        return self.num_asked - self.num_refused - self.num_answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await self._app(scope, receive, self._of_socket(send))
-        elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _CHECKS:
+            await self._app(scope, self._asked_by_socket(receive), self._of_socket(send))
+        elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in CHECKS:
+            self.num_asked += 1
             await self._app(scope, receive, self._of_answer(scope["path"], send))
         else:
             await self._app(scope, receive, send)
+
+    def _asked_by_socket(self, receive: Receive) -> Receive:
+        async def counting() -> Message:
+            message = await receive()
+            if message["type"] == "websocket.receive" and json.loads(message["text"])["type"] == "response.create":
+                self.num_asked += 1
+            return message
+
+        return counting
 
     def _of_socket(self, send: Send) -> Send:
         lanes: dict[str | None, list[Json]] = {}
@@ -40,9 +57,14 @@ class CheckedApp:
             if message["type"] == "websocket.send":
                 event = json.loads(message.get("text") or message["bytes"])
                 lane = event.pop("stream_id", None)
-                lanes.setdefault(lane, []).append(event)
+                events = lanes.setdefault(lane, [])
+                events.append(event)
                 if event["type"] in _ENDS:
-                    self._check(check_stream, lanes.pop(lane))
+                    del lanes[lane]
+                    if events[0]["type"] == "error":
+                        self.num_refused += 1
+                    else:
+                        self._check(check_stream, events)
 
         return checking
 
@@ -56,10 +78,14 @@ class CheckedApp:
                 head.update(message)
             elif message["type"] == "http.response.body":
                 pieces.append(message.get("body", b""))
-                if not message.get("more_body") and head["status"] == 200:
+                if message.get("more_body"):
+                    return
+                if head["status"] == 200:
                     text = b"".join(pieces).decode()
                     streamed = dict(head["headers"])[b"content-type"].startswith(b"text/event-stream")
-                    self._check(_CHECKS[path][streamed], text)
+                    self._check(CHECKS[path][streamed], text)
+                else:
+                    self.num_refused += 1
 
         return checking
 
@@ -86,7 +112,7 @@ def _message_events(text: str) -> None:
     assert [event["type"] for event in (events[0], events[-1])] == ["message_start", "message_stop"]
 
 
-_CHECKS = {  # of an answer that is whole, and of one that is streamed
+CHECKS = {  # of an answer that is whole, and of one that is streamed
     "/v1/responses": (lambda text: check_response(json.loads(text)), lambda text: check_stream(parse(text))),
     "/v1/messages": (lambda text: BetaMessage.model_validate_json(text, strict=True), _message_events),
     "/v1/chat/completions": (lambda text: ChatCompletion.model_validate_json(text, strict=True), _chat_events),

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from oscine.extensions.apis.compaction.summary import ASK
 from oscine.types import GenerationRequest
 from tests.api.caching_engine import LONGEST, PAGE, CachingEngine
 from tests.extensions.apis.socket_server import SocketServer
@@ -59,6 +60,7 @@ class ScriptedAgent:
         self._steps: list[Call] = []
         self._main: list[int] = []  # indices of requests
         self._written: list[list[int]] = []
+        self._num_summaries = 0  # that the server asked for itself, within an answer
         self.asides: list[str] = []  # newest messages of other requests
 
     def __enter__(self) -> "ScriptedAgent":
@@ -70,7 +72,9 @@ class ScriptedAgent:
         self._server.__exit__(kind, value, tb)
         if kind is None:
             assert not self.app.wrong, self.app.wrong[0]
-            assert self.app.num_answers >= len(self._main), "answers were checked"
+            assert self.app.num_unfinished == 0, "all answers were read to their end"
+            within = self.app.num_answers + self._num_summaries
+            assert within == len(self._written), "each request to the engine is within an answer that was checked"
 
     def begin(self, steps: Sequence[Call]) -> None:
         """A new job."""
@@ -94,6 +98,7 @@ class ScriptedAgent:
         index = len(self._written)
         if "namespace functions" not in prompt or self._is_aside(newest):
             self.asides.append(newest)
+            self._num_summaries += ASK in newest
             ids = self._said(self.aside)
         else:
             self._main.append(index)
@@ -138,14 +143,15 @@ class Share:
     def of(cls, earlier: Asked, asked: Sequence[Asked]) -> "Share":
         """`earlier`: a request that the first one shares a prefix with."""
         pairs = [*zip([earlier, *asked], asked, strict=False)]
-        common = [_whole_pages(_common(one.tokens, two.prompt)) for one, two in pairs]
+        common = [_whole_pages(cls.common_prefix(one.tokens, two.prompt)) for one, two in pairs]
         cached = [min(two.cached, length) for (_, two), length in zip(pairs, common, strict=True)]
         before = [common[0], *(_whole_pages(len(one.tokens)) for one, _ in pairs[1:])]
         return cls(sum(cached), sum(common), sum(before))
 
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    @staticmethod
+    def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+        """In tokens."""
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _whole_pages(num_tokens: int) -> int:

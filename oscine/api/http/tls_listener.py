@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from oscine.api.http.receiving import Receiver
 from oscine.api.http.uvicorn_protocol import HEAD_S, LINGER_S, BoundedHttp
 
 _PAUSE_S = 1.0  # before the next attempt, when there are no descriptors left
@@ -17,7 +18,7 @@ class TlsListener:
     """The part of asyncio.Server that uvicorn uses: `close` and `wait_closed`."""
 
     def __init__(
-        self, listener: socket.socket, backlog: int, tls: ssl.SSLContext, make: Callable[[], BoundedHttp]
+        self, listener: socket.socket, backlog: int, tls: ssl.SSLContext, make: Callable[[], Receiver]
     ) -> None:
         """`make` returns the protocol of a new connection."""
         self._listener, self._tls, self._make = listener, tls, make
@@ -42,7 +43,9 @@ class TlsListener:
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_PAUSE_S, self._listen)
             return
-        http = self._make()
+        receiver = self._make()
+        http = receiver.target
+        assert isinstance(http, BoundedHttp)
         task = self._loop.create_task(self._shake_hands(http, connection))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
@@ -52,7 +55,7 @@ class TlsListener:
         connection.setblocking(False)
         times = {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": LINGER_S}
         try:
-            await self._loop.connect_accepted_socket(lambda: http, connection, ssl=self._tls, **times)
+            await self._loop.connect_accepted_socket(lambda: http.receiver, connection, ssl=self._tls, **times)
         except OSError:  # ssl.SSLError is an OSError
             pass
         finally:

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oscine.api.common.errors import APIError, unavailable
 from oscine.api.common.memory import Bodies
+from oscine.api.http.receiving import Receiver, ReceivingTurn
 from oscine.api.http.websocket import BoundedWebSocket
 from oscine.api.http.websocket_frames import Freeing, ReadingTurn
 
@@ -41,9 +42,19 @@ class _Flow(FlowControl):
     full = False
     stall_timer: asyncio.TimerHandle | None = None
 
+    def __init__(self, transport: asyncio.Transport, receiver: Receiver) -> None:
+        super().__init__(transport)
+        self._receiver = receiver
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self._receiver.set_reading(wanted=False)
+
     def resume_reading(self) -> None:
-        if not self.full:
-            super().resume_reading()
+        if self.read_paused and not self.full:
+            self.read_paused = False
+            self._receiver.set_reading(wanted=True)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -245,6 +256,7 @@ class ConnectionLimit:
     def __init__(self, most: int, probes: frozenset[bytes]) -> None:
         """`probes`: paths."""
         self.most, self.probes = most, probes
+        self.receiving = ReceivingTurn()  # of all connections
         self.reading, self.freeing = ReadingTurn(), Freeing()  # of all WebSockets
         self.idle: dict[BoundedHttp | BoundedWebSocket, None] = {}  # connections without a request, oldest first
 
@@ -271,6 +283,7 @@ class BoundedHttp(HttpToolsProtocol):
     bodies: Bodies  # counts the memory of their messages
 
     websocket: BoundedWebSocket | None = None  # which has the connection from now on
+    receiver: Receiver  # of the bytes of this connection
 
     flow: _Flow
     parser: _Parser
@@ -290,7 +303,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reader = _RequestReader(self, super().data_received)
-        self.flow, self.parser = _Flow(transport), _Parser(self._reader)
+        self.flow, self.parser = _Flow(transport, self.receiver), _Parser(self._reader)
         if self._handshake is None:
             self._above_limit = self.limit.enter(self)
         self._handshake = None
@@ -376,9 +389,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.limit.leave(self)
         self._unset_keepalive_if_required()
         head = [b"GET %b HTTP/1.1\r\n" % self.url, *(b"%b: %b\r\n" % field for field in self.headers), b"\r\n"]
-        self.websocket = BoundedWebSocket(self.limit, self.bodies, self.config, self.server_state, self.app_state)
+        uvicorns = (self.config, self.server_state, self.app_state)
+        self.websocket = BoundedWebSocket(self.limit, self.bodies, self.receiver, *uvicorns)
         self.websocket.connection_made(self.transport)
-        self.transport.set_protocol(self.websocket)
+        self.receiver.target = self.websocket
         self.websocket.begin(b"".join(head), self._reader.rest)
 
     def on_message_complete(self) -> None:
@@ -429,8 +443,10 @@ def protocol(
     websockets: Collection[str] = (),
     bodies: Bodies | None = None,
     on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
-) -> type[BoundedHttp]:
-    """`probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets,
+) -> Callable[..., Receiver]:
+    """What makes the protocol of a new connection, from uvicorn's arguments. Its first target is a BoundedHttp.
+
+    `probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets,
     the memory of whose messages `bodies` counts.
 
     `on_refused(address, error)` is called for errors answered here, which never reach the application.
@@ -438,4 +454,11 @@ def protocol(
     limit = ConnectionLimit(max_connections, frozenset(path.encode() for path in probes))
     paths = frozenset(path.encode() for path in websockets)
     values = {"limit": limit, "websockets": paths, "bodies": bodies or Bodies()}
-    return type("Http", (BoundedHttp,), {**values, "on_refused": staticmethod(on_refused)})
+    kind: type[BoundedHttp] = type("Http", (BoundedHttp,), {**values, "on_refused": staticmethod(on_refused)})
+
+    def make(*args: Any, **options: Any) -> Receiver:
+        http = kind(*args, **options)
+        http.receiver = Receiver(http, limit.receiving)
+        return http.receiver
+
+    return make

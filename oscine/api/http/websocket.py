@@ -16,6 +16,7 @@ from websockets.frames import CloseCode, Frame
 from oscine.api.common.errors import APIError
 from oscine.api.common.memory import Bodies
 from oscine.api.http.body import BODY_TIMEOUT_S
+from oscine.api.http.receiving import Receiver
 from oscine.api.http.websocket_frames import FrameCutter, ReadingTurn
 
 BUSY = "oscine.busy"  # extension of a scope: a function that tells whether the connection has a request
@@ -30,13 +31,14 @@ _logger.setLevel(logging.ERROR)
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One connection, from its upgrade on."""
 
-    def __init__(self, limit: Any, bodies: Bodies, *args: Any) -> None:
+    def __init__(self, limit: Any, bodies: Bodies, receiver: Receiver, *args: Any) -> None:
         """`limit`: the ConnectionLimit that has counted it. `bodies` counts the memory of messages that are not
         complete. Other arguments: those of uvicorn's protocol."""
         super().__init__(*args)
         self.logger = _logger
-        self._limit, self._bodies = limit, bodies
+        self._limit, self._bodies, self._receiver = limit, bodies, receiver
         self._cutter = FrameCutter(self.config.ws_max_size)
+        self._head = b""  # of the request, until its turn of the event loop
         self._parses_later = False  # in a later turn of the event loop
         self._fragment_bytes = 0  # of the message that is not complete
         self._held_bytes = 0  # counted by `bodies`
@@ -84,9 +86,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def begin(self, head: bytes, rest: bytes) -> None:
         """`head`: of the request. `rest`: what the client has sent behind it."""
-        super().data_received(head)
-        if rest:
-            self.data_received(rest)
+        self._head = head
+        self._cutter.add(rest)
+        self._read()
 
     def data_received(self, data: bytes) -> None:
         if not self._has_failed:
@@ -94,7 +96,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._read()
 
     def _read(self) -> None:
-        """Reads frames until a message waits for the application, or the time of this turn is over."""
+        """Reads the head, and frames until a message waits for the application, or the time of this turn is over."""
         turn: ReadingTurn = self._limit.reading
         while not (self.read_paused or self._parses_later or self._has_failed or self.transport.is_closing()):
             if turn.is_over:
@@ -102,7 +104,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 self.loop.call_soon(self._read_on)
                 break
             began_s = time.perf_counter()
-            frame = self._cutter.take()
+            frame, self._head = self._head or self._cutter.take(), b""
             if not frame:
                 break
             super().data_received(frame)
@@ -132,10 +134,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Reads from the client unless something waits: for the application, for a turn, or for the client itself."""
         if self.transport.is_closing():
             return
-        if not self._has_failed and (self.read_paused or self._parses_later or not self.writable.is_set()):
-            self.transport.pause_reading()
-        else:
-            self.transport.resume_reading()
+        waits = self.read_paused or self._parses_later or not self.writable.is_set()
+        self._receiver.set_reading(wanted=self._has_failed or not waits)
 
     async def receive(self) -> Any:
         message = await self.queue.get()

@@ -100,6 +100,10 @@ class Prompts:
         """The prompt that goes on with the result of a built-in call; see HarmonyRenderer."""
         return await self._beside(lambda: self._renderer.after_call(token_ids, call, result), len(result))
 
+    async def after_user(self, prompt: Sequence[int], text: str) -> list[int]:
+        """The prompt with a user's message at its end; see HarmonyRenderer."""
+        return await self._beside(lambda: self._renderer.after_user(prompt, text), len(prompt))
+
     def into_final(self, token_ids: Sequence[int]) -> list[int]:
         """The prompt that makes the model answer at once; see HarmonyRenderer."""
         return self._renderer.into_final(token_ids)

@@ -1,22 +1,26 @@
 """What Claude Code needs of the Messages API: deferred tools, searches of the web, prefixes that stay."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from anthropic.types.beta import BetaUsage
+from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent, BetaUsage
 from pydantic import TypeAdapter
 
 from oscine.api.serving.tools import ServerTools
 from oscine.settings.config import ToolOptions
+from tests.api import scripted_engine
 from tests.api.scripted_engine import in_pieces
 from tests.api.scripted_server import ScriptedServer
 from tests.extensions.apis.response_stream import parse
 
 Json = dict[str, Any]
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+_BETA_EVENT: TypeAdapter[BetaRawMessageStreamEvent] = TypeAdapter(BetaRawMessageStreamEvent)
 URL = {"type": "object", "properties": {"url": {"type": "string", "format": "uri"}}, "required": ["url"]}
 FIND = {"name": "ToolSearch", "description": "Finds tools.", "input_schema": {"type": "object", "properties": {}}}
 FETCH = {"name": "WebFetch", "description": "Fetches.", "input_schema": URL, "defer_loading": True}
@@ -112,10 +116,13 @@ class Backend:
 
 
 @pytest.fixture
-def searching(scripted: ScriptedServer) -> ScriptedServer:
-    backend = f"{__name__}:Backend"
-    scripted.service.tools = ServerTools(ToolOptions(tools=("browser",), browser_backend=backend))
-    return scripted
+def searching(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    """A token is a byte here, and the browser has a lot to say."""
+    monkeypatch.setattr(scripted_engine, "MAX_MODEL_LEN", 8192)
+    with ScriptedServer(model_folder) as server:
+        backend = f"{__name__}:Backend"
+        server.service.tools = ServerTools(ToolOptions(tools=("browser",), browser_backend=backend))
+        yield server
 
 
 def says_search(server: ScriptedServer, query: str) -> None:
@@ -157,6 +164,60 @@ def test_a_search_of_the_web_is_run_by_the_browser(searching: ScriptedServer) ->
     assert events[-2]["usage"]["server_tool_use"] == {"web_search_requests": 1, "web_fetch_requests": 0}
     history = [USER, {"role": "assistant", "content": whole.json()["content"]}, USER]
     assert post(searching, history).status_code == 200
+
+
+def test_what_searches_find_is_compacted_in_the_middle_of_the_answer(searching: ScriptedServer) -> None:
+    name = searching.service.names[0]
+    asked: Json = {"model": name, "messages": [USER], "tools": [SEARCHES]}
+    size = searching.post("/v1/messages/count_tokens", asked).json()["input_tokens"]
+
+    def made(summary: str, **more: Any) -> BetaMessage:
+        says_search(searching, "ponds")
+        searched, t, left = searching.engine.script, searching.tokenizer, [summary, "So small."]
+
+        def script(request: Any) -> Any:
+            prompt = t.decode(request.prompt_token_ids)
+            if not ("About ponds" in prompt or "Found ponds." in prompt):
+                return searched(request)
+            return in_pieces([t.channel, *t.encode("final"), t.message, *t.encode(left.pop(0)), t.return_], 4)(request)
+
+        searching.engine.script = script
+        edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": size + 1}, **more}
+        body: Json = {**asked, "max_tokens": 300, "context_management": {"edits": [edit]}}
+        events = parse(searching.post("/v1/messages", {**body, "stream": True}).text)
+        for event in events[2:]:
+            _BETA_EVENT.validate_json(json.dumps(event), strict=True)
+        begun = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+        left[:] = [summary, "So small."]
+        message = BetaMessage.model_validate_json(searching.post("/v1/messages", body).text, strict=True)
+        assert [block.type for block in message.content] == begun
+        assert events[-2]["delta"]["stop_reason"] == message.stop_reason
+        return message
+
+    message = made("Found ponds.")
+    assert [block.type for block in message.content] == [
+        *("server_tool_use", "web_search_tool_result", "compaction", "text")
+    ]
+    assert (message.content[2].content, message.content[3].text) == ("Found ponds.", "So small.")  # type: ignore[union-attr]
+    called, summed, answered = searching.engine.requests[-3:]
+    assert summed.prompt_token_ids[: len(called.prompt_token_ids)] == called.prompt_token_ids
+    assert "About ponds" not in searching.tokenizer.decode(answered.prompt_token_ids)
+    assert answered.sampling.max_tokens < called.sampling.max_tokens
+    usage = message.usage
+    assert [of.type for of in usage.iterations or ()] == ["compaction"]
+    read = len(called.prompt_token_ids) + len(answered.prompt_token_ids)
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == read
+    history = [USER, {"role": "assistant", "content": message.to_dict()["content"]}, USER]
+    searching.says("ok")
+    assert post(searching, history).status_code == 200
+    behind = searching.tokenizer.decode(searching.engine.requests[-1].prompt_token_ids)
+    assert "a.test" not in behind
+    assert behind.index("Found ponds.") < behind.index("So small.")
+    paused = made("Found ponds.", pause_after_compaction=True)
+    assert (paused.stop_reason, paused.content[-1].type) == ("compaction", "compaction")
+    failed = made("")
+    assert (failed.stop_reason, failed.content[-1].type) == ("pause_turn", "compaction")
+    assert failed.content[-1].content is None  # type: ignore[union-attr]
 
 
 def test_a_search_that_fails_says_so(searching: ScriptedServer) -> None:

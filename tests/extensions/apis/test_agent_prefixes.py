@@ -8,6 +8,7 @@ import pytest
 
 from tests.api.caching_engine import PAGE, CachingEngine
 from tests.api.scripted_server import ScriptedServer
+from tests.clients.checked_app import CHECKS
 from tests.extensions.apis.agent_jobs import Agent, ClaudeCode, Codex, OpenCode, reply
 
 TURNS = 30
@@ -29,6 +30,7 @@ def job(server: ScriptedServer, agent: Agent) -> tuple[list[list[int]], list[int
         server.engine.replies.append(written[-1])
         answer = server.post(agent.path, {**agent.body, "model": server.service.names[0]})
         assert answer.status_code == 200, answer.text
+        CHECKS[agent.path][False](answer.text)
         cached.append(agent.take(answer.json(), f"{turn} passed, 1 failed\n" * 10))
     return [request.prompt_token_ids for request in server.engine.requests[first:]], cached, written
 

@@ -414,3 +414,53 @@ def test_the_servers_own_tools(roomy: ScriptedServer, tmp_path: Path) -> None:
     assert "lisbon.md" in calls[2]["action"]["url"]
     prompt = roomy.tokenizer.decode(roomy.engine.requests[-1].prompt_token_ids)
     assert "It is sunny in Lisbon." in prompt
+
+
+def test_results_of_tools_that_fill_the_context_are_compacted(server: ScriptedServer) -> None:
+    """In the middle of the response, which goes on from the summary and from what is left of its limits."""
+    size = server.post("/v1/responses/input_tokens", {"input": "hi", "tools": [PYTHON, MCP]}).json()["input_tokens"]
+    body: dict[str, Any] = {
+        **{"input": "hi", "tools": [PYTHON, MCP], "max_output_tokens": 400, "tool_choice": "required"},
+        "context_management": [{"type": "compaction", "compact_threshold": size + 1}],
+    }
+    plays(server, call(server, "python", "2 + 2"), answer(server, "It was four."), answer(server, "So 4."))
+    response = check_stream(parse(server.post("/v1/responses", {**body, "stream": True}).text))
+    assert response is not None
+    listing, *kinds = [item["type"] for item in response["output"]]
+    assert listing == "mcp_list_tools"
+    assert kinds == ["reasoning", "code_interpreter_call", "compaction", "message"]
+    called, summed, answered = server.engine.requests[-3:]
+    texts = [server.tokenizer.decode(request.prompt_token_ids) for request in (called, summed, answered)]
+    assert summed.prompt_token_ids[: len(called.prompt_token_ids)] == called.prompt_token_ids, "it is cached"
+    assert "python to=assistant<|channel|>analysis<|message|>4\n<|end|><|start|>user<|message|>Write a s" in texts[1]
+    assert "2 + 2" not in texts[2]
+    assert "It was four.<|end|><|start|>assistant" in texts[2]
+    parts = call(server, "python", "2 + 2")
+    said = sum(len(server.tokenizer.encode(part)) if isinstance(part, str) else 1 for part in parts)
+    assert answered.sampling.max_tokens == 400 - said
+    assert called.sampling.grammar is not None
+    assert answered.sampling.grammar is None, "one call was required"
+    read = sum(len(request.prompt_token_ids) for request in (called, summed, answered))
+    assert response["usage"]["input_tokens"] == read
+    plays(server, call(server, "python", "2 + 2"), answer(server, "It was four."), answer(server, "So 4."))
+    whole = check_response(server.post("/v1/responses", body).json())
+    assert [item["type"] for item in whole["output"]] == [listing, *kinds]
+    plays(server, answer(server, "ok"))
+    server.post("/v1/responses", {"input": "And now?", "previous_response_id": response["id"]})
+    behind = server.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+    assert "2 + 2" not in behind
+    assert behind.index("It was four.") < behind.index("So 4.") < behind.index("And now?")
+
+
+def test_a_result_that_no_summary_can_be_written_of_ends_the_response(server: ScriptedServer) -> None:
+    tools: Any = server.service.tools
+    tools.tools[0] = ScriptedTool(
+        ToolNamespace("python", "Runs code."), lambda to, code: ToolResult("4" * 9000, CodeRun(code, ""))
+    )
+    plays(server, call(server, "python", "4"), answer(server, "never"))
+    context = [{"type": "compaction"}]
+    body = {"input": "hi", "tools": [PYTHON], "context_management": context, "stream": True}
+    response = check_stream(parse(server.post("/v1/responses", body).text))
+    assert response is not None
+    assert response["status"] == "incomplete"
+    assert [item["type"] for item in response["output"]] == ["reasoning", "code_interpreter_call"]

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from oscine.api.common import memory
-from oscine.api.http import websocket, websocket_frames
+from oscine.api.http import receiving, uvicorn_protocol, websocket, websocket_frames
 from oscine.api.http.websocket_frames import FrameCutter
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.extensions.apis.socket_server import WAIT_S, SocketServer
@@ -230,6 +230,52 @@ def test_reading_goes_on_in_later_turns(server: SocketServer, monkeypatch: pytes
         assert wire.head() == 101
         for _ in range(2):
             assert wire.response()["type"] == "response.completed"
+
+
+PART = 90_000  # bytes of something that is not complete
+POST = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BYTES}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("kind", ["message", "body"])
+def test_a_turn_of_the_loop_receives_few_bytes_however_many_clients_send(
+    server: SocketServer, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """All of it is there before the turn begins, and all of it is received in the end."""
+    monkeypatch.setattr(receiving, "TURN_BYTES", 1 << 16)
+    num_clients, turns = 24, [0]
+    part = frame(b" " * MAX_BYTES)[:PART] if kind == "message" else bytes(PART)
+
+    def counted(of: type) -> None:
+        whole = of.data_received  # type: ignore[attr-defined]
+
+        def received(protocol: Any, data: bytes) -> None:
+            if not turns[-1]:
+                server.loop.call_soon(turns.append, 0)
+            turns[-1] += len(data)
+            whole(protocol, data)
+
+        monkeypatch.setattr(of, "data_received", received)
+
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server, HEAD if kind == "message" else b"")) for _ in range(num_clients)]
+        if kind == "message":
+            assert {wire.head() for wire in wires} == {101}
+        counted(websocket.BoundedWebSocket if kind == "message" else uvicorn_protocol.BoundedHttp)
+        sent, stopped = threading.Event(), threading.Event()
+
+        def stop() -> None:
+            stopped.set()
+            sent.wait(WAIT_S)
+
+        server.loop.call_soon_threadsafe(stop)
+        assert stopped.wait(WAIT_S)
+        head = b"" if kind == "message" else POST
+        for wire in wires:
+            wire.socket.sendall(head + part)
+        sent.set()
+        wait_until(lambda: sum(turns) == num_clients * len(head + part), "all is received")
+    assert max(turns) <= receiving.TURN_BYTES + num_clients * receiving.LEAST_BYTES
+    wait_until(lambda: server.service.bodies._bytes == 0, "all is given back")
 
 
 def endless(server: SocketServer) -> None:

@@ -119,8 +119,9 @@ class MessageAnswer:
 
     def __init__(self, turn: Turn, model: str, blocks: Blocks, *, stream: bool) -> None:
         self.turn = turn
-        self.paused = False  # whether the answer ends with a compaction
-        self._compaction: Turn | None = None  # the turn that wrote a summary
+        self.paused: Literal["compaction", "pause_turn"] | None = None  # why the answer ends for the client to go on
+        self._turns = [turn]
+        self._summaries: list[Turn] = []  # those of the turns that wrote a summary
         self._blocks, self._stream = blocks, stream
         self._message = AnthropicAnswer(f"msg_{uuid.uuid4().hex}", "message", "assistant", model, [], None, None, {})
         self._begun = False
@@ -130,8 +131,14 @@ class MessageAnswer:
 
     def begin_compaction(self) -> bytes:
         """The turn is that of a summary, whose tokens are not counted as the answer's. Called for each of its news."""
-        self._compaction = self.turn
+        if self.turn not in self._summaries:
+            self._summaries.append(self.turn)
         return self._send(())
+
+    def go_on(self, turn: Turn) -> None:
+        """The next turn of the answer, or of a summary."""
+        self.turn = turn
+        self._turns.append(turn)
 
     def compact(self, fields: Json, signature: str | None) -> bytes:
         return self._send(self._blocks.compaction(fields, signature))
@@ -162,12 +169,12 @@ class MessageAnswer:
     def _usage(self) -> Json:
         """A compaction is an iteration of its own, and not among the tokens of the answer."""
         searches = self._blocks.num_searches
-        turn = None if self.turn is self._compaction else self.turn
-        counts, summary = _counts(turn, searched=searches > 0), self._compaction
-        before = [] if summary is None else [{"type": "compaction", **_counts(summary)}]
+        answers = [turn for turn in self._turns if turn not in self._summaries]
+        counts = _counts(answers, searched=searches > 0)
+        before = [{"type": "compaction", **_counts([summary])} for summary in self._summaries]
         usage = {
             **counts,
-            "output_tokens_details": {"thinking_tokens": 0 if turn is None else turn.num_reasoning_tokens},
+            "output_tokens_details": {"thinking_tokens": sum(turn.num_reasoning_tokens for turn in answers)},
             "inference_geo": None,
             "service_tier": "standard",
             "speed": "standard",
@@ -175,12 +182,12 @@ class MessageAnswer:
         if searches:  # each of which is an iteration of its own, and all are counted together
             found = {"server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0}}
             return {**usage, **found, **({"iterations": before} if before else {})}
-        answered = [] if turn is None else [{"type": "message", **counts}]
+        answered = [{"type": "message", **counts}] if answers else []
         return {**usage, "iterations": [*before, *answered]}
 
     def _ending(self) -> Json:
-        if self.paused:
-            return {"stop_reason": "compaction", "stop_sequence": None}
+        if self.paused is not None:
+            return {"stop_reason": self.paused, "stop_sequence": None}
         stopped_by = self.turn.stop_string
         reason = _STOP_REASONS[self.turn.finish_reason or "stop"]
         return {"stop_reason": "stop_sequence" if stopped_by else reason, "stop_sequence": stopped_by}
@@ -199,12 +206,10 @@ class MessageAnswer:
         return msgspec.json.encode(replace(self._message, content=content, usage=self._usage(), **self._ending()))
 
 
-def _counts(turn: Turn | None, *, searched: bool = False) -> Json:
-    """Prompt tokens that the prefix cache had are not among the input tokens. None: no turn yet."""
-    read = cached = made = 0
-    if turn is not None:
-        read = turn.num_prompt_tokens + (turn.num_appended_tokens if searched else 0)
-        cached, made = turn.num_cached_tokens, turn.num_tokens
+def _counts(turns: Sequence[Turn], *, searched: bool = False) -> Json:
+    """Prompt tokens that the prefix cache had are not among the input tokens."""
+    read = sum(turn.num_prompt_tokens + (turn.num_appended_tokens if searched else 0) for turn in turns)
+    cached, made = sum(turn.num_cached_tokens for turn in turns), sum(turn.num_tokens for turn in turns)
     return {
         "input_tokens": read - cached,
         "cache_creation_input_tokens": 0,

@@ -31,9 +31,9 @@ from oscine.extensions.apis.anthropic.request import (
     shows_thinking,
     web_search,
 )
-from oscine.extensions.apis.anthropic.run import CompactedRun
+from oscine.extensions.apis.anthropic.run import CompactedRun, Turns
 from oscine.extensions.apis.anthropic.schemas import CountTokensRequest, MessagesRequest
-from oscine.extensions.apis.compaction.summary import summary_turn
+from oscine.extensions.apis.compaction.summary import summary_turn, summary_within
 from oscine.extensions.apis.responses.store import ResponseStore
 
 _MESSAGES = Dialect(longest_name=128, separator="", limit="max_tokens")
@@ -69,14 +69,20 @@ class AnthropicMessages(_Endpoint[MessagesRequest]):
             if wanted is not None:
                 call.model.served.admission.check(1)  # before the prompt is made, which costs more
                 talk, count = await self._count(whole, toolbox)
-                if count >= wanted.threshold:
-                    summary = await summary_turn(self.service, whole, talk, "messages", wanted.ask)
-                    answer = MessageAnswer(summary, call.name, blocks, stream=stream)
-                    run = CompactedRun(whole, answer, wanted, seal, turn, 1 if body.system else 0)
+                is_first = count >= wanted.threshold
+                if is_first or toolbox.names:
+                    begin = summary_turn(self.service, whole, talk, "messages", wanted.ask) if is_first else turn(whole)
+                    answer = MessageAnswer(await begin, call.name, blocks, stream=stream)
+                    turns = Turns(turn, partial(self._summary_within, wanted.ask))
+                    fixed = 1 if body.system else 0
+                    run = CompactedRun(whole, answer, wanted, seal, turns, fixed, is_first=is_first)
                     await self.respond(run.run, answer, scope, receive, send, stream=stream)
                     return
             answer = MessageAnswer(await turn(whole), call.name, blocks, stream=stream)
             await self.generate(Generation(whole, [answer]), answer, scope, receive, send, stream=stream)
+
+    async def _summary_within(self, ask: str, call: Call[ChatCompletionRequest], prompt: list[int]) -> Turn:
+        return await summary_within(self.service, call, prompt, "messages", ask)
 
     async def _turn(self, body: MessagesRequest, toolbox: Toolbox, call: Call[ChatCompletionRequest]) -> Turn:
         form, removed = answer_form(body, call.body), removed_tools(body)

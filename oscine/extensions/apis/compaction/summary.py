@@ -1,6 +1,6 @@
 """Summaries that replace a conversation. The model writes them, because no rule can tell what matters of its work."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from oscine.chat.messages import Conversation, Message
 from oscine.chat.toolbox import bounded
 
 MAX_TOKENS = 4096  # per summary, with the reasoning before it
+MAX_WITHIN = 16  # compactions behind results of tools, within one answer
 INTRODUCTION = "What was said and done before is no longer shown. This is your summary of it; go on from there.\n\n"
 ASK = (
     "Write a summary of this conversation for yourself. From now on you see it in place of all that you said and did, "
@@ -56,13 +57,22 @@ async def summary_turn(service: Service, call: Call[Any], talk: Conversation, pa
 
     Raises APIError for a conversation that leaves no room in the context.
     """
-    given = {name: value for name in _SAMPLING if (value := getattr(call.body, name, None)) is not None}
-    plain, model = call.with_body(SamplingFields(**given)), call.model
     asked = replace(talk, messages=(*talk.messages, Message("user", ask)), response_schema=None)
     size = call.size + sum(len(message.content) + len(message.reasoning or "") for message in asked.messages)
+    return await _turn(service, call, lambda: call.model.prompts.render(asked, size, param), param)
+
+
+async def summary_within(service: Service, call: Call[Any], prompt: Sequence[int], param: str, ask: str = ASK) -> Turn:
+    """The same for an answer that has been begun. `prompt`: with all that was said and done in it."""
+    return await _turn(service, call, lambda: call.model.prompts.after_user(prompt, ask), param)
+
+
+async def _turn(service: Service, call: Call[Any], make_prompt: Callable[[], Awaitable[list[int]]], param: str) -> Turn:
+    given = {name: value for name in _SAMPLING if (value := getattr(call.body, name, None)) is not None}
+    plain, model = call.with_body(SamplingFields(**given)), call.model
 
     async def prepare() -> Prepared:
-        prompt = await model.prompts.render(asked, size, param)
+        prompt = await make_prompt()
         room = max(1, min(MAX_TOKENS, model.info.max_model_len - len(prompt)))
         stops = model.tokenizer.turn_end_ids
         params = sampling.read(plain.body, model.info, stops, len(prompt), room, prompt=param, param="max_tokens")

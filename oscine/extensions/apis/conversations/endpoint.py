@@ -40,8 +40,8 @@ class Conversations:
         self._store, self._max_body_bytes = store, max_body_bytes
 
     async def create(self, request: Request) -> Response:
-        owner, body = _owner(request), await self._body(request, ConversationRequest)
-        items = _new_items([], body.items or (), self._store.seal)
+        owner, (body, size) = _owner(request), await self._body(request, ConversationRequest)
+        items = await run_in_thread(lambda: _new_items([], body.items or (), self._store.seal), size)
         conversation_id, metadata = f"conv_{secrets.token_hex(24)}", body.metadata or {}
 
         def write(tables: ConversationTables, db: Connection) -> int | None:
@@ -56,7 +56,7 @@ class Conversations:
 
     async def change(self, request: Request) -> Response:
         conversation_id, owner = _id(request), _owner(request)
-        metadata = (await self._body(request, ConversationChange)).metadata or {}
+        metadata = (await self._body(request, ConversationChange))[0].metadata or {}
         await self._store.write_conversation(
             lambda tables, db: tables.describe(db, conversation_id, owner, metadata),
         )
@@ -70,10 +70,10 @@ class Conversations:
 
     async def add_items(self, request: Request) -> Response:
         include = included(read_query(request.query_params, IncludeQuery).include)
-        body, conversation_id, owner = await self._body(request, NewItems), _id(request), _owner(request)
+        (body, size), conversation_id, owner = await self._body(request, NewItems), _id(request), _owner(request)
         await self._find(conversation_id, owner)
         bodies = await self._store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
-        size = sum(map(len, bodies))
+        size += sum(map(len, bodies))
         new = await run_in_thread(lambda: _new_items([*map(_kept, bodies)], body.items, self._store.seal), size)
         if not await self._store.write_conversation(
             lambda tables, db: tables.append(db, conversation_id, owner, _stored(new))
@@ -111,8 +111,10 @@ class Conversations:
             raise _no_item(item_id)
         return _shown(conversation)
 
-    async def _body(self, request: Request, kind: type[T]) -> T:
-        return await decode(await read_body(request, self._max_body_bytes), kind, request.scope)
+    async def _body(self, request: Request, kind: type[T]) -> tuple[T, int]:
+        """The decoded body, and its size in bytes."""
+        body = await read_body(request, self._max_body_bytes)
+        return await decode(body, kind, request.scope), len(body)
 
     async def _find(self, conversation_id: str, owner: str) -> StoredConversation:
         """Raises APIError."""

@@ -12,6 +12,7 @@ from oscine.api.common.connection import run_while_connected
 from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found
 from oscine.api.common.keys import Caller
 from oscine.api.common.record import current, header
+from oscine.api.common.work import BODIES, run_in_thread
 from oscine.api.http.body import json_response
 from oscine.api.http.sse import EventStream
 from oscine.api.openai.endpoint import Endpoint
@@ -102,7 +103,7 @@ class StoredResponses:
             return _Events(await self._events(request, live, number), self._service)
         if live is not None:
             return json_response(live.run.snapshot())
-        return json_response(_shown(await self._stored(request), include))
+        return json_response(await _shown(await self._stored(request), include))
 
     async def cancel(self, request: Request) -> Response:
         """Ends a response that runs in the background; one that has ended stays as it is."""
@@ -112,7 +113,7 @@ class StoredResponses:
             await live.cancel(by_client=True)
         if live is not None and live.run.unstored:
             return json_response(live.run.snapshot())
-        response = _shown(await self._stored(request), frozenset())
+        response = await _shown(await self._stored(request), frozenset())
         if not response.background:
             raise APIError(f"The response '{response_id}' does not run in the background and cannot be cancelled.")
         return json_response(response)
@@ -132,7 +133,7 @@ class StoredResponses:
         query = read_query(request.query_params, ItemsQuery)
         include = included(query.include)
         stored = await self._stored(request)
-        items: list[Object] = msgspec.json.decode(stored.input)
+        items: list[Object] = await run_in_thread(lambda: msgspec.json.decode(stored.input), len(stored.input), BODIES)
         items = items if query.order == "asc" else items[::-1]
         if query.after is not None:
             ids = [item["id"] for item in items]
@@ -166,8 +167,9 @@ async def _once(events: bytes) -> AsyncIterator[bytes]:
     yield events
 
 
-def _shown(stored: StoredResponse, include: frozenset[str]) -> ResponseAnswer:
-    kept = msgspec.json.decode(stored.body, type=KeptResponse)
+async def _shown(stored: StoredResponse, include: frozenset[str]) -> ResponseAnswer:
+    size = len(stored.body)
+    kept = await run_in_thread(lambda: msgspec.json.decode(stored.body, type=KeptResponse), size, BODIES)
     return with_output(kept.response, kept.response.output, include)
 
 

@@ -21,7 +21,7 @@ from oscine.chat.effort import Effort, model_effort
 from oscine.chat.grammar import JsonFormat
 from oscine.chat.messages import Conversation, Message, ResponseSchema
 from oscine.chat.toolbox import Toolbox
-from oscine.extensions.apis.compaction.summary import replacement, summary_turn
+from oscine.extensions.apis.compaction.summary import replacement, summary_turn, summary_within
 from oscine.extensions.apis.responses.input import (
     ItemHistory,
     configured,
@@ -56,6 +56,7 @@ class ResponsePlan:
     toolbox: Toolbox
     listed: frozenset[str]  # MCP servers whose tools the conversation has seen listed
     trigger: bool = False  # whether the conversation is compacted, and nothing else is answered
+    has_called: bool = False  # whether a tool was called in the answer, so that none is required any more
 
     @property
     def body(self) -> ResponseRequest:
@@ -70,7 +71,8 @@ class ResponsePlan:
     def _allowed(self) -> Calls:
         body = self.body
         parallel = body.parallel_tool_calls is not False
-        return allowed(body.tool_choice, self.tools, self.toolbox.recipients, parallel=parallel)
+        calls = allowed(body.tool_choice, self.tools, self.toolbox.recipients, parallel=parallel)
+        return replace(calls, choice="auto") if self.has_called and calls.choice == "required" else calls
 
     async def prompt(self, date: str, memory: ReasoningMemory) -> list[int]:
         """Raises APIError."""
@@ -127,11 +129,16 @@ class ResponsePlan:
 
     async def is_to_compact(self, service: Service) -> bool:
         """Whether the conversation is compacted before the answer. Raises APIError."""
-        if self.trigger or not self.body.context_management:
+        threshold = self.threshold
+        if self.trigger or threshold is None:
             return self.trigger
-        model = self.call.model.info
-        given = (of.compact_threshold or int(_FULL * model.max_model_len) for of in self.body.context_management)
-        return await self.num_prompt_tokens(service.date, service.reasoning) >= min(given)
+        return await self.num_prompt_tokens(service.date, service.reasoning) >= threshold
+
+    @property
+    def threshold(self) -> int | None:
+        """The tokens of a prompt that is compacted."""
+        usual = int(_FULL * self.call.model.info.max_model_len)
+        return min((of.compact_threshold or usual for of in self.body.context_management or ()), default=None)
 
     async def summary(self, service: Service, effort: Effort | None = None) -> Turn:
         """The turn that writes a summary. `effort`: of its reasoning, if not that of the request. Raises APIError."""
@@ -139,6 +146,17 @@ class ResponsePlan:
         if effort is not None:
             talk = replace(talk, reasoning_effort=model_effort(effort))
         return await summary_turn(service, self.call, talk, "input")
+
+    async def summary_within(self, service: Service, prompt: Sequence[int]) -> Turn:
+        """The same for an answer that has been begun. `prompt`: with all that was said and done. Raises APIError."""
+        return await summary_within(service, self.call, prompt, "input")
+
+    def behind(self, turn: Turn) -> "ResponsePlan":
+        """What is left of the answer behind a turn that has called a tool."""
+        most = self.body.max_output_tokens
+        body = msgspec.structs.replace(self.body, max_output_tokens=None if most is None else most - turn.num_tokens)
+        listed = self.listed.union(of.server_label for of in self.toolbox.listings)
+        return replace(self, call=self.call.with_body(body), listed=listed, has_called=True)
 
     def compacted(self, summary: str) -> "ResponsePlan":
         """The same with the summary in place of the conversation."""
@@ -300,7 +318,11 @@ async def _referenced(
     if len(ids) > _MAX_REFERENCES:
         raise invalid("input", f"it refers to more than {_MAX_REFERENCES} stored items")
     stored = await store.items(ids, call.caller.name) if ids else {}
-    kept = {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
+
+    def decoded() -> dict[str, KeptItem]:
+        return {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
+
+    kept = await run_in_thread(decoded, sum(map(len, stored.values())), call.caller.threads)
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
 

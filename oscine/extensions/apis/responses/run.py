@@ -11,14 +11,14 @@ import msgspec
 from msgspec.structs import replace
 
 from oscine.api.common.asgi import Write
-from oscine.api.common.errors import APIError, internal, unavailable
+from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, internal, unavailable
 from oscine.api.serving.logprobs import ContentLogprobs
 from oscine.api.serving.service import Service
 from oscine.api.turns.generation import Generation
 from oscine.api.turns.progress import Turn, TurnEvent
 from oscine.chat.toolbox import McpListing
 from oscine.extensions.apis.compaction.seal import Compacted, Seal
-from oscine.extensions.apis.compaction.summary import Summary, kept
+from oscine.extensions.apis.compaction.summary import MAX_WITHIN, Summary, kept
 from oscine.extensions.apis.responses import resource
 from oscine.extensions.apis.responses.background import KeptResponses
 from oscine.extensions.apis.responses.events import ResponseEvents
@@ -77,14 +77,16 @@ class Output(Protocol):
 
 
 class Compaction:
-    """The compaction of the conversation, as the first item. One that does not become complete is in no output."""
+    """The compaction of the conversation, as the next item. One that does not become complete is in no output."""
 
-    def __init__(self, turn: Turn, events: ResponseEvents) -> None:
+    def __init__(self, turn: Turn, events: ResponseEvents, before: Output | None = None) -> None:
+        """`before`: has the items that are complete."""
+        self._before: list[Object] = [] if before is None else [*before.ended]
         self._summary = Summary(turn, self._tell)
         self._events = events
         self._item: CompactionItem | None = None
         self._is_complete = False
-        self.calls: dict[str, list[str]] = {}
+        self.calls: dict[str, list[str]] = {} if before is None else before.calls
 
     @property
     def turn(self) -> Turn:
@@ -92,11 +94,12 @@ class Compaction:
 
     @property
     def ended(self) -> list[Object]:
-        return [self._item.item] if self._item is not None and self._is_complete else []
+        own = [self._item.item] if self._item is not None and self._is_complete else []
+        return [*self._before, *own]
 
     def begin(self, listings: Sequence[McpListing]) -> None:
         """The tools of MCP servers are listed with the answer."""
-        self._item = CompactionItem(self._events, 0)
+        self._item = CompactionItem(self._events, len(self._before))
 
     def encode(self, events: Sequence[TurnEvent]) -> bytes:
         return self._summary.encode(events)
@@ -210,26 +213,54 @@ class ResponseRun:
         plan = self._plan
         async with plan.toolbox:
             if await plan.is_to_compact(self._service):
-                compaction = Compaction(await plan.summary(self._service), self.events)
-                await self._run(plan, compaction, write)
-                plan = compaction.complete(plan, self._kept.store.seal)
+                plan = await self._compact(plan, await plan.summary(self._service), write)
             if plan.trigger:
                 self._end("completed")
                 return
-            turn = await plan.turn(self._service)
             if self._within is not None and not self._within.generate:
                 before = () if self._output is None else self._output.ended
-                await self._run(plan, Prepared(turn, before), write)
+                await self._run(plan, Prepared(await plan.turn(self._service), before), write)
                 self._end("completed")
                 return
-            logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
-            summaries, before = plan.body.summary is not None, () if self._output is None else self._output.ended
-            output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, before, summaries=summaries)
-            if self._within is not None:
-                output.is_steered = lambda: self._within is not None and self._within.steered
+            await self._answer(plan, write)
+
+    async def _answer(self, plan: ResponsePlan, write: Write | None) -> None:
+        """In several turns, if results of tools make the conversation so long that it is compacted."""
+        for left in reversed(range(MAX_WITHIN + 1)):
+            turn = await plan.turn(self._service)
+            turn.full_at = plan.threshold if left else None
+            output = self._items_of(plan, turn)
             await self._run(plan, output, write)
-            cut, steered = turn.finish_reason == "length", output.was_steered
-            self._end("incomplete" if cut or steered else "completed", reason="steered" if steered else None)
+            if turn.full is None:
+                break
+            plan = plan.behind(turn)
+            try:
+                summary = await plan.summary_within(self._service, turn.full)
+            except APIError as error:
+                if error.code != CONTEXT_OVERFLOW:
+                    raise
+                self._end("incomplete")
+                return
+            plan = await self._compact(plan, summary, write)
+        cut, steered = turn.finish_reason == "length", output.was_steered
+        self._end("incomplete" if cut or steered else "completed", reason="steered" if steered else None)
+
+    def _items_of(self, plan: ResponsePlan, turn: Turn) -> OutputItems:
+        """The items of the response, which the turn goes on with."""
+        logprobs = ContentLogprobs(plan.call.model.tokenizer, plan.top_logprobs, turn.logprobs)
+        summaries, before = plan.body.summary is not None, () if self._output is None else self._output.ended
+        output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, before, summaries=summaries)
+        if self._output is not None:
+            output.calls = self._output.calls
+        if self._within is not None:
+            output.is_steered = lambda: self._within is not None and self._within.steered
+        return output
+
+    async def _compact(self, plan: ResponsePlan, summary: Turn, write: Write | None) -> ResponsePlan:
+        """Adds the item of a compaction. Returns the plan that goes on from the summary."""
+        compaction = Compaction(summary, self.events, self._output)
+        await self._run(plan, compaction, write)
+        return compaction.complete(plan, self._kept.store.seal)
 
     async def _run(self, plan: ResponsePlan, output: Output, write: Write | None) -> None:
         """The next turn of the response; the first one begins it."""
@@ -239,16 +270,16 @@ class ResponseRun:
             self._turns.append(output.turn)
             if is_first:
                 await self._begin(write)
-            output.begin(self._listings())
+            output.begin(self._listings(plan))
             if is_first:
                 self.begun.set()
                 if self._plan.body.background:
                     await self.events.flush(write)
             await generation.run(write)
 
-    def _listings(self) -> list[McpListing]:
+    def _listings(self, plan: ResponsePlan) -> list[McpListing]:
         """The tools of MCP servers that the conversation has not seen listed."""
-        return [of for of in self._plan.toolbox.listings if of.server_label not in self._plan.listed]
+        return [of for of in plan.toolbox.listings if of.server_label not in plan.listed]
 
     async def _begin(self, write: Write | None) -> None:
         if self._within is not None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import msgspec
 
 from oscine.api.common.asgi import INSIDE, Receive, Scope, Send
 from oscine.api.common.errors import APIError, from_validation, invalid, unsupported
+from oscine.api.common.memory import memory_of
 from oscine.api.common.work import BODIES, run_in_thread
 from oscine.api.http.websocket import BUSY
 from oscine.api.serving.service import Service
@@ -46,10 +47,6 @@ class _Job:
     def size(self) -> int:
         """Bytes that are counted for it, beside its steers."""
         return len(self.frame)
-
-    @property
-    def steering_items(self) -> list[Json]:
-        return [item for steer in self.steers.values() for item in steer.items]
 
 
 class Sessions:
@@ -112,7 +109,7 @@ class _Connection:
             finally:
                 self._service.bodies.give_back(len(frame))
             if head.type == "response.create":
-                self._create(frame, head)
+                await self._create(frame, head)
             elif head.type == "response.steer":
                 await self._steer(frame)
             else:
@@ -120,7 +117,7 @@ class _Connection:
         except APIError as error:
             await self._tell(with_lane(refusal(error), head.stream_id))
 
-    def _create(self, frame: str, head: Head) -> None:
+    async def _create(self, frame: str, head: Head) -> None:
         if self._over:
             raise _expired()
         if head.background:
@@ -131,15 +128,7 @@ class _Connection:
             raise _too_many(f"{MAX_WAITING} requests wait on this connection")
         if head.stream_id not in self._lanes and len(self._lanes) >= MAX_LANES:
             raise _too_many(f"{MAX_LANES} responses run on this connection")
-        previous = head.previous_response_id or ""
-        before = self._queued.get(previous)
-        if before is not None:
-            frame = changed(frame, before.steering_items)
-        self._service.bodies.take(len(frame))
-        if before is not None:
-            del self._queued[previous]
-            self._service.bodies.give_back(before.size_of_steers)
-        job = _Job(frame, head)
+        job = _Job(await self._with_queued_steers(frame, head.previous_response_id or ""), head)
         if head.stream_id in self._lanes:
             self._lanes[head.stream_id].append(job)
             return
@@ -148,6 +137,24 @@ class _Connection:
         task = asyncio.create_task(self._run_lane(head.stream_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _with_queued_steers(self, frame: str, previous: str) -> str:
+        """The frame with the input that waits for results of the previous response. It is counted from now on.
+
+        Raises APIError 503.
+        """
+        before = self._queued.get(previous)
+        whole = frame
+        if before is not None:
+            size, steers = len(frame) + before.size_of_steers, list(before.steers.values())
+            whole = await run_in_thread(lambda: changed(frame, _items(steers)), size, BODIES)
+        if self._queued.get(previous) is not before:  # it came back meanwhile
+            before, whole = None, frame
+        self._service.bodies.take(len(whole))
+        if before is not None:
+            del self._queued[previous]
+            self._service.bodies.give_back(before.size_of_steers)
+        return whole
 
     async def _run_lane(self, stream_id: str | None) -> None:
         lane = self._lanes[stream_id]
@@ -193,8 +200,14 @@ class _Connection:
         if failed:
             await self._refuse_steers(job, "response_not_active", "the response has failed")
             return
+
+        def steered() -> str:
+            return changed(
+                job.frame, input=_items(job.steers.values()), previous_response_id=response_id, generate=True
+            )
+
         try:
-            frame = changed(job.frame, input=job.steering_items, previous_response_id=response_id, generate=True)
+            frame = await run_in_thread(steered, job.size + job.size_of_steers, BODIES)
             self._service.bodies.take(len(frame))
         except APIError as error:
             await self._refuse_steers(job, "server_overloaded", error.message)
@@ -216,7 +229,7 @@ class _Connection:
             await self._tell_steer("pending", job.head.stream_id, **told, **waits)
 
     async def _steer(self, frame: str) -> None:
-        steer = await run_in_thread(lambda: _decoded(frame, Steer), len(frame), BODIES)
+        steer = await run_in_thread(lambda: _steer_of(frame), len(frame), BODIES)
         target, found = steer.previous_response_id, None
         for lane in self._lanes.values():
             within = lane[0].within
@@ -287,6 +300,19 @@ class _Connection:
         if not self._gone.is_set():
             self._gone.set()
             await self._send({"type": "websocket.close", "code": status})
+
+
+def _items(steers: Iterable[Steer]) -> list[Json]:
+    return [item for steer in steers for item in steer.items]
+
+
+def _steer_of(frame: str) -> Steer:
+    """Raises APIError, also for too many values: some are looked at on the event loop."""
+    try:
+        memory_of(frame.encode())
+    except ValueError as error:
+        raise invalid("input", str(error)) from None
+    return _decoded(frame, Steer)
 
 
 def _decoded(frame: str, kind: type[T]) -> T:

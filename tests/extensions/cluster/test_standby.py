@@ -151,6 +151,24 @@ def test_without_a_router_and_without_replicas_it_is_waited_for() -> None:
     run(test)
 
 
+def test_an_ingress_that_learns_its_models_last_knows_the_replicas_that_there_were() -> None:
+    """The router tells its list at once, and Serve gives the ingress its models after that."""
+
+    async def test() -> None:
+        async with site() as at:
+            at.standby.reconfigure([])
+            async with at.router() as router:
+                at.enlist(router, "a")
+                await until(lambda: at.standby._of_router == {"m"})  # the list has come
+                await at.knows()
+                at.standby.reconfigure(MODELS)
+                await at.knows("a")
+            await until(lambda: at.standby.serves("m"))
+            assert (await at.client.place(placement("1"))).replica == "a"
+
+    run(test)
+
+
 def test_an_ingress_of_another_release_is_refused_in_one_line() -> None:
     async def test() -> None:
         async with site() as at, at.router() as router:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from oscine.extensions.replicas.client.router import RouterClient
+from oscine.extensions.replicas.client.router import RouterAway, RouterClient
 from oscine.extensions.replicas.routing.router import Router
 from oscine.extensions.replicas.routing.service import RouterService
 from oscine.extensions.replicas.spec import router_messages
@@ -36,6 +36,8 @@ class Site:
         self._enlisted: list[asyncio.Task[None]] = []
 
     async def where(self) -> str:
+        if not self.address:
+            raise RouterAway("there is none")
         return self.address
 
     @asynccontextmanager
@@ -165,6 +167,23 @@ def test_an_ingress_that_learns_its_models_last_knows_the_replicas_that_there_we
                 await at.knows("a")
             await until(lambda: at.standby.serves("m"))
             assert (await at.client.place(placement("1"))).replica == "a"
+
+    run(test)
+
+
+def test_a_request_that_waits_for_a_router_is_placed_once_the_ingress_can_do_it() -> None:
+    """Far earlier than the minute for which it would wait for the router."""
+
+    async def test() -> None:
+        async with site() as at:
+            asked = [asyncio.create_task(at.client.place(placement(str(number)))) for number in range(3)]
+            described = asyncio.create_task(at.client.describe("m"))
+            await until(lambda: at.client._connecting is not None)
+            at.standby.hear({"a": report("a")})  # as from a router that is lost again before it is asked
+            at.standby.hear(None)
+            assert {place.replica for place in await asyncio.gather(*asked)} == {"a"}
+            assert (await described).max_num_seqs == 64
+            assert at.standby.num_placed == 3
 
     run(test)
 

@@ -141,9 +141,9 @@ def test_replicas_come_change_and_go() -> None:
 def test_without_a_router_and_without_replicas_it_is_waited_for() -> None:
     async def test() -> None:
         async with site() as at:
-            async with at.router():
+            async with at.router() as router:
                 asked = asyncio.create_task(at.client.place(placement("1")))
-                await until(lambda: bool(at.client._open))
+                await until(lambda: router.queued() == {"m": 1})
             assert not at.standby.serves("m")
             async with at.router() as router:
                 at.enlist(router, "a")

@@ -21,7 +21,7 @@ class Machine:
 
 
 def needs_of(role: RoleSpec) -> dict[str, float]:
-    """Of one replica, on one machine."""
+    """What a replica takes of its machine, by resource."""
     found = {"CPU": role.cpus, "GPU": role.gpus}
     if role.resource:
         found[role.resource] = 1.0
@@ -53,7 +53,10 @@ def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
 
 
 def _misfit_of_kind(kind: str, takers: list[tuple[str, int, float]], machines: list[Machine]) -> str | None:
-    """Of all machines together. `takers`: what takes it, how many of these there are, and what each takes."""
+    """Why all machines together have too little of `kind`; None if they have enough.
+
+    `takers`: what takes it, how many of these there are, and what each takes.
+    """
     is_custom = kind not in ("CPU", "GPU")  # then each takes 1, and none is divided among machines
     there = sum(
         floor(one.resources.get(kind, 0.0) + _SLACK) if is_custom else one.resources.get(kind, 0.0) for one in machines

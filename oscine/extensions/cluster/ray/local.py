@@ -135,7 +135,7 @@ def machines(*, free: bool = False) -> list[Machine]:
     from ray._private.state import available_resources_per_node
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    left = available_resources_per_node() if free else {}
+    left = available_resources_per_node() if free else {}  # type: ignore[no-untyped-call]
     return [
         Machine(
             node["NodeManagerAddress"],

@@ -31,6 +31,7 @@ from oscine.extensions.replicas.spec.deployment import (
     ServiceLevels,
     app_name,
 )
+from oscine.extensions.replicas.spec.router_messages import own_version
 from oscine.settings.config import EngineOptions, SchedulerOptions, ServerOptions
 
 MODEL, TOKENS, STEP_S, SEQUENCES, MOST = "fake", 40, 0.05, 4, 4
@@ -130,7 +131,7 @@ def _replicas() -> tuple[int, int]:
     from ray import serve  # Ray is imported when its surroundings are set
     from ray.serve.schema import ReplicaState
 
-    states = serve.status().applications[app_name(MODEL)].deployments["aggregated"].replica_states
+    states = serve.status().applications[app_name(MODEL, own_version())].deployments["aggregated"].replica_states
     return states.get(ReplicaState.RUNNING, 0), states.get(ReplicaState.STARTING, 0)
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -92,10 +92,18 @@ class Server(uvicorn.Server):
     In a thread other than the main one there are no signals: call `request_stop` through the loop instead.
     """
 
-    def __init__(self, config: Config, service: Service | None = None, *, reuse_port: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        service: Service | None = None,
+        *,
+        reuse_port: bool = False,
+        before_listening: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """`service` is one with models of its own; without it there is one model, whose engine the server runs.
 
         With `reuse_port` other servers may have the port, too: one that goes leaves it to them before it drains.
+        `before_listening` is awaited while the service starts.
         """
         options = config.server
         try:
@@ -104,7 +112,7 @@ class Server(uvicorn.Server):
             raise ServerError(str(error)) from None
         sys.set_int_max_str_digits(_MAX_DIGITS)
         sys.setswitchinterval(_SWITCH_S)
-        self._shares_port = reuse_port
+        self._shares_port, self._before_listening = reuse_port, before_listening
         self.listener = bind(options.host, options.port, reuse_port=reuse_port)
         self.error: str | None = None  # why the service could not start
         self.owns_process = False  # then the process is ended within _END_S
@@ -198,6 +206,8 @@ class Server(uvicorn.Server):
             )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._before_listening is not None:
+            await self._before_listening()
         tls = self.config.ssl
         if tls is None:
             await super().startup(sockets)

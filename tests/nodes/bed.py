@@ -120,14 +120,20 @@ class Node:
         self._processes.append(process)
         return process
 
-    def run(self, *argv: str, env: Mapping[str, str] | None = None, timeout_s: float = 120.0) -> str:
+    def run(
+        self,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 120.0,
+        stdin: Any = subprocess.DEVNULL,
+    ) -> str:
         """What it writes to standard output. Raises AssertionError with all that it wrote if it fails."""
         done = subprocess.run(
             self._inside(argv),
             env=self._environment(env or {}),
             capture_output=True,
             text=True,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             timeout=timeout_s,
         )
         assert done.returncode == 0, f"{self.name}: {shlex.join(argv)}: {done.stdout}{done.stderr}"

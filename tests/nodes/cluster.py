@@ -19,9 +19,17 @@ PORT = 8000
 ENVIRONMENT = {"RAY_ADDRESS": f"{HEAD}:6379", "OSCINE_CLUSTER_KEY": KEY, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def start_ray(node: Node, resources: Iterable[str] = (), *, head: bool = False, labels: str = "", **more: str) -> None:
+def start_ray(
+    node: Node,
+    resources: Iterable[str] = (),
+    *,
+    head: bool = False,
+    labels: str = "",
+    python: str = sys.executable,
+    **more: str,
+) -> None:
     """Its processes stay when the command ends. `resources`: custom ones, two of each; `more`: its environment."""
-    ray = (sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={node.address}", "--num-gpus=0")
+    ray = (python, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={node.address}", "--num-gpus=0")
     joins = ("--head", "--port=6379", "--include-dashboard=false") if head else (f"--address={HEAD}:6379",)
     custom = json.dumps(dict.fromkeys(resources, 2))
     options = (
@@ -34,13 +42,15 @@ def start_ray(node: Node, resources: Iterable[str] = (), *, head: bool = False, 
     node.run(*ray, *joins, *options, env=ENVIRONMENT | more)
 
 
-def oscine(node: Node, *arguments: str) -> str:
-    return node.python("-m", "oscine", "cluster", *arguments, env=ENVIRONMENT, timeout_s=300.0)
+def oscine(node: Node, *arguments: str, python: str = sys.executable) -> str:
+    """`python`: of the release. Without -P Python would find the package of the current folder first."""
+    safe = ("-P",) if python != sys.executable else ()
+    return node.run(python, *safe, "-m", "oscine", "cluster", *arguments, env=ENVIRONMENT, timeout_s=300.0)
 
 
-def deploy(node: Node, text: str) -> str:
+def deploy(node: Node, text: str, python: str = sys.executable) -> str:
     node.run("bash", "-c", f"cat >/tmp/cluster.yaml <<'E'\n{text}\nE")
-    return oscine(node, "up", "/tmp/cluster.yaml")
+    return oscine(node, "up", "/tmp/cluster.yaml", python=python)
 
 
 def replicas(node: Node) -> list[dict[str, Any]]:

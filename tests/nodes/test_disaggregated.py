@@ -97,7 +97,8 @@ def test_answers_from_pages_of_another_node_equal_those_of_one_engine(cluster: B
 
     wait_until(is_reported, "the engines' reports")
     received = sum(node.received_bytes() - was for node, was in zip(decoders, before, strict=True))
-    assert counts["replica_remote_prefills_total"] >= STREAMS / 2
+    assert counts["replica_remote_prefill_failures_total"] == 0
+    assert counts["replica_remote_prefills_total"] >= 0.9 * STREAMS, "few transfers are slower than computing"
     assert counts["replica_remote_prefills_over_tcp_total"] == counts["replica_remote_prefills_total"]
     assert 0 < counts["replica_fetched_bytes_total"] < received
     print({name: number for name, number in counts.items() if name.startswith("replica_") and "fetch" in name})

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 PROMPTS = 200
 DELAY_S, LOSS = 0.2, 0.01
+ENDS = ("prefills", "prefills_declined")  # of a prompt that another engine may compute, unless a transfer fails
 FILE = """
 ray: auto
 ingress: {host: 0.0.0.0, port: 8000, resource: front, allowed-hosts: ["*"]}
@@ -65,11 +66,10 @@ def test_a_slow_link_costs_few_prompts_and_no_time(cluster: Bed) -> None:
 
     def is_reported() -> bool:
         counts.update(metrics())
-        ends = ("prefills", "prefill_failures", "prefills_declined")
-        return sum(counts[f"replica_remote_{end}_total"] for end in ends) >= PROMPTS
+        return sum(counts[f"replica_remote_{end}_total"] for end in ENDS) == PROMPTS + 1
 
-    wait_until(is_reported, "the engines' reports")
-    fetched, declined = (counts[f"replica_remote_{end}_total"] for end in ("prefills", "prefills_declined"))
+    wait_until(is_reported, "a report in which each prompt was fetched or declined, and no transfer failed")
+    fetched, declined = (counts[f"replica_remote_{end}_total"] for end in ENDS)
     print(f"p50 TTFT {far_s * 1e3:.0f} ms, plain {plain_s * 1e3:.0f} ms; {fetched:g} fetched, {declined:g} declined")
-    assert fetched <= PROMPTS / 20
+    assert 1 <= fetched <= PROMPTS / 10, "the first one measures the link, and a few look whether it is better now"
     assert far_s <= 1.2 * plain_s

@@ -24,32 +24,34 @@ class StandbyRouter:
         self.num_placed = 0
         self._router = Router(key, clock)
         self._models: set[str] = set()
-        self._known: dict[str, tuple[ReplicaReport, asyncio.Task[None]]] = {}  # replicas of the last lists
+        self._last: dict[str, ReplicaReport] = {}  # all replicas of the last lists
+        self._known: dict[str, tuple[ReplicaReport, asyncio.Task[None]]] = {}  # of these, those of `_models`
         self._of_router: set[str] = set()  # models that the cluster's router can place
 
     def reconfigure(self, models: Sequence[ModelSpec]) -> None:
-        """The models now."""
+        """The models now. Their replicas may have been heard of before."""
         self._models = {model.name for model in models}
         self._router.reconfigure(models)
-        for name, (report, _) in list(self._known.items()):
-            if report.model not in self._models:
-                self._forget(name)
+        self._follow()
 
     def hear(self, replicas: dict[str, ReplicaReport] | None) -> None:
         """See Substitute. A router that has just started knows no replica yet: what was known before remains."""
-        self._of_router = {report.model for report in (replicas or {}).values()}
-        for name, report in (replicas or {}).items():
+        now = replicas or {}
+        self._of_router = {report.model for report in now.values()}
+        kept = self._models - self._of_router if now else {report.model for report in self._last.values()}
+        self._last = {name: report for name, report in self._last.items() if report.model in kept} | now
+        self._follow()
+
+    def _follow(self) -> None:
+        wanted = {name: report for name, report in self._last.items() if report.model in self._models}
+        for name, report in wanted.items():
             known = self._known.get(name)
-            if report.model in self._models and (known is None or known[0] != report):
+            if known is None or known[0] != report:
                 self._known[name] = report, asyncio.create_task(self._router.enlist(name, report))
                 if known is not None:
                     known[1].cancel()
-        for name, (report, _) in list(self._known.items()):
-            if replicas is not None and name not in replicas and report.model in self._of_router:
-                self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._known.pop(name)[1].cancel()
+        for name in self._known.keys() - wanted.keys():
+            self._known.pop(name)[1].cancel()
 
     def serves(self, model: str) -> bool:
         return model not in self._of_router and self._router.has_replica(model)
@@ -68,6 +70,6 @@ class StandbyRouter:
         return replace(await self._router.snapshot(), routers=[], queued={})
 
     async def close(self) -> None:
-        for name in list(self._known):
-            self._forget(name)
+        for _, following in self._known.values():
+            following.cancel()
         await self._router.close()

@@ -19,7 +19,7 @@ import ray
 from ray import serve
 
 from oscine.engine.core.prefix_index import extend_digests, root_of
-from oscine.extensions.cluster.ray.names import router_address
+from oscine.extensions.cluster.ray.names import router_address, router_of
 from oscine.extensions.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.extensions.cluster.ray.router import RouterActor
 from oscine.extensions.replicas.client.router import RouterClient
@@ -107,7 +107,7 @@ async def snapshot_when(router: RouterClient, condition: Any) -> Any:
 
 
 async def session() -> dict[str, Any]:
-    router = RouterClient(router_address(), key=KEY, absence_s=START_S)
+    router = RouterClient(router_address(router_of()), key=KEY, absence_s=START_S)
     said: dict[str, Any] = {"model": (await router.describe("m")).model}
     await snapshot_when(router, lambda s: sum(r.stats.full_pages_total > 0 for r in s.replicas) == 2)
     prompts = {name: [100 + i] * 40 * PAGE for i, name in enumerate("abcdef")}

@@ -1,9 +1,19 @@
 """The Ray Serve applications of a deployment."""
 
+import sys
+
 from ray.serve import Application
 
 from oscine.extensions.cluster.ray.apps import cluster_app, model_app
-from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
+from oscine.extensions.cluster.ray.control import fronts
+from oscine.extensions.replicas.spec.deployment import (
+    Deployment,
+    ModelSpec,
+    Replicas,
+    RoleSpec,
+    app_name,
+    front_name,
+)
 from oscine.settings.config import EngineOptions, ModelOptions, SchedulerOptions, ServerOptions
 
 
@@ -65,3 +75,24 @@ def test_replicas_are_divided_among_racks() -> None:
         ("decode-2", 1, {"rack": "b"}),
         ("prefill", 1, {"rack": "a"}),
     ]
+
+
+def test_two_releases_share_no_application_and_each_runs_its_own_python() -> None:
+    model = ModelSpec(("a model",), (RoleSpec(),))
+    of_none, old, new = (Deployment((model,), messages=messages) for messages in ("", "0" * 16, "1" * 16))
+    names = [(front_name(one.messages), app_name(model.name, one.messages)) for one in (of_none, old, new)]
+    assert names == [
+        ("oscine", "oscine-a-model"),
+        ("oscine.00000000", "oscine-a-model.00000000"),
+        ("oscine.11111111", "oscine-a-model.11111111"),
+    ]
+    assert fronts(name for pair in names for name in pair) == [front for front, _ in names]
+    for deployment in (of_none, old):
+        ingress, replica = (app._bound_deployment for app in (cluster_app(deployment), model_app(model, deployment)))
+        (options,) = replica.init_args
+        *_, router = ingress.init_args
+        _, messages = router._bound_deployment.init_args
+        assert options.messages == messages == deployment.messages
+        for actor in (ingress, replica, router._bound_deployment):
+            found = actor.ray_actor_options.get("runtime_env", {})
+            assert found == ({"py_executable": sys.executable} if deployment.messages else {})

@@ -86,13 +86,26 @@ def test_replicas_that_scale_are_not_divided() -> None:
 
 
 @pytest.mark.parametrize(("there", "said"), [
-    ({"front": 2, "inner": 1}, None),
-    ({"front": 1, "inner": 1}, "the ingress: a replica takes 1 front, so 1 of 2 have room"),
-    ({"front": 2}, "the router: a replica takes 1 inner, so 0 of 1 have room"),
+    ([{"front": 2, "inner": 1}], None),
+    ([{"front": 1, "inner": 1}], "the ingress takes 2 x 1 = 2 front, and 1 machine has room for 1"),
+    ([{"front": 2}], "the router takes 1 x 1 = 1 inner, and 1 machine has room for 0"),
+    ([{"front": 1.5, "inner": 1}, {"front": 0.5}], "the ingress takes 2 x 1 = 2 front, and 2 machines have room "
+                                                   "for 1"),
 ])  # fmt: skip
-def test_ingresses_and_the_router_need_their_resources(there: dict[str, float], said: str | None) -> None:
+def test_ingresses_and_the_router_need_their_resources(there: list[dict[str, float]], said: str | None) -> None:
     whole = replace(deployment(role(1)), ingress_replicas=2, ingress_resource="front", router_resource="inner")
-    assert misfit(whole, [machine(1, 2, **there)]) == said
+    assert misfit(whole, [machine(i, 2, **one) for i, one in enumerate(there)]) == said
+
+
+@pytest.mark.parametrize(("there", "said"), [
+    (5, None),
+    (4, "the replicas, the ingress and the router take 2 x 1 + 1 x 1 + 1 x 1 + 1 x 1 = 5 front, and 1 machine has room "
+        "for 4"),
+])  # fmt: skip
+def test_all_that_need_one_resource_are_counted_together(there: float, said: str | None) -> None:
+    roles = role(2, resource="front"), role(1, resource="front")
+    whole = replace(deployment(*roles), ingress_resource="front", router_resource="front")
+    assert misfit(whole, [machine(1, 8, front=there)]) == said
 
 
 def test_roles_together() -> None:

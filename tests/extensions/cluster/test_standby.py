@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from oscine.extensions.replicas.client.router import RouterClient
+from oscine.extensions.replicas.client.router import RouterAway, RouterClient
 from oscine.extensions.replicas.routing.router import Router
 from oscine.extensions.replicas.routing.service import RouterService
 from oscine.extensions.replicas.spec import router_messages
@@ -36,6 +36,8 @@ class Site:
         self._enlisted: list[asyncio.Task[None]] = []
 
     async def where(self) -> str:
+        if not self.address:
+            raise RouterAway("there is none")
         return self.address
 
     @asynccontextmanager
@@ -139,14 +141,49 @@ def test_replicas_come_change_and_go() -> None:
 def test_without_a_router_and_without_replicas_it_is_waited_for() -> None:
     async def test() -> None:
         async with site() as at:
-            async with at.router():
+            async with at.router() as router:
                 asked = asyncio.create_task(at.client.place(placement("1")))
-                await until(lambda: bool(at.client._open))
+                await until(lambda: router.queued() == {"m": 1})
             assert not at.standby.serves("m")
             async with at.router() as router:
                 at.enlist(router, "a")
                 assert (await asked).replica == "a"
                 assert at.standby.num_placed == 0
+
+    run(test)
+
+
+def test_an_ingress_that_learns_its_models_last_knows_the_replicas_that_there_were() -> None:
+    """The router tells its list at once, and Serve gives the ingress its models after that."""
+
+    async def test() -> None:
+        async with site() as at:
+            at.standby.reconfigure([])
+            async with at.router() as router:
+                at.enlist(router, "a")
+                await until(lambda: at.standby._of_router == {"m"})  # the list has come
+                await at.knows()
+                at.standby.reconfigure(MODELS)
+                await at.knows("a")
+            await until(lambda: at.standby.serves("m"))
+            assert (await at.client.place(placement("1"))).replica == "a"
+
+    run(test)
+
+
+def test_a_request_that_waits_for_a_router_is_placed_once_the_ingress_can_do_it() -> None:
+    """Far earlier than the minute for which it would wait for the router."""
+
+    async def test() -> None:
+        async with site() as at:
+            asked = [asyncio.create_task(at.client.place(placement(str(number)))) for number in range(3)]
+            described = asyncio.create_task(at.client.describe("m"))
+            await until(lambda: at.client._connecting is not None)
+            at.standby.hear({"a": report("a")})  # as from a router that is lost again before it is asked
+            at.standby.hear(None)
+            assert {place.replica for place in await asyncio.gather(*asked)} == {"a"}
+            assert (await described).max_num_seqs == 64
+            assert at.standby.num_placed == 3
 
     run(test)
 

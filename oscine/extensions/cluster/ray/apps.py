@@ -4,6 +4,8 @@ Settings that need new actors make the version of an actor; all others are chang
 """
 
 import hashlib
+import shlex
+import sys
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -51,6 +53,7 @@ def _bind(
         cluster.prefix_seed,
         drain_s=drain_s,
         key=cluster.key,
+        messages=cluster.messages,
         share_experts=role.enable_expert_parallel and role.engine.executor != "fake",
     )
     deployment = _deployment(
@@ -62,11 +65,17 @@ def _bind(
             "num_gpus": role.gpus,
             **_takes(role.resource),
             **({"label_selector": of.labels} if of.labels else {}),
+            **_runs(cluster),
         },
         max_replicas_per_node=role.max_replicas_per_node or None,
         **_lifecycle(options, drain_s, surge=role.surge),
     )
     return deployment.bind(options, *companions)
+
+
+def _runs(cluster: Deployment) -> dict[str, Any]:
+    """Actors run the release of `oscine cluster up`, and not that of the Python with which Ray was started."""
+    return {"runtime_env": {"py_executable": shlex.quote(sys.executable)}} if cluster.messages else {}
 
 
 def _takes(resource: str) -> dict[str, Any]:
@@ -98,13 +107,14 @@ def _scale(model: ModelSpec, role: RoleSpec, replicas: Replicas) -> dict[str, An
     return {"autoscaling_config": config}
 
 
-def cluster_app(deployment: Deployment) -> serve.Application:
+def cluster_app(deployment: Deployment, listen_within_s: float = 0.0) -> serve.Application:
+    """`listen_within_s`: see Ingress.reconfigure."""
     server, tools = deployment.server, deployment.tools
     models = msgspec.to_builtins(deployment.models)
     router = _deployment(
         RouterActor,
         name=ROUTER,
-        ray_actor_options={"num_cpus": 0, **_takes(deployment.router_resource)},
+        ray_actor_options={"num_cpus": 0, **_takes(deployment.router_resource), **_runs(deployment)},
         user_config={"models": models},
         **_lifecycle(deployment.key, server.drain_s),  # as long as draining ingresses may need it
     )
@@ -112,12 +122,16 @@ def cluster_app(deployment: Deployment) -> serve.Application:
         Ingress,
         name=INGRESS,
         num_replicas=deployment.ingress_replicas,
-        ray_actor_options={"num_cpus": 0, **_takes(deployment.ingress_resource)},
-        user_config={"models": models, "prefix_seed": deployment.prefix_seed},
+        ray_actor_options={"num_cpus": 0, **_takes(deployment.ingress_resource), **_runs(deployment)},
+        user_config={
+            "models": models,
+            "prefix_seed": deployment.prefix_seed,
+            "listen_within_s": listen_within_s,
+        },
         **_lifecycle((server, tools, deployment.key), server.drain_s),
     )
     # The key is not in user_config, which Serve shows.
-    return ingress.bind(server, tools, deployment.key, router.bind(deployment.key))
+    return ingress.bind(server, tools, deployment.key, router.bind(deployment.key, deployment.messages))
 
 
 def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 Models come first, then the router and the ingress that speak for them. When models go, the order is reversed. Called by
 a process that is a client of Ray.
+
+Where a release has other messages than the one that runs, all of it starts beside the other one, and takes over.
 """
 
 import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +21,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from oscine.extensions.cluster.ray.apps import cluster_app, model_app
-from oscine.extensions.cluster.ray.local import ClusterError
+from oscine.extensions.cluster.ray.local import ClusterError, machines
 from oscine.extensions.cluster.ray.names import INGRESS, ROUTER
-from oscine.extensions.replicas.spec.deployment import APP, Deployment, ModelSpec, app_name
+from oscine.extensions.replicas.spec.deployment import APP, Deployment, ModelSpec, app_name, front_name
+from oscine.extensions.replicas.spec.fit import misfit
+from oscine.extensions.replicas.spec.router_messages import own_version
 from oscine.extensions.replicas.spec.snapshot import ClusterSnapshot
 
 logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells every handle that is made
@@ -30,6 +34,7 @@ _POLL_S = 0.2
 _TELL_S = 10.0  # that a start takes, before it is told what it waits for
 _DOING = {"STARTING": "to start", "STOPPING": "to end"}  # by state of a replica
 _CALL_S = 10.0
+_LISTEN_WITHIN_S = 60.0  # of an ingress that shares its port with one that runs
 _REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|ValueError): (.+)$", re.MULTILINE)
 Note = Callable[[str], None]
 
@@ -38,22 +43,58 @@ def up(deployment: Deployment, *, wait: bool, note: Note) -> None:
     """Raises ClusterError when something cannot start; `note` is told of each step."""
     serve.start(proxy_location="Disabled")
     there = running()
-    drain_s = deployment.server.drain_s
-    models = {app_name(model.name): model_app(model, deployment) for model in deployment.models}
-    front = {APP: cluster_app(deployment)}
-    if APP not in there or not wait:
+    deployment = replace(deployment, messages=own_version())
+    wanted = {front_name(deployment.messages), *(app_name(one.name, deployment.messages) for one in deployment.models)}
+    takes_over = bool(fronts(there)) and not wanted & set(there)
+    if takes_over:
+        _check_room(deployment, wait=wait)
+        note("the release that runs has other messages: this one starts beside it, and takes over when it is ready")
+    try:
+        _bring(deployment, there, wait=wait, note=note)
+    except BaseException:
+        if takes_over:
+            _delete([name for name in running() if name in wanted], note)
+        raise
+    left = [name for name in there if name not in wanted]
+    _delete(fronts(left), note)
+    _delete([name for name in left if name not in fronts(left)], note)
+
+
+def _bring(deployment: Deployment, there: Collection[str], *, wait: bool, note: Note) -> None:
+    """`there`: the apps that run."""
+    drain_s, messages = deployment.server.drain_s, deployment.messages
+    models = {app_name(model.name, messages): model_app(model, deployment) for model in deployment.models}
+    name, is_first = front_name(messages), not fronts(there)
+    front = {name: cluster_app(deployment, listen_within_s=0.0 if is_first else _LISTEN_WITHIN_S)}
+    if is_first or not wait:
         _run(models | front)
     else:
         _run(models)  # what the ingress says of a model is true only when its replicas are
     if wait:
-        waits = [Wait(app_name(model.name), model, model.start_timeout_s + drain_s) for model in deployment.models]
+        waits = [
+            Wait(app, model, model.start_timeout_s + drain_s)
+            for app, model in zip(models, deployment.models, strict=True)
+        ]
         _wait_running(waits, note)
-        if APP in there:
+        if not is_first:
             _run(front)
         longest_s = max(model.start_timeout_s for model in deployment.models) + drain_s
-        _wait_running([Wait(APP, None, longest_s)], note)
-        _wait_settled(deployment.ingress_replicas, longest_s)
-    _delete([name for name in there if name != APP and name not in models], note)
+        _wait_running([Wait(name, None, longest_s)], note)
+        _wait_settled(name, deployment.ingress_replicas, longest_s)
+
+
+def _check_room(deployment: Deployment, *, wait: bool) -> None:
+    """Raises ClusterError where this release cannot run beside another one."""
+    if not wait:
+        raise ClusterError(
+            "the release that runs has other messages, so it is replaced in steps: `up` must wait for them"
+        )
+    reason = misfit(deployment, machines(free=True))
+    if reason is not None:
+        raise ClusterError(
+            "the release that runs has other messages, so replicas of both must have room at once. Of what is free: "
+            f"{reason}. `oscine cluster down` makes room, and ends the service meanwhile"
+        )
 
 
 def _run(apps: dict[str, serve.Application]) -> None:
@@ -64,21 +105,31 @@ def _run(apps: dict[str, serve.Application]) -> None:
 def running() -> dict[str, ApplicationStatusOverview]:
     """Our apps by name."""
     apps = serve.status().applications
-    return {name: app for name, app in apps.items() if name == APP or name.startswith(f"{APP}-")}
+    return {name: app for name, app in apps.items() if re.split("[-.]", name)[0] == APP}
+
+
+def fronts(apps: Iterable[str]) -> list[str]:
+    """Of these apps, those of router and ingress; while a release takes over from another one there are two."""
+    return [name for name in apps if name == APP or name.startswith(f"{APP}.")]
+
+
+def shown(app: str) -> str:
+    """The name for users: that of a release with the same messages is not marked as such."""
+    return app.removesuffix(front_name(own_version()).removeprefix(APP))
 
 
 def down(note: Note) -> None:
     """Ingress first, so that its requests end; then the models."""
     names = running()
-    _delete([name for name in names if name == APP], note)
-    _delete([name for name in names if name != APP], note)
+    _delete(fronts(names), note)
+    _delete([name for name in names if name not in fronts(names)], note)
     if not serve.status().applications:
         serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _delete(names: list[str], note: Note) -> None:
     for name in names:
-        note(f"{name} drains")
+        note(f"{shown(name)} drains")
         serve.delete(name, _blocking=False)
     while any(name in serve.status().applications for name in names):
         time.sleep(_POLL_S)
@@ -102,17 +153,19 @@ class Wait:
         if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
             raise ClusterError(_reason(self.name, app))
         if app is not None and app.status == ApplicationStatus.RUNNING:
-            note(f"{self.name} is ready")
+            note(f"{shown(self.name)} is ready")
             return True
         seen = app and [_by_state(one) for one in app.deployments.values()]
         if seen != self._seen:
             self._seen, self._since_s = seen, time.monotonic()
         waited_s = time.monotonic() - self._since_s
         if waited_s > self._patience_s:
-            raise ClusterError(f"{self.name} is not ready after {self._patience_s:g} s: {self._what(app, free())}")
+            raise ClusterError(
+                f"{shown(self.name)} is not ready after {self._patience_s:g} s: {self._what(app, free())}"
+            )
         if waited_s > _TELL_S and not self._told:
             self._told = True
-            note(f"{self.name} waits: {self._what(app, free())}")
+            note(f"{shown(self.name)} waits: {self._what(app, free())}")
         return False
 
     def _what(self, app: ApplicationStatusOverview | None, free: dict[str, float]) -> str:
@@ -129,7 +182,8 @@ class Wait:
     def _needs(self, deployment: str) -> str:
         for role in self._model.roles if self._model is not None else ():
             if deployment in {part.name for part in role.parts}:
-                return f" (each takes {role.cpus:g} CPU, {role.gpus:g} GPU)"
+                bound = f", {role.max_replicas_per_node} per machine at most" if role.max_replicas_per_node else ""
+                return f" (each takes {role.cpus:g} CPU, {role.gpus:g} GPU{bound})"
         return ""
 
 
@@ -145,9 +199,9 @@ def _wait_running(waits: list[Wait], note: Note) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait_settled(num_ingresses: int, within_s: float) -> None:
+def _wait_settled(front: str, num_ingresses: int, within_s: float) -> None:
     """Any of the ingresses answers: as often as makes it likely that each has."""
-    handle, answers = serve.get_deployment_handle(INGRESS, APP), 0
+    handle, answers = serve.get_deployment_handle(INGRESS, front), 0
     deadline = time.monotonic() + within_s
     while answers < 2 * num_ingresses - 1:
         pending: list[str] = handle.pending.remote().result(timeout_s=_CALL_S)
@@ -165,8 +219,8 @@ def _reason(name: str, app: ApplicationStatusOverview) -> str:
     for text in (app.message, *(deployment.message for deployment in app.deployments.values())):
         found = _REASON.findall(text)
         if found:
-            return f"{name}: {found[-1]}"
-    return f"{name}: {' '.join(app.message.split())}"
+            return f"{shown(name)}: {found[-1]}"
+    return f"{shown(name)}: {' '.join(app.message.split())}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +238,7 @@ class ClusterState:
 
 
 def state() -> ClusterState:
-    apps = [AppState(name, app.status.value, _reason(name, app)) for name, app in running().items()]
+    apps = [AppState(shown(name), app.status.value, _reason(name, app)) for name, app in running().items()]
     return ClusterState(apps, _ask(ROUTER, "snapshot"), _ask(INGRESS, "url"))
 
 
@@ -198,7 +252,7 @@ def with_secrets(deployment: Deployment) -> Deployment:
     Raises ClusterError if these cannot be read, or if the deployment has another key.
     """
     seed, key = secrets.token_hex(16), deployment.key or secrets.token_hex(32)
-    if APP in running():
+    if fronts(running()):
         answer: tuple[str, str] | None = _ask(INGRESS, "secrets")
         if answer is None:
             raise ClusterError(
@@ -211,8 +265,10 @@ def with_secrets(deployment: Deployment) -> Deployment:
 
 
 def _ask(deployment: str, method: str) -> Any:
-    """None where it does not answer."""
+    """None where it does not answer. Of two releases, the one with the messages of this process is asked."""
+    own = front_name(own_version())
+    front = max(fronts(running()), key=lambda name: name == own, default=own)
     try:
-        return getattr(serve.get_deployment_handle(deployment, APP), method).remote().result(timeout_s=_CALL_S)
+        return getattr(serve.get_deployment_handle(deployment, front), method).remote().result(timeout_s=_CALL_S)
     except FAILURES:
         return None

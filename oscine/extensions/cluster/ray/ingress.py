@@ -4,6 +4,7 @@ The server has a thread and an event loop of its own, so nothing of Ray runs bet
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import threading
@@ -47,10 +48,12 @@ class Ingress:
         self._service = make_service(config)
         metrics = ClusterMetrics(self._placer.snapshot, self._migrations, self._standby)
         self._service.metrics.watch(metrics, metrics.refresh)
-        self._server = Server(config, self._service, reuse_port=True)
+        self._server = Server(config, self._service, reuse_port=True, before_listening=self._before_listening)
         self._anywhere = server.host in ("0.0.0.0", "::")
         self._prefix_seed, self._key = "", key
         self._models = FollowedModels(self._service)
+        self._first: list[ModelSpec] = []  # the models at the start
+        self._listen_within_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None  # of the server, once it runs
         self._error: str | None = None  # why it does not any more
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -72,14 +75,30 @@ class Ingress:
             await self._standby.close()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """The models now. Returns once the server listens; models start, and are replaced, after that."""
+        """The models now. Returns once the server listens; models start, and are replaced, after that.
+
+        `listen_within_s` of `user_config`: where other ingresses have the port, a new one leaves the clients to them
+        until its models are ready, up to this time.
+        """
         models, self._prefix_seed = msgspec.convert(user_config["models"], list[ModelSpec]), user_config["prefix_seed"]
-        if self._loop is None:
-            self._thread.start()
-            while not self._server.started and self._thread.is_alive():
-                await asyncio.sleep(_POLL_S)
-        await self._in_server(lambda: self._standby.reconfigure(models))
-        await self._in_server(lambda: self._models.update(models, self._engine, self._prefix_seed))
+        if self._loop is not None:
+            await self._in_server(lambda: self._follow(models))
+            return
+        self._first, self._listen_within_s = models, user_config["listen_within_s"]
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            await asyncio.sleep(_POLL_S)
+
+    def _follow(self, models: list[ModelSpec]) -> None:
+        self._standby.reconfigure(models)
+        self._models.update(models, self._engine, self._prefix_seed)
+
+    async def _before_listening(self) -> None:
+        self._follow(self._first)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._listen_within_s):
+                while self._models.pending:
+                    await asyncio.sleep(_POLL_S)
 
     async def _in_server(self, call: Callable[[], T]) -> T:
         """Calls it on the server's event loop."""

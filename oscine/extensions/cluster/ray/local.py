@@ -129,12 +129,21 @@ def num_gpus() -> float:
     return float(ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
-def machines() -> list[Machine]:
-    """Of the cluster that this process is a client of."""
+def machines(*, free: bool = False) -> list[Machine]:
+    """Of the cluster that this process is a client of. `free`: only what no actor has."""
     import ray
+    from ray._private.state import available_resources_per_node
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    return [Machine(node["NodeManagerAddress"], node["Resources"], node.get("Labels", {})) for node in nodes]
+    left = available_resources_per_node() if free else {}  # type: ignore[no-untyped-call]
+    return [
+        Machine(
+            node["NodeManagerAddress"],
+            left.get(node["NodeID"], {}) if free else node["Resources"],
+            node.get("Labels", {}),
+        )
+        for node in nodes
+    ]
 
 
 def disconnect() -> None:

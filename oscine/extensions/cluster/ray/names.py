@@ -1,4 +1,4 @@
-"""The deployments of the Serve app `oscine`, and where its router listens."""
+"""The deployments of router and ingress, and where the router listens."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from oscine.extensions.replicas.client.router import RouterAway
-from oscine.extensions.replicas.spec.deployment import APP
+from oscine.extensions.replicas.spec.deployment import front_name
 
 ROUTER, INGRESS = "router", "ingress"
 
@@ -24,10 +24,12 @@ def handle_of(deployment: str, app: str) -> DeploymentHandle[Any]:
         raise RayServeException(str(error)) from None
 
 
-_get_router = partial(handle_of, ROUTER, APP)
+def router_of(messages: str = "") -> Callable[[], DeploymentHandle[Any]]:
+    """What finds the router of replicas with these messages; see Deployment."""
+    return partial(handle_of, ROUTER, front_name(messages))
 
 
-def router_address(get_handle: Callable[[], DeploymentHandle[Any]] = _get_router) -> Callable[[], Awaitable[str]]:
+def router_address(get_handle: Callable[[], DeploymentHandle[Any]]) -> Callable[[], Awaitable[str]]:
     """What a RouterClient asks: one call for each life of the router, from any event loop."""
     handles: list[DeploymentHandle[Any]] = []
 

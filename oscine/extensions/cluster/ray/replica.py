@@ -15,7 +15,7 @@ from ray import serve
 
 from oscine.engine.process.client import EngineClient
 from oscine.executor.start.parts import GROUP
-from oscine.extensions.cluster.ray.names import router_address
+from oscine.extensions.cluster.ray.names import router_address, router_of
 from oscine.extensions.cluster.scaling.pool_load import report
 from oscine.extensions.replicas.client.reports import Reports
 from oscine.extensions.replicas.client.router import RouterClient
@@ -37,6 +37,7 @@ class ReplicaOptions:
     prefix_seed: str  # hex; equal in all engines of a cluster
     drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
     key: str = dataclasses.field(default="", repr=False)  # of the cluster
+    messages: str = ""  # of its router: see Deployment
     share_experts: bool = False  # each engine has a part of them, and so they live and end together
 
 
@@ -153,7 +154,7 @@ class ReplicaActor(Replica):
 
     async def __init__(self, options: ReplicaOptions, *companions: object) -> None:  # type: ignore[misc]
         """`companions`: the model's other roles, because an app is what its first deployment is bound to."""
-        super().__init__(options, router_address())
+        super().__init__(options, router_address(router_of(options.messages)))
         await self.start()
 
     async def __del__(self) -> None:

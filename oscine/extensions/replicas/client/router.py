@@ -83,7 +83,8 @@ class RouterClient:
         self._ids = itertools.count()
         self._link: Link[wire.FromRouter] | None = None
         self._connecting: asyncio.Task[None] | None = None  # of all that wait for a link
-        self._away = _SILENT  # why there is none
+        self._serving: dict[str, asyncio.Task[None]] = {}  # by model, of all that wait for a link or the substitute
+        self._away = _SILENT  # why there is no link
         self._open: dict[int, asyncio.Future[wire.Answer]] = {}  # questions that were sent over the link
         self._watching: asyncio.Task[None] | None = None
         self._silent_looks = 0
@@ -144,6 +145,8 @@ class RouterClient:
             self._watching.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
+        for serving in self._serving.values():
+            serving.cancel()
         self._disconnect()
         self._context.term()
 
@@ -155,10 +158,10 @@ class RouterClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._answer_s):
                 for _ in range(_MAX_LOSSES):
-                    if model is not None and self._substitute is not None and self._substitute.serves(model):
+                    if model is not None and self._is_substituted(model):
                         raise _Substituted
                     with contextlib.suppress(_RouterLost):
-                        answer = await self._ask_once(question)
+                        answer = await self._ask_once(question, model)
                         if isinstance(answer, wire.PlaceRefused):
                             raise NoPlace(
                                 answer.message, retry_after_s=answer.retry_after_s, overloaded=answer.overloaded
@@ -168,10 +171,16 @@ class RouterClient:
                     await asyncio.sleep(_AGAIN_S)
         raise _absent(_SILENT)
 
-    async def _ask_once(self, question: wire.Question) -> wire.Answer:
-        """Raises _RouterLost, or NoPlace when there was no router for too long. Cancelled, it tells the router."""
+    def _is_substituted(self, model: str) -> bool:
+        return self._substitute is not None and self._substitute.serves(model)
+
+    async def _ask_once(self, question: wire.Question, model: str | None = None) -> wire.Answer:
+        """Raises _RouterLost, or NoPlace when there was no router for too long. Cancelled, it tells the router.
+
+        Raises _Substituted when the substitute serves `model` before there is a router.
+        """
         if self._link is None:
-            await self._reach()
+            await self._reach(model)
         link = self._link
         if link is None:
             raise _RouterLost
@@ -187,14 +196,29 @@ class RouterClient:
 
     # ---- the link ----
 
-    async def _reach(self) -> None:
+    async def _reach(self, model: str | None) -> None:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
+        waits = {self._connecting}
+        if model is not None and self._substitute is not None:
+            if model not in self._serving:
+                self._serving[model] = asyncio.create_task(self._serves(model))
+            waits.add(self._serving[model])
+        done, _ = await asyncio.wait(waits, timeout=self._absence_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise _absent(self._away)
+        for one in done:
+            one.result()
+        if self._link is None and model is not None and self._is_substituted(model):
+            raise _Substituted
+
+    async def _serves(self, model: str) -> None:
+        """Until the substitute serves the model, or a router is there."""
         try:
-            async with asyncio.timeout(self._absence_s):
-                await asyncio.shield(self._connecting)
-        except TimeoutError:
-            raise _absent(self._away) from None
+            while self._link is None and not self._is_substituted(model):
+                await asyncio.sleep(_AGAIN_S)
+        finally:
+            del self._serving[model]
 
     async def _connect(self) -> None:
         """For as long as it takes: others may wait for it when the first one does not any more."""

@@ -1,7 +1,7 @@
-"""What a cluster shall be: its models with their roles, its ingress, its limits. Records that check their values.
+"""The configuration of a cluster: models with their roles, the ingress, and limits.
 
-A bad value raises FileKeyError. oscine.extensions.cluster.cli.deployment_file reads the YAML, and checks how keys fit
-together.
+The records check their values: a bad one raises FileKeyError. oscine.extensions.cluster.cli.deployment_file reads the
+YAML, and checks how keys fit together.
 """
 
 import re
@@ -14,13 +14,22 @@ from oscine.settings.validators import is_hex
 from oscine.system.environment import check_cluster_key
 from oscine.types import Role
 
-APP = "oscine"  # the Serve app with the deployments "router" and "ingress"
+APP = "oscine"
 LOCAL = "local"  # a Ray cluster on this machine, that `oscine cluster up` starts
 
 
-def app_name(model: str) -> str:
-    """Of the Serve app of a model, by its first name; its deployments are called as their roles."""
-    return f"{APP}-" + re.sub(r"[^A-Za-z0-9._-]", "-", model)
+def front_name(messages: str = "") -> str:
+    """The Serve app with the deployments "router" and "ingress". `messages`: see Deployment."""
+    return f"{APP}{_suffix(messages)}"
+
+
+def app_name(model: str, messages: str = "") -> str:
+    """The Serve app of a model, by its first name; its deployments have the names of its roles."""
+    return f"{APP}-" + re.sub(r"[^A-Za-z0-9._-]", "-", model) + _suffix(messages)
+
+
+def _suffix(messages: str) -> str:
+    return f".{messages[:8]}" if messages else ""
 
 
 def _require(condition: bool, key: str, rule: str, value: object) -> None:
@@ -43,7 +52,7 @@ class Replicas(Options, group="replicas"):
 
 
 def _read_labels(text: str) -> dict[str, str] | None:
-    """None where they are none."""
+    """Values by key; None if `text` has another form."""
     pairs = [pair.strip().partition("=") for pair in text.split(",")]
     return {key: value for key, _, value in pairs} if all(key and value for key, _, value in pairs) else None
 
@@ -102,7 +111,7 @@ class RoleSpec(Options, group="role"):
 
     @property
     def parts(self) -> list["RolePart"]:
-        """Of these labels one each, with as equal numbers of replicas as possible; the first ones have more."""
+        """One for each entry of `labels`. Their numbers of replicas differ by one at most, and the first have more."""
         if len(self.labels) < 2:
             of = _read_labels(self.labels[0]) if self.labels else {}
             return [RolePart(self.role, of or {}, self.replicas)]
@@ -118,7 +127,7 @@ class RoleSpec(Options, group="role"):
 
     @property
     def engines(self) -> list[EngineOptions]:
-        """Of a replica. Raises ValueError."""
+        """The options of each engine of a replica. Raises ValueError if these do not fit its GPUs."""
         if self.data_parallel_size == 1:
             return [self.engine]
         server = ServerOptions(
@@ -129,7 +138,7 @@ class RoleSpec(Options, group="role"):
 
 @dataclass(frozen=True)
 class PrefillLimits(Options, group="remote-prefill"):
-    """When a decode replica lets a prefill replica compute a prompt."""
+    """When a prefill replica computes a prompt for a decode replica."""
 
     min_tokens: int = option(512, "fewest tokens of it that the decode replica's prefix cache lacks", at_least=1)
     timeout_s: float = option(10.0, "seconds after which the decode replica computes it itself", above=0)
@@ -137,7 +146,7 @@ class PrefillLimits(Options, group="remote-prefill"):
 
 @dataclass(frozen=True)
 class QueueLimits(Options, group="queue"):
-    """Of the requests that wait because every replica of their model has enough to do."""
+    """For requests that wait while all replicas of their model are busy."""
 
     max_requests: int = option(2048, "most requests that wait; further ones are refused", at_least=0)
     max_wait_s: float = option(
@@ -149,7 +158,7 @@ class QueueLimits(Options, group="queue"):
 
 @dataclass(frozen=True)
 class ServiceLevels(Options, group="service-levels"):
-    """What scaling aims at; means over the last seconds."""
+    """Targets of scaling, as means over the last seconds."""
 
     ttft_s: float = option(2.0, "seconds to the first token", above=0)
     itl_s: float = option(0.1, "seconds between further tokens", above=0)
@@ -200,6 +209,9 @@ class Deployment(Options, group="cluster"):
     ingress_resource: str = ""  # custom resource of Ray, of which each ingress takes 1; empty: they run on any node
     router_resource: str = ""  # the same of the router
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
+    # Version of the messages between its processes. Names of Serve apps end with it, so that two releases that cannot
+    # talk run side by side. `oscine cluster up` sets it; without it the names have no such end.
+    messages: str = ""
     key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.wire.tcp; `up` draws one
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ What is refused cannot be placed on the machines that are there: each rule is a 
 Machines that an autoscaler would add do not count. What passes may have to wait for other programs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import floor
 
@@ -21,7 +21,7 @@ class Machine:
 
 
 def needs_of(role: RoleSpec) -> dict[str, float]:
-    """Of one replica, on one machine."""
+    """What a replica takes of its machine, by resource."""
     found = {"CPU": role.cpus, "GPU": role.gpus}
     if role.resource:
         found[role.resource] = 1.0
@@ -36,20 +36,40 @@ def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
             found = _misfit_of_part(model, role, part, machines)
             if found is not None:
                 return found
-    for what, resource, count in (
-        ("the ingress", deployment.ingress_resource, deployment.ingress_replicas),
-        ("the router", deployment.router_resource, 1),
-    ):
-        room = sum(floor(machine.resources.get(resource, 0.0) + _SLACK) for machine in machines)
-        if resource and room < count:
-            return f"{what}: a replica takes 1 {resource}, so {room} of {count} have room"
-    for kind in {kind: None for _, role in roles for kind in needs_of(role)}:
-        parts = [(role.replicas.min, needs_of(role).get(kind, 0.0)) for _, role in roles]
-        wanted, there = sum(count * each for count, each in parts), _total(machines, kind)
-        if wanted > there + _SLACK:
-            terms = " + ".join(f"{count} x {each:g}" for count, each in parts if each)
-            return f"the replicas take {terms} = {wanted:g} {kind}, and {_machines(machines)} {there:g} together"
+    takers = [("the replicas", role.replicas.min, needs_of(role)) for _, role in roles]
+    takers += [
+        (name, count, {resource: 1.0})
+        for name, count, resource in (
+            ("the ingress", deployment.ingress_replicas, deployment.ingress_resource),
+            ("the router", 1, deployment.router_resource),
+        )
+        if resource
+    ]
+    for kind in {kind: None for _, _, needs in takers for kind in needs}:
+        found = _misfit_of_kind(kind, [(name, n, needs[kind]) for name, n, needs in takers if kind in needs], machines)
+        if found is not None:
+            return found
     return None
+
+
+def _misfit_of_kind(kind: str, takers: list[tuple[str, int, float]], machines: list[Machine]) -> str | None:
+    """Why all machines together have too little of `kind`; None if they have enough.
+
+    `takers`: what takes it, how many of these there are, and what each takes.
+    """
+    is_custom = kind not in ("CPU", "GPU")  # then each takes 1, and none is divided among machines
+    there = sum(
+        floor(one.resources.get(kind, 0.0) + _SLACK) if is_custom else one.resources.get(kind, 0.0) for one in machines
+    )
+    wanted = sum(count * each for _, count, each in takers)
+    if wanted <= there + _SLACK:
+        return None
+    terms = " + ".join(f"{count} x {each:g}" for _, count, each in takers)
+    *first, last = dict.fromkeys(name for name, _, _ in takers)
+    who = f"{', '.join(first)} and {last}" if first else last
+    verb = "take" if first or last == "the replicas" else "takes"
+    has = f"room for {there}" if is_custom else f"{there:g} together"
+    return f"{who} {verb} {terms} = {wanted:g} {kind}, and {_machines(machines)} {has}"
 
 
 def _misfit_of_part(model: ModelSpec, role: RoleSpec, part: RolePart, machines: list[Machine]) -> str | None:
@@ -78,10 +98,6 @@ def _room(role: RoleSpec, machine: Machine) -> int:
     """Replicas that the machine could take if it were empty."""
     most = min(floor(machine.resources.get(kind, 0.0) / each + _SLACK) for kind, each in needs_of(role).items())
     return min(most, role.max_replicas_per_node or most)
-
-
-def _total(machines: Iterable[Machine], kind: str) -> float:
-    return sum(machine.resources.get(kind, 0.0) for machine in machines)
 
 
 def _machines(machines: list[Machine]) -> str:

@@ -190,3 +190,28 @@ class PoolsMachine(RuleBasedStateMachine):
 
 TestPools = PoolsMachine.TestCase
 TestPools.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("memory", [apart([5, 7]), [Slots((0, 1), (1, 1), 12)], [Slots((0, 1), (1, 3), 12)]])
+def test_pages_allocated_for_several_sequences_are_those_of_one_after_the_other(memory: list[Slots]) -> None:
+    def pools() -> tuple[Pools, list[tuple[int, list[int]]]]:
+        """Some pages are cached, in two groups, and some are held."""
+        forgotten: list[tuple[int, list[int]]] = []
+        made = Pools(memory, lambda group, pages: forgotten.append((group, [*pages])))
+        for pool, pages in zip(made, made.allocate([4, 5]), strict=True):
+            pool.mark_indexed(pages[1:])
+            pool.release_some(pages[3::-1], cold=len(pages) == 4)
+        return made, forgotten
+
+    one, forgotten = pools()
+    each, also_forgotten = pools()
+    assert each.have_slots(3)
+    rows = [one.allocate([1, 1]) for _ in range(3)]
+    assert each.allocate_each(3) == [[page for row in rows for page in row[group]] for group in range(2)]
+    assert [(group, page) for group, pages in forgotten for page in pages if group == 0] == [
+        (group, page) for group, pages in also_forgotten for page in pages if group == 0
+    ]
+    assert [pool.num_used for pool in one] == [pool.num_used for pool in each]
+    while one.can_allocate([1, 1]):
+        assert one.allocate([1, 1]) == each.allocate([1, 1])
+    assert not each.have_slots(1)

@@ -17,6 +17,7 @@ from oscine.engine.core.request import NEVER, Request
 from oscine.kv_group import KVGroup, Slots, most_pages, slots_of
 
 _NO_PAGES: frozenset[int] = frozenset()
+_first = itemgetter(0)
 _MANY = 1024  # sequences over which the rest of a slot is shared out
 
 
@@ -138,6 +139,23 @@ class KVCacheManager:
             request.fast_end = min(request.num_pages * self.page_size, request.num_to_compute)
         return added
 
+    def extend_each(self, requests: Sequence[Request]) -> None:
+        """Appends a page to each table of each of these sequences, which decode, in their order. There must be room."""
+        if not requests:
+            return
+        page_size = self.page_size
+        for place, (pool, steady, added) in enumerate(
+            zip(self.pools, self._steady, self.pools.allocate_each(len(requests)), strict=True)
+        ):
+            for request, page in zip(requests, added, strict=True):
+                pages, first = request.pages[place], request.first_held[place]
+                pages.append(page)
+                if steady >= 0 and first >= request.num_hit_pages:  # see _grows
+                    held = len(pages) - first
+                    pool.num_growing += (held != steady) - (held != steady + 1)
+        for request in requests:
+            request.fast_end = min(request.num_pages * page_size, request.num_to_compute)
+
     def commit(self, request: Request, num_computed: int, *, ends: bool = False) -> None:
         """The first num_computed tokens are computed: registers pages now full, frees those that no window reaches.
 
@@ -154,22 +172,51 @@ class KVCacheManager:
             held, first = request.first_held[place], group.first_read(end)
             if first <= held:
                 continue
-            grew, pages, kept, num_hit = (
-                self._grows(request, place),
-                request.pages[place],
-                request.kept_pages[place],
-                request.num_hit_pages,
-            )
-            if first == held + 1:  # of most steps; grouping costs a microsecond more
-                pool.release(pages[held], cold=held >= num_hit and held not in kept)
-            else:
-                freed = [(i >= num_hit and i not in kept, pages[i]) for i in range(held, first)]
-                for cold, run in groupby(freed, itemgetter(0)):
-                    pool.release_some([page for _, page in run], cold=cold)
-            request.first_held[place] = first
-            pool.num_growing += self._grows(request, place) - grew
+            freed = self._pass_pages(request, place, held, first)
+            if len(freed) == 1:  # of most steps; grouping costs a microsecond more
+                ((cold, page),) = freed
+                pool.release(page, cold=cold)
+                continue
+            for cold, run in groupby(freed, _first):
+                pool.release_some([page for _, page in run], cold=cold)
         # An early page is still to be registered.
         request.page_event = num_computed + 1 if is_early else (num_pages + 1) * self.page_size - 1
+
+    def commit_each(self, requests: Sequence[Request], nums_computed: Sequence[int]) -> None:
+        """As commit() of each of these sequences, in their order; none of them ends."""
+        if len(self._windows) > 1:  # their pages are freed in turn
+            for request, num_computed in zip(requests, nums_computed, strict=True):
+                self.commit(request, num_computed)
+            return
+        page_size = self.page_size
+        if self.prefix_caching:
+            self._register_each(requests, nums_computed)
+        ends = [num - (num % page_size if (num + 1) % page_size else 0) for num in nums_computed]
+        for place, group, pool in self._windows:
+            assert group.window is not None
+            reach, steady, freed = group.window - 1, self._steady[place], list[tuple[bool, int]]()
+            for request, end in zip(requests, ends, strict=True):
+                held, first = request.first_held[place], (end - reach) // page_size
+                if first <= held:
+                    continue
+                if first > held + 1:
+                    freed += self._pass_pages(request, place, held, first)
+                    continue
+                pages, num_hit = request.pages[place], request.num_hit_pages
+                request.first_held[place] = first
+                if held >= num_hit:  # see _grows
+                    count = len(pages) - first
+                    pool.num_growing += (count != steady) - (count + 1 != steady)
+                    freed.append((held not in request.kept_pages[place], pages[held]))
+                else:
+                    if first >= num_hit:
+                        pool.num_growing -= len(pages) - first == steady
+                    freed.append((False, pages[held]))
+            for cold, run in groupby(freed, _first):
+                pool.release_some([page for _, page in run], cold=cold)
+        for request, num in zip(requests, nums_computed, strict=True):
+            is_early = not (num + 1) % page_size
+            request.page_event = num + 1 if is_early else (num // page_size + 1) * page_size - 1
 
     def release(self, request: Request) -> None:
         """Takes all pages back. Those in the index stay cached; of a prefix, the end is evicted before the start."""
@@ -198,6 +245,15 @@ class KVCacheManager:
         first = request.first_held[place]
         return len(request.pages[place]) - first != self._steady[place] or first < request.num_hit_pages
 
+    def _pass_pages(self, request: Request, place: int, held: int, first: int) -> list[tuple[bool, int]]:
+        """No later token of the request reads its pages from `held` to `first` of a group: whether each is cold, and
+        the page."""
+        grew, pages, kept = self._grows(request, place), request.pages[place], request.kept_pages[place]
+        num_hit = request.num_hit_pages
+        request.first_held[place] = first
+        self.pools[place].num_growing += self._grows(request, place) - grew
+        return [(i >= num_hit and i not in kept, pages[i]) for i in range(held, first)]
+
     def _forget(self, group: int, pages: Sequence[int]) -> None:
         if self.on_evict is not None:
             for page in pages:
@@ -210,6 +266,20 @@ class KVCacheManager:
         for place, (pool, pages) in enumerate(zip(self.pools, request.pages, strict=True)):
             pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))
         request.num_registered = num_pages
+
+    def _register_each(self, requests: Sequence[Request], nums_computed: Sequence[int]) -> None:
+        """As _register() of each that has more full pages now."""
+        page_size, ready = self.page_size, list[tuple[Request, range]]()
+        for request, num_computed in zip(requests, nums_computed, strict=True):
+            num_pages, num_known = num_computed // page_size, request.num_registered
+            if num_pages > num_known:
+                self._extend_digests(request, num_pages)
+                ready.append((request, range(num_known, num_pages)))
+                request.num_registered = num_pages
+        if ready:
+            for place, pool in enumerate(self.pools):
+                offers = [(one.digests, one.token_ids, one.pages[place], new) for one, new in ready]
+                pool.mark_indexed(self.index.register_each(place, offers))
 
     def _extend_digests(self, request: Request, num_pages: int) -> None:
         given = request.given

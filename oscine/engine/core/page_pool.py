@@ -108,6 +108,23 @@ class Pools:
                 found[group] = self._pools[group].allocate(counts[group], most_opened)
         return [found[group] for group in range(len(found))]
 
+    def have_slots(self, count: int) -> bool:
+        """Whether `count` more pages of each group find an open slot each."""
+        return all(arena.num_open >= count * len(groups) for groups, arena in self._arenas)
+
+    def allocate_each(self, count: int) -> list[list[int]]:
+        """As allocate() of one page of each group, `count` times. Returns the pages of each group, in this order."""
+        found: dict[int, list[int]] = {}
+        if not self._are_plain:
+            rows = [self.allocate([1] * len(self)) for _ in range(count)]
+            return [[page for row in rows for page in row[group]] for group in range(len(self))]
+        for groups, arena in self._arenas:
+            slots = arena.open_some(count * len(groups))
+            for place, group in enumerate(groups):
+                found[group] = slots[place :: len(groups)]
+                self._pools[group].hold_new(found[group])
+        return [found[group] for group in range(len(found))]
+
     def clear(self) -> None:
         """Evicts every cached page. No page may be held."""
         for _, arena in self._arenas:
@@ -165,6 +182,8 @@ class Arena:
         del free[len(free) - len(slots) :]
         for oldest in (self._cold, self._kept):
             num_evicted = min(count - len(slots), len(oldest))
+            if not num_evicted:
+                continue
             evicted = [oldest.popitem(last=False) for _ in range(num_evicted)]
             for pool, run in groupby(evicted, key=itemgetter(1)):
                 pool.evict([slot for slot, _ in run])
@@ -249,6 +268,11 @@ class PagePool:
             self._hold(page)
             pages.append(page)
         return pages
+
+    def hold_new(self, pages: Sequence[int]) -> None:
+        """Free pages, in slots that were opened for this pool, have a holder each."""
+        for page in pages:
+            self._hold(page)
 
     def retain(self, page: int) -> None:
         """One more holder of a held or cached page."""
@@ -337,11 +361,15 @@ class PlainPool(PagePool):
         return num_slots
 
     def allocate(self, count: int, most_opened: int) -> list[int]:
-        pages, holders = self._arena.open_some(count), self._holders
+        pages = self._arena.open_some(count)
+        self.hold_new(pages)
+        return pages
+
+    def hold_new(self, pages: Sequence[int]) -> None:
+        holders = self._holders
         for page in pages:
             holders[page] = 1
-        self.num_used += count
-        return pages
+        self.num_used += len(pages)
 
     def release(self, page: int, *, cold: bool = False) -> None:
         holders = self._holders

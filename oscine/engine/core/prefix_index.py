@@ -70,6 +70,8 @@ def _last_lost(
     return None
 
 
+# Digests and tokens of a prefix, pages by their places in it, and which of these are offered.
+Offer = tuple[list[bytes], list[int], list[int] | dict[int, int], Iterable[int]]
 Medium = Literal["GPU", "CPU", "DISK"]  # the memory of the model on any device, host memory beside it, files
 
 
@@ -124,7 +126,7 @@ class PrefixIndex:
     def forget(self, group: int, pages: Sequence[int]) -> None:
         """The pages are about to hold something else."""
         known, digest_of = self._pages[group], self._digests[group]
-        digests = [digest_of.pop(page) for page in pages]
+        digests = [*map(digest_of.pop, pages)]
         for digest in digests:
             del known[digest]
         if group == 0 and self.events is not None:
@@ -139,15 +141,23 @@ class PrefixIndex:
         places: Iterable[int],
     ) -> list[int]:
         """Offers the pages at these places of a prefix of these tokens, or more. Returns those that are new here."""
-        known, digest_of, learnt = self._pages[group], self._digests[group], []
-        for i in places:
-            if (digest := digests[i]) not in known:
-                page = known[digest] = pages[i]
-                digest_of[page] = digest
-                learnt.append(i)
-        if group == 0 and learnt and self.events is not None:
-            self.events.stored(digests, token_ids, learnt)
-        return [pages[i] for i in learnt]
+        return self.register_each(group, [(digests, token_ids, pages, places)])
+
+    def register_each(self, group: int, offers: Iterable[Offer]) -> list[int]:
+        """As register() of each."""
+        known, digest_of, new = self._pages[group], self._digests[group], list[int]()
+        events = self.events if group == 0 else None
+        for digests, token_ids, pages, places in offers:
+            learnt: list[int] = []
+            for i in places:
+                if (digest := digests[i]) not in known:
+                    page = known[digest] = pages[i]
+                    digest_of[page] = digest
+                    learnt.append(i)
+                    new.append(page)
+            if learnt and events is not None:
+                events.stored(digests, token_ids, learnt)
+        return new
 
     def find(self, digests: list[bytes]) -> PrefixHit:
         """The longest prefix of which every group knows all pages that the next token, or a later one, reads."""

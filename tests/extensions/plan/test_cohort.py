@@ -37,7 +37,7 @@ def overridden(subclass: type, parent: type) -> set[str]:
             *(CohortScheduler, Scheduler),
             "__init__ _new_step schedule _schedule_decodes _schedule _start _preempt _vacate",
         ),
-        (CohortLoop, EngineLoop, "__init__ _commit"),
+        (CohortLoop, EngineLoop, "__init__ _advance _commit"),
         (AddressedIndex, PrefixIndex, "extend_digests"),
         (CohortStep, ScheduledStep, "__init__ is_empty"),
         (CohortPlan, StepPlan, "__init__ num_tokens"),

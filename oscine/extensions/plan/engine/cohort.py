@@ -4,16 +4,17 @@ A tick is a call of `schedule`. Each member of the cohort is scheduled for one s
 constant `offset`. After the tick t its num_computed is offset + t. When the step of the tick t is committed, it has
 offset + t + 1 tokens. So the number of members and the sum of their offsets give the rows and the context of a step.
 
-A member is touched at a tick at which it needs a page or has its last token computed, and when the commit of a step
-means a page event, an output or the end to it. Then it gets its true numbers, and production code does the rest. A
-member that leaves the cohort while a step is in flight becomes an entry of that step, in its old place.
+A member has ticks of two kinds. At some it gets a page, and at the commit of others it registers or frees one: then
+the cache does its work, and the member stays as it is. At others its last token is computed, or the commit of a step
+means an output or the end to it: then it gets its true numbers, and production code does the rest. A member that leaves
+the cohort while a step is in flight becomes an entry of that step, in its old place.
 
 Without drafts, and without extensions of the loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from operator import itemgetter
 
 from oscine.engine.core.kv_cache_manager import KVCacheManager
 from oscine.engine.core.prefix_index import PrefixHit
@@ -55,6 +56,7 @@ class CohortStep(ScheduledStep):
 
 
 _ONE = ScheduledSequence(0, 0, 1, True, [])  # of a member; the loop reads no more of it than its one token
+PAGE_EVENT = ScheduledSequence(0, 0, 1, True, [])  # of a member whose token means nothing but a page event
 
 
 class CohortScheduler(Scheduler):
@@ -71,7 +73,10 @@ class CohortScheduler(Scheduler):
         super().__init__(cache, options, max_attended, clock, counters)
         self.tick = self.committed = 0  # of the newest step, and of the newest committed one
         self.steady = self.offsets = 0  # members that go on, and the sum of their offsets
-        self.touches, self.commits = Ticks(), Ticks()
+        # Of schedules at which a member needs a page, or its last token is in flight.
+        self.touches, self.endings = Ticks(), Ticks()
+        # Of steps whose commit means a page event to a member, or an output or the end.
+        self.page_events, self.outputs = Ticks(), Ticks()
         self.others: dict[Request, None] = {}  # that run outside the cohort
         self.flight: CohortStep | None = None  # launched, and not committed
         self._offset: dict[Request, int] = {}  # of the members
@@ -84,6 +89,7 @@ class CohortScheduler(Scheduler):
         self._newcomers: dict[Request, None] = {}  # members that entered with an entry of this step
         self._touched: set[Request] = set()  # members that production code has charged to the budget
         self._decodes_done = False
+        self._moves_pages = False  # a member got a page, or had a page event
 
     # ---- what production calls ----
 
@@ -109,9 +115,14 @@ class CohortScheduler(Scheduler):
     def _schedule_decodes(self) -> list[Request]:
         self._touched.clear()
         self._newcomers.clear()
-        self._decodes_done = False
+        self._decodes_done = self._moves_pages = False
         prefills: list[Request] = []
-        touched = self.touches.pop(self.tick)
+        touched = self.endings.pop(self.tick)
+        in_need = self.touches.pop(self.tick)
+        if self._can_extend(in_need):
+            self._extend(in_need)
+        else:
+            touched += in_need
         for request in sorted([*touched, *self.others], key=self._number.__getitem__):
             if request.slot < 0:
                 continue  # preempted a moment ago
@@ -174,7 +185,30 @@ class CohortScheduler(Scheduler):
         self.steady += 1
         self.offsets += offset
         self._newcomers[request] = None
-        self.touches.put(request, request.fast_end - offset + 1)
+        self._put_touch(request, offset)
+
+    def _put_touch(self, request: Request, offset: int) -> None:
+        ticks = self.touches if request.fast_end < request.num_to_compute else self.endings
+        ticks.put(request, request.fast_end - offset + 1)
+
+    def _can_extend(self, in_need: Sequence[Request]) -> bool:
+        """Whether members get their pages together: each finds some, and no other sequence takes pages in between."""
+        return self.cache.pools.have_slots(len(in_need)) and not any(one.num_missing == 1 for one in self.others)
+
+    def _extend(self, in_need: list[Request]) -> None:
+        """Gives each of these members the page that it needs at this tick."""
+        if not in_need:
+            return
+        self._moves_pages = True
+        in_need.sort(key=self._number.__getitem__)
+        self.cache.extend_each(in_need)
+        touches: list[Request] = []
+        for request in in_need:
+            if request.fast_end < request.num_to_compute:
+                touches.append(request)
+            else:
+                self._put_touch(request, self._offset[request])
+        self.touches.put_each(touches, [request.fast_end - self._offset[request] + 1 for request in touches])
 
     def _touch(self, request: Request) -> None:
         """A member needs a page, or its last token is in flight."""
@@ -193,7 +227,7 @@ class CohortScheduler(Scheduler):
             return
         del new.requests[-1], new.plan.sequences[-1]
         self._touched.add(request)
-        self.touches.put(request, request.fast_end - offset + 1)
+        self._put_touch(request, offset)
 
     def _leave(self, request: Request) -> None:
         """A member is one no more. A step in flight, in which it has no entry yet, gets one."""
@@ -207,18 +241,23 @@ class CohortScheduler(Scheduler):
         if flight is not None and entered < flight.plan.tick and (flight.plan.tick < self.tick or not is_ending):
             flight.left.append(((False, self._number[request]), request))
             flight.plan.steady -= 1
-        self.touches.remove(request)
-        self.commits.remove(request)
+        for ticks in (self.touches, self.endings, self.page_events, self.outputs):
+            ticks.remove(request)
         self.others[request] = None
 
     # ---- commits ----
 
     def unfold(self, step: CohortStep, result: StepResult) -> None:
-        """A step is committed: members to which this means something become entries of it. Counts the others."""
+        """A step is committed: members to which this means something become entries of it. Counts the others.
+
+        Where it means page events alone, these are done.
+        """
         tick = self.committed = step.plan.tick
         if self.flight is step:
             self.flight = None
-        due = self.commits.pop(tick)
+        due, with_pages = self.outputs.pop(tick), self.page_events.pop(tick)
+        if due and with_pages:
+            with_pages = [request for request in with_pages if request not in due]
         for request in due:
             set_length(request, self._offset[request] + tick)
         step.plan.steady -= len(due)
@@ -226,40 +265,87 @@ class CohortScheduler(Scheduler):
         self._counters.generated_tokens += num_more
         self._counters.inter_tokens += num_more
         self.active_tokens += num_more
-        more = [*(((False, self._number[request]), request) for request in due), *step.left]
+        if not (due or step.left or step.requests):
+            self.commit_pages(with_pages)
+            return
+        step.plan.steady -= len(with_pages)
+        more = [((False, self._number[request]), request, _ONE, [0]) for request in due]
+        more += [(place, request, _ONE, [0]) for place, request in step.left]
+        more += [((False, self._number[request]), request, PAGE_EVENT, [0]) for request in with_pages]
         if not more:
             return
-        entries = [*zip(step.places, step.requests, step.plan.sequences, result.token_ids, strict=True)]
-        entries += [(place, request, _ONE, [0]) for place, request in more]
-        entries.sort(key=lambda entry: entry[0])
+        entries = [*zip(step.places, step.requests, step.plan.sequences, result.token_ids, strict=True), *more]
+        entries.sort(key=itemgetter(0))
         _, requests, sequences, token_ids = zip(*entries, strict=True)
         step.requests, step.plan.sequences, result.token_ids = [*requests], [*sequences], [*token_ids]
 
     def fold(self, step: CohortStep) -> None:
         """A step was committed: says when the commits of later steps will mean something to its entries."""
-        for request in step.requests:
-            if self._entered.get(request, step.plan.tick + 1) <= step.plan.tick:
-                tokens = min(request.end, request.page_event + 1, request.emit_at)
-                self.commits.put(request, tokens - self._offset[request] - 1)
+        for request, sequence in zip(step.requests, step.plan.sequences, strict=True):
+            if sequence is not PAGE_EVENT and self._entered.get(request, step.plan.tick + 1) <= step.plan.tick:
+                offset = self._offset[request]
+                self.outputs.put(request, min(request.end, request.emit_at) - offset - 1)
+                self.page_events.put(request, request.page_event - offset)
 
-    # ---- ticks in which nothing happens ----
+    def commit_pages(self, requests: list[Request]) -> None:
+        """The commit of the newest step means a page event to these members, and nothing else."""
+        if not requests:
+            return
+        self._moves_pages = True
+        number, offset_of, committed = self._number, self._offset, self.committed
+        if len(requests) > 1:
+            requests.sort(key=number.__getitem__)
+        offsets = [offset_of[request] for request in requests]
+        self.cache.commit_each(requests, [offset + committed for offset in offsets])
+        events = [request.page_event - offset for request, offset in zip(requests, offsets, strict=True)]
+        self.page_events.put_each(requests, events)
+
+    # ---- ticks in which no request starts or ends ----
 
     @property
     def only_counts(self) -> bool:
-        """Whether the newest step has nothing but members that were not touched."""
-        return not (self._new.requests or self._touched or self._preempted)
+        """Whether the newest step has nothing but members, and no page has moved."""
+        return not (self._new.requests or self._touched or self._preempted or self._moves_pages)
 
-    def num_quiet(self, ahead: int) -> int:
-        """The number of next ticks without a touch, nor a commit that means something. `ahead`: steps in flight."""
-        touch, commit = self.touches.next(), self.commits.next()
-        before_touch = inf if touch is None else touch - self.tick - 1
-        before_commit = inf if commit is None else commit - (self.tick - ahead) - 1
-        return int(min(before_touch, before_commit))
+    def num_quiet(self, ahead: int, *, past_pages: bool) -> int:
+        """The number of next ticks without an end or an output, and perhaps without any event of a page. `ahead`: steps
+        in flight."""
+        before = min(self._before(self.endings, self.tick), self._before(self.outputs, self.tick - ahead))
+        if not past_pages:
+            before = min(before, self.num_before_touch, self._before(self.page_events, self.tick - ahead))
+        return before
+
+    @property
+    def num_before_touch(self) -> int:
+        """The number of next ticks in which no member needs a page."""
+        return self._before(self.touches, self.tick)
+
+    def have_pages(self, count: int) -> bool:
+        """Whether all members find pages in the next `count` ticks, also if none were freed."""
+        if count <= self.num_before_touch:
+            return True
+        return self.cache.pools.have_slots(self.steady * (1 + count // self.cache.page_size))
 
     def pass_ticks(self, count: int, ahead: int) -> None:
         """So many quiet ticks are over."""
-        self.tick += count
+        last = self.tick + count
+        while True:
+            touch, commit = self.touches.next(), self.page_events.next() + ahead
+            if touch > last < commit:
+                break
+            if touch <= commit:
+                self.tick = touch
+                self._extend(self.touches.pop(touch))
+            else:
+                self.committed = commit - ahead
+                self.commit_pages(self.page_events.pop(self.committed))
+        self.tick = last
         self.committed = self.tick - ahead
         self.active_tokens += count * self.steady
         if self.flight is not None:
             self.flight.plan.tick = self.tick
+
+    @staticmethod
+    def _before(ticks: Ticks, tick: int) -> int:
+        """The number of ticks after this one that come before the first of these."""
+        return ticks.next() - tick - 1

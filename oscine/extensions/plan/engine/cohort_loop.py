@@ -3,12 +3,13 @@
 from typing import Any
 
 from oscine.engine.core.loop import EngineLoop, count_steps
+from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep
 from oscine.extensions.plan.clock.agenda import NS
-from oscine.extensions.plan.engine.cohort import CohortScheduler, CohortStep
-from oscine.extensions.plan.engine.timed import TimedExecutor
+from oscine.extensions.plan.engine.cohort import PAGE_EVENT, CohortScheduler, CohortStep
+from oscine.extensions.plan.engine.timed import Ahead, TimedExecutor
 from oscine.timing.features import StepFeatures
-from oscine.types import GenerationOutput, StepResult
+from oscine.types import GenerationOutput, ScheduledSequence, StepResult
 
 
 class CohortLoop(EngineLoop):
@@ -22,40 +23,71 @@ class CohortLoop(EngineLoop):
         assert isinstance(self._scheduler, CohortScheduler)
         assert not self.extensions
         self._still: tuple[int, int] | None = None  # see _state, if the last step did nothing but count
+        self._ahead = Ahead([], [])  # steps that were foreseen
+        self._num_made = 0  # of these
 
     def jump(self, until_ns: int) -> int:
-        """Makes all steps that only count and that begin before `until_ns` at once. Returns their number."""
+        """Makes all steps at once that begin before `until_ns` and that end or admit no request. Returns their number.
+
+        It makes none where there is only one.
+        """
+        ends_ns = self.foresee(until_ns)
+        self.make(len(ends_ns))
+        return len(ends_ns)
+
+    def foresee(self, until_ns: int) -> list[int]:
+        """When the steps of jump() will end; `make` makes them."""
         count = self._num_quiet()
-        if count <= 1:
-            return 0
+        if count <= 1 or self._executor.first_end_ns >= until_ns:
+            return []
         scheduler, rows = self._scheduler, self._scheduler.steady
         first = scheduler.tick + 1
         step = StepFeatures(rows, scheduler.offsets + rows * first, sampled=rows)
-        ends_ns = self._executor.repeat(count, until_ns, step)
-        scheduler.pass_ticks(len(ends_ns), len(self._launched))
-        counters, num_tokens = self.counters, len(ends_ns) * rows
-        count_steps(counters, rows, len(ends_ns))
-        counters.generated_tokens += num_tokens
-        counters.inter_tokens += num_tokens
+        ahead = self._executor.foresee(count, until_ns, step)
+        if not scheduler.have_pages(len(ahead.ends_ns)):
+            ahead = self._executor.foresee(scheduler.num_before_touch, until_ns, step)
+        self._ahead, self._num_made = ahead, 0
+        return ahead.ends_ns
+
+    def make(self, count: int) -> None:
+        """The next `count` steps that were foreseen."""
+        if not count:
+            return
+        scheduler, ahead, counters = self._scheduler, self._ahead, self.counters
+        first, self._num_made = self._num_made, self._num_made + count
+        scheduler.pass_ticks(count, len(self._launched))
+        self._executor.move_on(ahead, self._num_made - 1)
+        rows = scheduler.steady
+        count_steps(counters, rows, count)
+        counters.generated_tokens += count * rows
+        counters.inter_tokens += count * rows
         total_s, last_s, streaming = counters.inter_token_s, self._committed_s, self._num_streaming
-        for end_ns in ends_ns:  # as _note_time adds them up
+        for end_ns in ahead.ends_ns[first : self._num_made]:  # as _note_time adds them up
             now_s = end_ns * NS
             total_s += (now_s - last_s) * streaming
             last_s = now_s
         counters.inter_token_s, self._committed_s = total_s, last_s
-        return len(ends_ns)
 
     def _num_quiet(self) -> int:
-        """How many of the next steps do nothing but count, at least."""
+        """How many of the next steps end and admit no request, at least."""
         scheduler = self._scheduler
         if scheduler.others or not scheduler.steady or self._news or self._pending.waiting():
             return 0
-        if scheduler.waiting and self._still != self._state:
+        is_waited_for = bool(scheduler.waiting)
+        if is_waited_for and self._still != self._state:
             return 0  # a request may start. If none did in a step that only counted, none will in the next one
         ahead, flight = len(self._launched), scheduler.flight
         if ahead != self._max_launched - 1 or (flight is not None and (flight.requests or flight.left)):
             return 0
-        return scheduler.num_quiet(ahead)
+        return scheduler.num_quiet(ahead, past_pages=not is_waited_for)
+
+    def _advance(
+        self, request: Request, sequence: ScheduledSequence, result: StepResult, i: int, news: list[GenerationOutput]
+    ) -> None:
+        if sequence is PAGE_EVENT:
+            self._scheduler.commit_pages([request])
+        else:
+            super()._advance(request, sequence, result, i, news)
 
     def _commit(self, done: tuple[ScheduledStep, StepResult] | None) -> list[GenerationOutput]:
         if done is None:

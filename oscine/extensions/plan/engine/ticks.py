@@ -1,8 +1,9 @@
 """Which members of a cohort have something to do at which tick."""
 
 import heapq
+from collections.abc import Sequence
 
-from oscine.engine.core.request import Request
+from oscine.engine.core.request import NEVER, Request
 
 
 class Ticks:
@@ -23,6 +24,17 @@ class Ticks:
         else:
             due.append(request)
 
+    def put_each(self, requests: Sequence[Request], ticks: Sequence[int]) -> None:
+        """As put() of each."""
+        self._tick_of.update(zip(requests, ticks, strict=True))
+        all_due = self._due
+        for request, tick in zip(requests, ticks, strict=True):
+            if (due := all_due.get(tick)) is None:
+                all_due[tick] = [request]
+                heapq.heappush(self._order, tick)
+            else:
+                due.append(request)
+
     def remove(self, request: Request) -> None:
         self._tick_of.pop(request, None)
 
@@ -31,9 +43,9 @@ class Ticks:
         due = self._due.pop(tick, ())
         return [one for one in due if self._tick_of.get(one) == tick and self._tick_of.pop(one) == tick]
 
-    def next(self) -> int | None:
-        """No request is due before this tick; None: none is due at all."""
+    def next(self) -> int:
+        """No request is due before this tick; NEVER: none is due at all."""
         order = self._order
         while order and order[0] not in self._due:
             heapq.heappop(order)
-        return order[0] if order else None
+        return order[0] if order else NEVER

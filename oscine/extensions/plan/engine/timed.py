@@ -1,12 +1,25 @@
 """An executor that computes nothing: a step takes the time that a table says."""
 
+from bisect import bisect_left
 from collections import deque
+from typing import NamedTuple
+
+import numpy as np
 
 from oscine.extensions.plan.clock.agenda import NS, Clock, ns_of
 from oscine.extensions.plan.engine.cohort import CohortPlan
 from oscine.timing.features import StepFeatures, features_of
 from oscine.timing.table import StepTable
 from oscine.types import SamplingParams, StepPlan, StepResult
+
+_AT_ONCE = 1 << 12  # steps
+
+
+class Ahead(NamedTuple):
+    """Steps to come."""
+
+    ends_ns: list[int]  # when the loop will have collected a step in each of its own
+    frees_ns: list[int]  # when the step will have ended that it launches
 
 
 class TimedExecutor:
@@ -34,32 +47,39 @@ class TimedExecutor:
         self._clock.ns = max(self._clock.ns, end_ns)
         return StepResult(plan.step, [[0] if sequence.sample else [] for sequence in plan.sequences])
 
-    def repeat(self, count: int, until_ns: int, step: StepFeatures) -> list[int]:
-        """Up to `count` steps of the loop that begin before `until_ns`, of decodes alone. Moves the clock.
+    @property
+    def first_end_ns(self) -> int:
+        """The next step of the loop does not end before this time."""
+        return self._launched[0][1] if self._launched else self._clock.ns
+
+    def foresee(self, count: int, until_ns: int, step: StepFeatures) -> "Ahead":
+        """When up to `count` steps of the loop will end that begin before `until_ns`, of decodes alone.
 
         `step`: the first of them; each has `decode_rows` tokens of context more than the one before. A step that is in
-        flight is collected by the first, and the last one is in flight then. Returns when each of the steps of the loop
-        ended.
+        flight is collected by the first, and the last one is in flight then.
         """
-        now_ns, free_ns, rows, context = self._clock.ns, self._free_ns, step.decode_rows, step.decode_context
-        plan, flying_ns = self._launched.popleft() if self._launched else (None, 0)
-        _, last, base_ns, per_token_ns = self._cell(step)
-        ends_ns: list[int] = []
-        while len(ends_ns) < count and now_ns < until_ns:
-            if context > last:
-                _, last, base_ns, per_token_ns = self._cell(step._replace(decode_context=context))
-            free_ns = (free_ns if free_ns > now_ns else now_ns) + round(base_ns + per_token_ns * context)
-            context += rows
-            end_ns = free_ns
-            if plan is not None:
-                end_ns, flying_ns = flying_ns, free_ns
-            if end_ns > now_ns:
-                now_ns = end_ns
-            ends_ns.append(now_ns)
-        if plan is not None:
-            self._launched.append((plan, flying_ns))
-        self._clock.ns, self._free_ns = now_ns, free_ns
-        return ends_ns
+        rows, context, free_ns = step.decode_rows, step.decode_context, max(self._free_ns, self._clock.ns)
+        # Of the steps that are launched, one after the other; a step in flight ends before them.
+        flying_ns = [self._launched[0][1]] if self._launched else []
+        frees_ns: list[int] = []
+        while len(frees_ns) < count and (free_ns < until_ns or len(frees_ns) <= len(flying_ns)):
+            _, last, base_ns, per_token_ns = self._cell(step._replace(decode_context=context))
+            first_ns = round(base_ns + per_token_ns * context)
+            in_cell, in_time = (last - context) // rows + 1, (until_ns - free_ns) // max(first_ns, 1) + 2
+            num_steps = min(count - len(frees_ns), in_cell, max(in_time, 1), _AT_ONCE)
+            contexts = np.arange(context, context + num_steps * rows, rows)
+            lengths_ns = np.rint(base_ns + per_token_ns * contexts).astype(np.int64)
+            frees_ns += (np.cumsum(lengths_ns) + free_ns).tolist()
+            free_ns, context = frees_ns[-1], context + num_steps * rows
+        ends_ns = [*flying_ns, *frees_ns]
+        begun = min(1 + bisect_left(ends_ns, until_ns), len(frees_ns))
+        return Ahead(ends_ns[:begun], frees_ns[:begun])
+
+    def move_on(self, ahead: "Ahead", place: int) -> None:
+        """All steps that were foreseen up to this one have been made."""
+        self._clock.ns, self._free_ns = ahead.ends_ns[place], ahead.frees_ns[place]
+        if self._launched:
+            self._launched[0] = self._launched[0][0], self._free_ns
 
     def _duration_ns(self, step: StepFeatures) -> int:
         if not step.is_decode:

@@ -1,5 +1,6 @@
 """One engine under the virtual clock, and what its process does: events for the router, requests, steps."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -13,7 +14,7 @@ from oscine.extensions.disaggregation.prefill_service import PrefillService
 from oscine.extensions.disaggregation.remote_prefill import RemotePrefills
 from oscine.extensions.offload.manager import Offload
 from oscine.extensions.offload.page_store import PageStore
-from oscine.extensions.plan.clock.agenda import Agenda, Clock, ns_of
+from oscine.extensions.plan.clock.agenda import NS, Agenda, Clock, ns_of
 from oscine.extensions.plan.engine.cohort_loop import CohortLoop
 from oscine.extensions.plan.engine.host_store import HostStore
 from oscine.extensions.plan.engine.peers import Copies, Links, Network
@@ -44,6 +45,8 @@ class Replica:
         # Called with each output of a request, and with requests that the engine is too full for.
         self.deliver: Callable[[Replica, GenerationOutput], None]
         self.refuse: Callable[[Replica, GenerationRequest], None]
+        # Whether statistics, as soon as they are told, may have effects elsewhere.
+        self.is_heard: Callable[[], bool]
         self._fleet, self._agenda = fleet, agenda
         self._jumping = self.loop if way == "jumps" and isinstance(self.loop, CohortLoop) else None
         self._due = DueStatistics(self.clock)
@@ -154,8 +157,34 @@ class Replica:
         self._agenda.take_turn_at(self.clock.ns, self.number, self._turn)
 
     def _jump(self, loop: CohortLoop) -> bool:
-        """Makes steps that change nothing elsewhere, until statistics are due."""
-        due_ns = ns_of(self._due.told_s) + _INTERVAL_NS
-        num_jumped = loop.jump(min(self._agenda.horizon_ns, due_ns))
-        self.num_jumped += num_jumped
-        return num_jumped > 0
+        """Makes the steps of many turns that change nothing elsewhere, and tells at the end what these would have told.
+
+        All but the last turn are over for the others then. Statistics of one turn replace those of the turns before.
+        """
+        until_ns = self._agenda.horizon_ns
+        if self.is_heard():
+            until_ns = min(until_ns, ns_of(self._due.told_s) + _INTERVAL_NS)
+        ends_ns = loop.foresee(until_ns)
+        if not ends_ns:
+            return False
+        num_turns = len(ends_ns) - 1
+        num_told = self._num_until_told(ends_ns[:num_turns])
+        if num_told:
+            loop.make(num_told)
+            self._fleet.hear(self.name, loop.stats())
+        loop.make(num_turns - num_told)
+        self._news.flush()
+        loop.make(1)
+        self.num_jumped += len(ends_ns)
+        return True
+
+    def _num_until_told(self, turns_ns: list[int]) -> int:
+        """The number of turns at these times up to the last one at which statistics are told; counts them as told."""
+        num_told, due = 0, self._due
+
+        def are_due(ns: int) -> bool:
+            return ns * NS - due.told_s >= INTERVAL_S
+
+        while (place := bisect_left(turns_ns, True, num_told, key=are_due)) < len(turns_ns):
+            due.told_s, num_told = turns_ns[place] * NS, place + 1
+        return num_told

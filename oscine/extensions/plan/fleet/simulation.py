@@ -98,6 +98,7 @@ class Simulation:
     def _join(self, replica: Replica) -> None:
         self.ingress.replicas[replica.name] = replica
         replica.deliver, replica.refuse = self.ingress.deliver, self.ingress.refuse
+        replica.is_heard = lambda: self.ingress.num_waiting > 0  # for a replica with room
 
     def _lose(self, replica: Replica, broke: bool) -> None:
         del self.ingress.replicas[replica.name]

@@ -34,6 +34,8 @@ class Pages:
 
     def __call__(self, first: int, end: int) -> list[bytes]:
         num_shared = len(self.shared)
+        if first >= num_shared:  # of most calls, for one page each
+            return pages(self.owner, first, end, alone=True)
         own = pages(self.owner, max(first, num_shared), end, alone=True) if end > num_shared else []
         return [*self.shared[first:end], *own]
 

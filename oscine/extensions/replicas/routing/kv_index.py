@@ -48,28 +48,29 @@ class KVIndex:
 
     def store(self, replica: str, pages: Iterable[Hashable], medium: int = CACHE) -> None:
         """A medium of the replica has these pages now."""
-        holders, bit = self._holders, self._bits[replica]
-        own = self._pages[replica]
-        for page in pages:
-            own[page] = own[page] | medium if page in own else medium
-            # A page of one replica refers to the replica's own number, so there is no object per page.
-            holders[page] = holders[page] | bit if page in holders else bit
+        own, holders, bit = self._pages[replica], self._holders, self._bits[replica]
+        pages = [*pages]
+        # Mostly no medium has them yet. A page of one replica refers to the replica's own number, so there is no object
+        # per page.
+        for known, value in ((own, medium), (holders, bit)):
+            if known.keys().isdisjoint(pages):
+                known.update(dict.fromkeys(pages, value))
+            else:
+                for page in pages:
+                    known[page] = known[page] | value if page in known else value
 
     def remove(self, replica: str, pages: Iterable[Hashable], medium: int = CACHE) -> None:
         """A medium of the replica has these pages no more; unknown ones are skipped."""
         own, bit, kept = self._pages[replica], self._bits[replica], ~medium
         holders = self._holders
         for page in pages:
-            if page not in own:
-                continue
-            if left := own[page] & kept:
+            had = own.pop(page, 0)
+            if left := had & kept:
                 own[page] = left
-                continue
-            del own[page]
-            if holders[page] == bit:
-                del holders[page]
-            else:
-                holders[page] ^= bit
+            elif had:
+                held = holders.pop(page)
+                if held != bit:
+                    holders[page] = held ^ bit
 
     def num_pages(self, replica: str) -> int:
         return len(self._pages[replica])

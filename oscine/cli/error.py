@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, WRONG, INTERRUPTED = 1, 2, 3, 130  # WRONG: what was to be checked is wrong
 
 
 class CommandError(Exception):

@@ -4,7 +4,7 @@
 
 Three steps run op by op on the same random weights, keys and values: the platform's ops, the references in bfloat16,
 and the references in float32, which are the truth. An op may have twice the error of the references in bfloat16. The
-median over rows counts, because another rounding gives a few tokens other experts. The exit status is 1 if an op is
+median over rows counts, because another rounding gives a few tokens other experts. The exit status is 3 if an op is
 wrong. With `--only OP` all other ops are references, so that a kernel which crashes or hangs can be found.
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from oscine.checkpoint.hub import PUBLISHED
+from oscine.cli.error import WRONG
 from oscine.extensions.bench.step_inputs import StepLoad, random_weights, step_calls, step_pages
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import Ops
@@ -138,7 +139,7 @@ def main() -> None:
     parser.add_argument("--only", choices=TABLE, metavar="OP", help="check this op alone (default: all)")
     args = parser.parse_args()
     right = check_model(args.model, args.activation_dtype, args.only, lambda line: print(line, flush=True))
-    raise SystemExit(0 if right else 1)
+    raise SystemExit(0 if right else WRONG)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscine.cli.error import FAILED, USAGE, CommandError
+from oscine.cli.error import FAILED, USAGE, WRONG, CommandError
 from oscine.extensions.doctor.checks import diagnose, report
 from oscine.extensions.doctor.facts import Facts, GpuFacts, gather
 from oscine.system.python_child import child_environment, module_command
@@ -36,7 +36,7 @@ class Part:
     module: str
     arguments: tuple[str, ...]
     most_s: float
-    pieces: tuple["Part", ...] = ()  # that run instead if it crashes or hangs
+    pieces: tuple["Part", ...] = ()  # that run instead if it fails or hangs
 
     @property
     def command(self) -> list[str]:
@@ -56,8 +56,8 @@ class Outcome:
 
     @property
     def was_cut_short(self) -> bool:
-        """Whether it crashed or hung. Status 1 says that it found something wrong, and said what."""
-        return self.ended not in ("done", "exit status 1")
+        """Whether it failed or hung, and so has not said what is wrong."""
+        return self.ended not in ("done", f"exit status {WRONG}")
 
     @property
     def line(self) -> str:

@@ -109,7 +109,8 @@ def test_a_part_that_crashes_runs_again_in_pieces(tmp_path: Path) -> None:
     )
     of = (
         Part("crashes", "timeit", ("-n", "1", CRASHES), 60, pieces),
-        Part("wrong", "timeit", ("1 +",), 60, pieces),
+        Part("fails", "timeit", ("-n", "1", "1 / 0"), 60, pieces[2:]),
+        Part("wrong", "timeit", ("-n", "1", "import os; os._exit(3)"), 60, pieces),
         Part("last", "platform", (), 60, pieces),
     )
     outcomes = examine(facts(H200), of, tmp_path / "gpu.txt", lambda line: None)
@@ -118,7 +119,9 @@ def test_a_part_that_crashes_runs_again_in_pieces(tmp_path: Path) -> None:
         ("crashing piece", "exit status -6"),
         ("hanging piece", "stopped after 0 s"),
         ("right piece", "done"),
-        ("wrong", "exit status 1"),
+        ("fails", "exit status 1"),
+        ("right piece", "done"),
+        ("wrong", "exit status 3"),
         ("last", "done"),
     ]
 

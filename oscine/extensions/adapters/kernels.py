@@ -79,7 +79,7 @@ class Kernels:
         return self._shrink(ExpertTokens(x), rows, into, segments, lets_later=False)
 
     def _shrink(self, tokens: ExpertTokens, rows: Rows, into: Tensor, segments: int, *, lets_later: bool) -> Tensor:
-        x, count, num_columns = tokens.rows, rows.count, tokens.rows.shape[-1]
+        x, count, num_columns = tokens.rows, rows.size, tokens.rows.shape[-1]
         rank = into.shape[-2] // segments
         block_c, steps, splits = cut_of(num_columns, rank, _num_blocks(rows))
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
@@ -129,7 +129,7 @@ class Kernels:
     ) -> None:
         """As in products.py, of what `shrink` has left."""
         first, second = (ends[0], ends[1]) if ends else (out_of.shape[-2],) * 2
-        block_n = 64 if rows.count <= _FEW_ROWS else block_of(out_of.shape[-1])
+        block_n = 64 if rows.size <= _FEW_ROWS else block_of(out_of.shape[-1])
         while first % block_n or second % block_n:  # a tile has rows of one segment
             block_n //= 2
         places = Places(out.stride(0), 0)
@@ -149,7 +149,7 @@ class Kernels:
     ) -> None:
         y = self._shrink(tokens, rows, into, 1, lets_later=weights_P is None)
         num_rows, rank = out_of.shape[-2:]
-        block_n, places = block_of(rank), Places(*out_TKN.stride()[:2], places_P)
+        block_n, places = block_of(rank), Places(out_TKN.stride(0), out_TKN.stride(1), places_P)
         tiles = triton.cdiv(num_rows, block_n)
         chunks = max(_CHUNKS, triton.cdiv(4 * self._target.sm_count, max(1, _num_blocks(rows))))
         shape = block_n, triton.cdiv(tiles, chunks)
@@ -170,7 +170,7 @@ class Kernels:
         weights_P: Tensor | None = None,
     ) -> None:
         """shape: matrix rows of a tile, tiles of a program."""
-        count, (num_rows, rank), (block_n, tiles) = rows.count, out_of.shape[-2:], shape
+        count, (num_rows, rank), (block_n, tiles) = rows.size, out_of.shape[-2:], shape
         if count:
             _expand_kernel[(_num_blocks(rows), triton.cdiv(num_rows, block_n * tiles))](
                 y,
@@ -217,7 +217,7 @@ class Places(NamedTuple):
 
 
 def _num_blocks(rows: Rows) -> int:
-    return rows.count if rows.blocks_B3 is None else len(rows.blocks_B3)
+    return rows.size if rows.blocks_B3 is None else len(rows.blocks_B3)
 
 
 def _indices(rows: Rows, tokens: ExpertTokens) -> tuple[Tensor | None, Tensor | None]:
@@ -226,7 +226,7 @@ def _indices(rows: Rows, tokens: ExpertTokens) -> tuple[Tensor | None, Tensor | 
         return tokens.pairs_P, None
     if tokens.places_P is not None:
         return None, tokens.places_P
-    numbers = torch.arange(rows.count, dtype=tokens.pairs_P.dtype, device=tokens.pairs_P.device)
+    numbers = torch.arange(rows.size, dtype=tokens.pairs_P.dtype, device=tokens.pairs_P.device)
     return None, torch.empty_like(tokens.pairs_P).index_copy_(0, tokens.pairs_P.long(), numbers)
 
 

@@ -27,12 +27,12 @@ class Rows(NamedTuple):
     blocks_B3: Tensor | None = None  # int32: key, first place in the order, and number of rows; 0: unused
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return len(self.keys_T) if self.ids_P is None else len(self.ids_P)
 
     @property
     def per_token(self) -> int:
-        return self.count // len(self.keys_T) if len(self.keys_T) else 1
+        return self.size // len(self.keys_T) if len(self.keys_T) else 1
 
     @property
     def keys_P(self) -> Tensor:  # noqa: N802
@@ -97,8 +97,8 @@ class Reference:
 
         segments: independent parts of the result.
         """
-        per_token = rows.count // len(x) if len(x) else 1
-        y = torch.zeros(rows.count, into.shape[-2], dtype=torch.float32, device=x.device)
+        per_token = rows.size // len(x) if len(x) else 1
+        y = torch.zeros(rows.size, into.shape[-2], dtype=torch.float32, device=x.device)
         for key, chosen in _groups(rows.keys_P):
             factors = into.flatten(0, into.dim() - 3)[key]
             y[chosen] = x[chosen // per_token].float() @ factors.float().T
@@ -154,7 +154,7 @@ class Reference:
         y = self.shrink(x, rows, into, 1) / tokens.factor
         if weights_P is not None:
             y = y * weights_P[:, None]
-        sums_PN = torch.zeros(rows.count, out_of.shape[-2], dtype=torch.float32, device=x.device)
+        sums_PN = torch.zeros(rows.size, out_of.shape[-2], dtype=torch.float32, device=x.device)
         self.expand(y, rows, out_of, sums_PN, adds=False)
         if places_P is not None:
             sums_PN = torch.empty_like(sums_PN).index_copy_(0, places_P.long(), sums_PN)

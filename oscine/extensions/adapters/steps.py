@@ -52,7 +52,7 @@ class Experts:
 
     def first(self, x_TH: Tensor, places_P: Tensor | None = None) -> Tensor:
         out_of, rows = self.factors["gate_up_out"], self.rows
-        out = torch.empty(rows.count, out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
+        out = torch.empty(rows.size, out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
         out_TKN = out.view(len(x_TH), rows.per_token, -1)
         tokens, into = ExpertTokens(x_TH), self.factors["gate_up_in"]
         self.backend.through(tokens, rows, into, out_of, out_TKN, adds=False, places_P=places_P)

@@ -20,7 +20,7 @@ _STEP = 1024  # rows at a time
 
 def with_table(target: Target, rows: Rows, num_slots: int) -> Rows:
     """The same rows, with a table if they do not fit in a block."""
-    count, num_keys = rows.count, num_slots * rows.experts
+    count, num_keys = rows.size, num_slots * rows.experts
     if count <= BLOCK_P:
         return rows
     most = count // BLOCK_P + num_keys + 1

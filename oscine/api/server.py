@@ -137,14 +137,7 @@ class Server(uvicorn.Server):
                 ssl_keyfile=options.ssl_keyfile,
             )
         )
-        try:
-            self.config.load()
-        except OSError as error:  # as ssl.SSLError is
-            self.listener.close()
-            files = f"--ssl-certfile {options.ssl_certfile}"
-            if options.ssl_keyfile is not None:
-                files += f", --ssl-keyfile {options.ssl_keyfile}"
-            raise ServerError(f"{files}: {error.strerror or error}") from None
+        self._load_certificates()
         self._port_file = self._open_port_file()
         self._make_protocol = protocol(
             _max_connections(options.max_connections),
@@ -155,6 +148,16 @@ class Server(uvicorn.Server):
         )
         self.config.http_protocol_class = cast(Any, self._make_protocol)  # uvicorn calls it only
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
+
+    def _load_certificates(self) -> None:
+        try:
+            self.config.load()
+        except OSError as error:  # as ssl.SSLError is
+            self.listener.close()
+            files = f"--ssl-certfile {self.config.ssl_certfile}"
+            if self.config.ssl_keyfile is not None:
+                files += f", --ssl-keyfile {self.config.ssl_keyfile}"
+            raise ServerError(f"{files}: {error.strerror or error}") from None
 
     def _open_port_file(self) -> PortFile | None:
         path = self.service.config.server.port_file

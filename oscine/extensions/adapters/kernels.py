@@ -361,6 +361,29 @@ def _load_y(y, pair_P, live_P, first, y_stride, split_stride, RANK: tl.constexpr
 
 
 @triton.jit
+def _scaled(y_PR, row_P, live_P, weights, squares, eps, SQUARES: tl.constexpr, WIDTH: tl.constexpr):
+    """Divided by the norms of rows, or times their weights, if these are given."""
+    if squares is not None:
+        square_P = tl.zeros((y_PR.shape[0],), tl.float32)
+        for part in tl.static_range(SQUARES):
+            square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
+        y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
+    if weights is not None:
+        y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
+    return y_PR
+
+
+@triton.jit
+def _starts_of(row_P, live_P, places, token_stride, pair_stride, K: tl.constexpr):
+    """Where results of rows begin, in elements."""
+    if places is None:
+        at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
+    else:
+        at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
+    return at_P
+
+
+@triton.jit
 def _load_b(b, start, ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_N: tl.constexpr):
     row_N, rank_R = start + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
     return tl.load(b + row_N[:, None] * RANK + rank_R[None, :], mask=(row_N < ROWS)[:, None], other=0.0)
@@ -416,28 +439,15 @@ def _expand_kernel(
     let_next_begin(PDL)
     start = tl.program_id(1) * BLOCK_N * tiles
     key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, tl.program_id(0), E, K, BLOCK_P)
-    segment = (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
-    if SEGMENTS == 1:
-        segment = 0
-    if places is None:
-        at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
-    else:
-        at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
+    segment = 0 if SEGMENTS == 1 else (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
+    at_P = _starts_of(row_P, live_P, places, token_stride, pair_stride, K)
     if (key >= 0) & works:
         b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
         if STAGES == 0:
             b_NR = _load_b(b, start, ROWS, RANK, BLOCK_N)
         wait(PDL)
-        stride: tl.constexpr = SEGMENTS * RANK
-        y_PR = _load_y(y, row_P, live_P, segment * RANK, stride, count * stride, RANK, SPLITS)
-        if squares is not None:
-            square_P = tl.zeros((BLOCK_P,), tl.float32)
-            for part in tl.static_range(SQUARES):
-                square_P += tl.load(squares + row_P * SQUARES + part, mask=live_P, other=0.0)
-            y_PR *= tl.rsqrt(square_P / WIDTH + eps)[:, None]
-        if weights is not None:
-            y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
-        y_PR = y_PR.to(out_of.dtype.element_ty)
+        y_PR = _load_y(y, row_P, live_P, segment * RANK, SEGMENTS * RANK, count * SEGMENTS * RANK, RANK, SPLITS)
+        y_PR = _scaled(y_PR, row_P, live_P, weights, squares, eps, SQUARES, WIDTH).to(out_of.dtype.element_ty)
         if STAGES == 0:
             _store_tile(out, at_P, live_P, start, tl.dot(y_PR, tl.trans(b_NR), input_precision="ieee"), ROWS, ADDS)
         else:
@@ -447,7 +457,6 @@ def _expand_kernel(
                 _store_tile(out, at_P, live_P, start + tile * BLOCK_N, sum_PN, ROWS, ADDS)
     else:
         wait(PDL)
-        if (not ADDS) & works:
-            for tile in range(tiles):
-                zeros_PN = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
-                _store_tile(out, at_P, live_P, start + tile * BLOCK_N, zeros_PN, ROWS, False)
+        for tile in range(tiles if (not ADDS) & works else 0):
+            zeros_PN = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+            _store_tile(out, at_P, live_P, start + tile * BLOCK_N, zeros_PN, ROWS, False)

@@ -157,10 +157,9 @@ def test_the_c_kernels_add_to_both_products_of_experts(tokens: int) -> None:
         factors[f"{name}_out"] = torch.randn(2, experts, out, rank) / rank**0.5
     routing = random_routing(tokens, experts, 3, CPU)
     routing = routing._replace(expert_ids_TK=routing.expert_ids_TK.long())
-    slot_T = torch.arange(tokens) % 3 - 1
-    keys_TK = torch.where(slot_T[:, None] < 0, -1, slot_T[:, None] * experts + routing.expert_ids_TK).int()
-    backend = Reference()
-    added = Experts(backend, backend.rows(keys_TK.flatten(), experts, 3), routing.weights_TK.flatten(), factors)
+    slot_T, backend = (torch.arange(tokens) % 3 - 1).int(), Reference()
+    rows = backend.rows(slot_T, 2, routing.expert_ids_TK, experts)
+    added = Experts(backend, rows, routing.weights_TK.flatten(), factors)
     x_TH = torch.randn(tokens, hidden)
     expected = reference.moe(x_TH, routing._replace(added=added), published, 7.0)
     got = native.moe(x_TH, routing._replace(added=added), native.prepare_experts(published), 7.0)

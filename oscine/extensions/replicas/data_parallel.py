@@ -81,11 +81,14 @@ class DataParallelEngine(ClusterEngine):
         return {name: info for name, info in ready[0].adapters.items() if all(name in one.adapters for one in ready)}
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
-        """Into all engines, or into none."""
+        """Into all engines, or into none. Waits for those that start, as the group is ready with the first of them."""
         engines = list(self.engines.values())
-        found = await asyncio.gather(
-            *(one.load_adapter(name, path, in_place=in_place) for one in engines), return_exceptions=True
-        )
+
+        async def load(one: EngineClient) -> AdapterInfo:
+            await one.wait_ready()
+            return await one.load_adapter(name, path, in_place=in_place)
+
+        found = await asyncio.gather(*map(load, engines), return_exceptions=True)
         failed = next((one for one in found if isinstance(one, BaseException)), None)
         if failed is None:
             return next(one for one in found if isinstance(one, AdapterInfo))

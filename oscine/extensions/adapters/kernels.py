@@ -226,6 +226,7 @@ def _indices(rows: Rows, tokens: ExpertTokens) -> tuple[Tensor | None, Tensor | 
         return tokens.pairs_P, None
     if tokens.places_P is not None:
         return None, tokens.places_P
+    # A few tokens of many experts each. Kernels of torch wait for the kernel before them, and let none begin early.
     numbers = torch.arange(rows.size, dtype=tokens.pairs_P.dtype, device=tokens.pairs_P.device)
     return None, torch.empty_like(tokens.pairs_P).index_copy_(0, tokens.pairs_P.long(), numbers)
 

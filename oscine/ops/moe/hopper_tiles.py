@@ -52,7 +52,8 @@ class Config:
     # GATED: the products get what adapters add to them, before SwiGLU. Else each pair has a row more in the output, for
     # what they add.
     ADDED: gl.constexpr
-    ADDED_EARLY: gl.constexpr  # it is on its way while the tile is computed; of large tiles it would take all registers
+    # ADDED is loaded before the tile is computed: only for fp16 tokens and N < 128, as others leave no registers for it
+    ADDED_EARLY: gl.constexpr
 
 
 h_factor = gluon.constexpr_function(fp8.h_factor)

@@ -118,6 +118,7 @@ class Server(uvicorn.Server):
         self.error: str | None = None  # why the service could not start
         self.owns_process = False  # then the process is ended within _END_S
         self._drain: asyncio.Task[None] | None = None
+        self._is_leaving = False  # to others that have the port
         super().__init__(
             uvicorn.Config(
                 create_app(self.service),
@@ -146,6 +147,7 @@ class Server(uvicorn.Server):
             websockets=websocket_paths(self.service),
             bodies=self.service.bodies,
             on_refused=self._note_refused,
+            is_leaving=lambda: self._is_leaving,
         )
         self.config.http_protocol_class = cast(Any, self._make_protocol)  # uvicorn calls it only
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
@@ -307,7 +309,9 @@ class Server(uvicorn.Server):
             _end_process_within(_END_S)
 
     async def _hand_over(self) -> None:
-        """New connections go to the others from now on; idle ones are closed, the rest after their answers."""
+        """New connections go to the others from now on, and clients are told to open some. Then those that are idle are
+        closed, and the rest after their answers."""
+        self._is_leaving = True
         for server in self.servers:
             server.close()
         await asyncio.sleep(_HAND_OVER_S)

@@ -81,8 +81,8 @@ def engines(bed: Bed) -> list[str]:
 class Load:
     """Users who ask again and again, and the whole answers that they got.
 
-    An ingress that leaves closes kept connections. A request that is under way to it then gets no answer, and is asked
-    again, as OpenAI's clients do.
+    An ingress that leaves closes idle connections. A request that is under way to it then gets no answer, and is asked
+    again, as OpenAI's clients do. A refused connection is an error: some ingress must listen at any time.
     """
 
     def __init__(self) -> None:

@@ -44,8 +44,9 @@ def up(deployment: Deployment, *, wait: bool, note: Note) -> None:
     """Raises ClusterError when something cannot start; `note` is told of each step."""
     serve.start(proxy_location="Disabled")
     there = running()
-    deployment = replace(deployment, messages=own_version())
-    wanted = {front_name(deployment.messages), *(app_name(one.name, deployment.messages) for one in deployment.models)}
+    deployment = replace(deployment, wire_version=own_version())
+    version = deployment.wire_version
+    wanted = {front_name(version), *(app_name(one.name, version) for one in deployment.models)}
     takes_over = _serves_beside(wanted, there)
     if takes_over:
         if not wait:
@@ -72,9 +73,9 @@ def _serves_beside(wanted: Collection[str], there: Mapping[str, ApplicationStatu
 
 def _bring(deployment: Deployment, there: Collection[str], *, wait: bool, note: Note) -> None:
     """`there`: the apps that run."""
-    drain_s, messages = deployment.server.drain_s, deployment.messages
-    models = {app_name(model.name, messages): model_app(model, deployment) for model in deployment.models}
-    name, is_first = front_name(messages), not fronts(there)
+    drain_s, version = deployment.server.drain_s, deployment.wire_version
+    models = {app_name(model.name, version): model_app(model, deployment) for model in deployment.models}
+    name, is_first = front_name(version), not fronts(there)
     front = {name: cluster_app(deployment, listen_within_s=0.0 if is_first else _LISTEN_WITHIN_S)}
     if is_first or not wait:
         _run(models | front)

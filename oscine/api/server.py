@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the usual minute of a proxy in front, so that the proxy closes first
+_POLL_S = 0.02  # while the server waits to listen
 _HAND_OVER_S = 1.0  # for requests on connections that came just before the port was left to others
 _MAX_DIGITS = 640  # of an integer in JSON: reading a longer one takes quadratic time
 _SWITCH_S = 0.001  # after which a thread with a large request lets the event loop run
@@ -103,7 +104,7 @@ class Server(uvicorn.Server):
         """`service` is one with models of its own; without it there is one model, whose engine the server runs.
 
         With `reuse_port` other servers may have the port, too: one that goes leaves it to them before it drains.
-        `before_listening` is awaited while the service starts.
+        `before_listening` is awaited while the service starts; a server that is stopped meanwhile never listens.
         """
         options = config.server
         try:
@@ -117,6 +118,7 @@ class Server(uvicorn.Server):
         self.error: str | None = None  # why the service could not start
         self.owns_process = False  # then the process is ended within _END_S
         self._drain: asyncio.Task[None] | None = None
+        self._is_leaving = False  # to others that have the port
         super().__init__(
             uvicorn.Config(
                 create_app(self.service),
@@ -145,6 +147,7 @@ class Server(uvicorn.Server):
             websockets=websocket_paths(self.service),
             bodies=self.service.bodies,
             on_refused=self._note_refused,
+            is_leaving=lambda: self._is_leaving,
         )
         self.config.http_protocol_class = cast(Any, self._make_protocol)  # uvicorn calls it only
         self.service.metrics.watch_connections(lambda: len(self.server_state.connections))
@@ -193,6 +196,7 @@ class Server(uvicorn.Server):
                 task.cancel()
             await asyncio.wait(tasks)
             await self.service.stop()
+            self.listener.close()  # a server that never listened still has the port
             if self._port_file is not None:
                 self._port_file.close()
         if self.error is not None:
@@ -209,8 +213,9 @@ class Server(uvicorn.Server):
             )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._before_listening is not None:
-            await self._before_listening()
+        await self._wait_to_listen()
+        if self._is_stopping:
+            return
         tls = self.config.ssl
         if tls is None:
             await super().startup(sockets)
@@ -220,6 +225,23 @@ class Server(uvicorn.Server):
             self.servers = [TlsListener(one, _BACKLOG, tls, make) for one in sockets or ()]  # type: ignore[misc]
         logger.info("listening on %s", self.url)
         self._tell_port()
+
+    async def _wait_to_listen(self) -> None:
+        """Until `before_listening` ends, or the server is to stop. Raises what `before_listening` raises."""
+        if self._before_listening is None:
+            return
+        waiting = asyncio.ensure_future(self._before_listening())
+        while not waiting.done() and not self._is_stopping:
+            await asyncio.wait([waiting], timeout=_POLL_S)
+        if waiting.done():
+            waiting.result()
+        else:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self.should_exit or self._drain is not None
 
     def _tell_port(self) -> None:
         if self._port_file is None:
@@ -287,7 +309,9 @@ class Server(uvicorn.Server):
             _end_process_within(_END_S)
 
     async def _hand_over(self) -> None:
-        """New connections go to the others from now on; idle ones are closed, the rest after their answers."""
+        """New connections go to the others from now on, and clients are told to open some. Then those that are idle are
+        closed, and the rest after their answers."""
+        self._is_leaving = True
         for server in self.servers:
             server.close()
         await asyncio.sleep(_HAND_OVER_S)

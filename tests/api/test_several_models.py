@@ -1,6 +1,8 @@
 """One server with several models: each is found by name, becomes ready by itself, and can be added and removed."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import threading
 import urllib.error
@@ -261,8 +263,14 @@ def test_servers_share_a_port(model_folder: Path, running: Running) -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_goes_leaves_the_port_to_the_other(model_folder: Path, running: Running) -> None:
-    """No new connection meets one that refuses; a stream and an idle connection of the old one come to their ends."""
+def test_a_server_that_goes_leaves_the_port_to_the_other(
+    model_folder: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new connection meets one that refuses; a stream and an idle connection of the old one come to their ends.
+
+    A connection in use is answered until the answer says that it closes. For that it is used every 3 seconds.
+    """
+    monkeypatch.setattr("oscine.api.server._HAND_OVER_S", 3.0)  # as long as the stream
     url = running.server.url
     other = Running(model_folder, ["gamma"], running.server.listener.getsockname()[1], fake_step_s=0.05)
     try:
@@ -270,7 +278,10 @@ def test_a_server_that_goes_leaves_the_port_to_the_other(model_folder: Path, run
         stream = client.completions.create(model="gamma", prompt="a", max_tokens=60, stream=True)
         next(stream)
         idle = client_of(url, "gamma")
-        other.begin_stop()
+        with connection_to(url, "gamma") as used:
+            other.begin_stop()
+            while "close" not in models_on(used)[1]:
+                pass
         ends = []
         for chunk in stream:
             with urllib.request.urlopen(f"{url}/v1/health/ready", timeout=30) as response:
@@ -278,6 +289,7 @@ def test_a_server_that_goes_leaves_the_port_to_the_other(model_folder: Path, run
             ends.append(chunk.choices[0].finish_reason)
         assert len(ends) > 20
         assert ends[-1] == "length"
+        other.stop()
         assert [model.id for model in idle.models.list()] == ["alpha", "beta"]
     finally:
         other.stop()
@@ -290,6 +302,25 @@ def client_of(url: str, model: str) -> openai.OpenAI:
         if model in [model.id for model in client.models.list()]:
             return client
         client.close()
+
+
+@contextlib.contextmanager
+def connection_to(url: str, model: str) -> Iterator[http.client.HTTPConnection]:
+    """A kept one to the server that has the model."""
+    while True:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+        with contextlib.closing(connection):
+            if model in models_on(connection)[0]:
+                yield connection
+                return
+
+
+def models_on(connection: http.client.HTTPConnection) -> tuple[str, str]:
+    """The list as JSON, and the answer's header "Connection"."""
+    connection.request("GET", "/v1/models")
+    response = connection.getresponse()
+    assert response.status == 200
+    return response.read().decode(), response.getheader("Connection", "")
 
 
 def served(url: str) -> list[str]:

@@ -56,7 +56,9 @@ async def more_than_any_buffer_holds(scope: Scope, receive: Receive, send: Send)
 
 
 def serve(
-    test: Callable[[Callable[[], Awaitable[Client]], ServerState], Awaitable[None]], app: Any = no_reading
+    test: Callable[[Callable[[], Awaitable[Client]], ServerState], Awaitable[None]],
+    app: Any = no_reading,
+    is_leaving: Callable[[], bool] = lambda: False,
 ) -> None:
     """`test(connect, state)` against the protocol with at most two connections."""
 
@@ -65,7 +67,7 @@ def serve(
             uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_keep_alive=3600),
             ServerState(),
         )
-        kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"])
+        kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"], is_leaving=is_leaving)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -116,6 +118,22 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
         assert b"did not arrive within" in data
 
     serve(test)
+
+
+def test_a_server_that_leaves_ends_a_connection_with_its_next_answer() -> None:
+    leaving = asyncio.Event()
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"connection:" not in await reader.readuntil(b"ok")
+        leaving.set()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        data = await answer(reader)
+        assert data.endswith(b"ok")
+        assert b"connection: close\r\n" in data
+
+    serve(test, is_leaving=leaving.is_set)
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:

@@ -55,7 +55,11 @@ def first_token_s(client: httpx.Client, model: str, number: int) -> float:
 
 
 def test_a_slow_link_costs_few_prompts_and_no_time(cluster: Bed) -> None:
-    """The same prompts, in turns, for a model whose prompts another node could compute, and for one without that."""
+    """The same prompts, in turns, for a model whose prompts another node could compute, and for one without that.
+
+    The limits depend on the machine's speed: a prompt must be computed sooner than its pages cross the link, and
+    medians of both models are compared.
+    """
     cluster.nodes[1].set_link(Link(delay_s=DELAY_S, loss=LOSS))
     with httpx.Client(base_url=f"http://{HEAD}:{PORT}", timeout=60.0) as client:
         for model in ("far", "plain"):

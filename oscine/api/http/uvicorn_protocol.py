@@ -279,6 +279,7 @@ class BoundedHttp(HttpToolsProtocol):
     # For the whole process; the server makes a subclass with its own values.
     limit: ConnectionLimit
     on_refused: Callable[[str | None, APIError], None]
+    is_leaving: Callable[[], bool]
     websockets: frozenset[bytes]  # paths
     bodies: Bodies  # counts the memory of their messages
 
@@ -374,8 +375,8 @@ class BoundedHttp(HttpToolsProtocol):
             self.refuse(_full())
             return
         super().on_headers_complete()
-        if above:
-            self.cycle.keep_alive = False
+        if self.cycle is not None and (above or self.is_leaving()):
+            self.cycle.keep_alive = False  # and the response says so
 
     def is_for_websocket(self) -> bool:
         """Whether the request whose head was read goes on as a WebSocket."""
@@ -443,18 +444,21 @@ def protocol(
     websockets: Collection[str] = (),
     bodies: Bodies | None = None,
     on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
+    is_leaving: Callable[[], bool] = lambda: False,
 ) -> Callable[..., Receiver]:
     """What makes the protocol of a new connection, from uvicorn's arguments. Its first target is a BoundedHttp.
 
     `probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets,
     the memory of whose messages `bodies` counts.
 
-    `on_refused(address, error)` is called for errors answered here, which never reach the application.
+    `on_refused(address, error)` is called for errors answered here, which never reach the application. While
+    `is_leaving`, each connection ends with the response to its next request.
     """
     limit = ConnectionLimit(max_connections, frozenset(path.encode() for path in probes))
     paths = frozenset(path.encode() for path in websockets)
     values = {"limit": limit, "websockets": paths, "bodies": bodies or Bodies()}
-    kind: type[BoundedHttp] = type("Http", (BoundedHttp,), {**values, "on_refused": staticmethod(on_refused)})
+    calls = {"on_refused": staticmethod(on_refused), "is_leaving": staticmethod(is_leaving)}
+    kind: type[BoundedHttp] = type("Http", (BoundedHttp,), values | calls)
 
     def make(*args: Any, **options: Any) -> Receiver:
         http = kind(*args, **options)

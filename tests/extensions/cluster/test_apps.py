@@ -79,8 +79,8 @@ def test_replicas_are_divided_among_racks() -> None:
 
 def test_two_releases_share_no_application_and_each_runs_its_own_python() -> None:
     model = ModelSpec(("a model",), (RoleSpec(),))
-    of_none, old, new = (Deployment((model,), messages=messages) for messages in ("", "0" * 16, "1" * 16))
-    names = [(front_name(one.messages), app_name(model.name, one.messages)) for one in (of_none, old, new)]
+    of_none, old, new = (Deployment((model,), wire_version=version) for version in ("", "0" * 16, "1" * 16))
+    names = [(front_name(one.wire_version), app_name(model.name, one.wire_version)) for one in (of_none, old, new)]
     assert names == [
         ("oscine", "oscine-a-model"),
         ("oscine.00000000", "oscine-a-model.00000000"),
@@ -91,8 +91,8 @@ def test_two_releases_share_no_application_and_each_runs_its_own_python() -> Non
         ingress, replica = (app._bound_deployment for app in (cluster_app(deployment), model_app(model, deployment)))
         (options,) = replica.init_args
         *_, router = ingress.init_args
-        _, messages = router._bound_deployment.init_args
-        assert options.messages == messages == deployment.messages
+        _, version = router._bound_deployment.init_args
+        assert options.wire_version == version == deployment.wire_version
         for actor in (ingress, replica, router._bound_deployment):
             found = actor.ray_actor_options.get("runtime_env", {})
-            assert found == ({"py_executable": sys.executable} if deployment.messages else {})
+            assert found == ({"py_executable": sys.executable} if deployment.wire_version else {})

@@ -1,4 +1,4 @@
-"""The messages of `up` for an app that does not start, and its timeouts."""
+"""The messages of `up` for an app that does not start, its timeouts, and which of two releases goes or is asked."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,8 @@ from ray.serve.schema import ApplicationStatus
 from oscine.extensions.cluster.ray import control
 from oscine.extensions.cluster.ray.control import Wait
 from oscine.extensions.cluster.ray.local import ClusterError
-from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
+from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec, front_name
+from oscine.extensions.replicas.spec.router_messages import own_version
 
 MODEL = ModelSpec(("m",), (RoleSpec("decode", gpus=2.0, cpus=0.5), RoleSpec("prefill")))
 
@@ -85,3 +86,67 @@ def test_an_app_that_failed_says_why_in_one_line(clock: Clock) -> None:
     trace = "Traceback (most recent call last):\n  ...\noscine.engine.stream.EngineError: no such weights\n"
     with pytest.raises(ClusterError, match=r"^oscine-m: no such weights$"):
         Waiting(60.0).over(app("DEPLOY_FAILED", trace))
+
+
+OWN, OTHER = front_name(own_version()), front_name("0" * 16)
+
+
+@pytest.mark.parametrize(("there", "beside"), [
+    ({}, False),
+    ({OWN: "RUNNING", "oscine-m": "RUNNING"}, False),
+    ({OTHER: "RUNNING"}, True),
+    ({OTHER: "DELETING"}, False),
+    ({OWN: "DEPLOYING", OTHER: "RUNNING"}, True),  # an `up` that was ended in the middle
+])  # fmt: skip
+def test_another_release_that_serves(there: dict[str, str], beside: bool) -> None:
+    assert control._serves_beside({OWN}, {name: app(status) for name, status in there.items()}) == beside
+
+
+class Releases:
+    """Serve with the fronts of two releases and a model. The own front does not answer."""
+
+    def __init__(self) -> None:
+        self.apps = dict.fromkeys([OTHER, "oscine-m", OWN], app("RUNNING"))
+        self.draining: list[str] = []
+        self.asked: list[str] = []
+        self.there_at_delete: dict[str, set[str]] = {}
+
+    def status(self) -> Any:
+        """Apps drain until the second look at them."""
+        told = SimpleNamespace(applications=dict(self.apps))
+        while self.draining:
+            del self.apps[self.draining.pop()]
+        return told
+
+    def delete(self, name: str, *, _blocking: bool) -> None:
+        assert not _blocking
+        self.there_at_delete[name] = set(self.apps)
+        self.draining.append(name)
+
+    def get_deployment_handle(self, deployment: str, front: str) -> Any:
+        self.asked.append(front)
+
+        def result(timeout_s: float) -> str:
+            if front == OWN:
+                raise TimeoutError
+            return f"{deployment} of {front}"
+
+        return SimpleNamespace(url=SimpleNamespace(remote=lambda: SimpleNamespace(result=result)))
+
+
+@pytest.fixture
+def releases(monkeypatch: pytest.MonkeyPatch) -> Releases:
+    releases = Releases()
+    monkeypatch.setattr(control, "serve", releases)
+    return releases
+
+
+def test_models_go_when_no_ingress_is_left(releases: Releases) -> None:
+    control._take_down(list(releases.apps), lambda note: None)
+    assert releases.there_at_delete["oscine-m"] == {"oscine-m"}
+    assert not releases.apps
+
+
+def test_the_other_release_is_asked_where_the_own_one_does_not_answer(releases: Releases) -> None:
+    assert control.url() == f"ingress of {OTHER}"
+    assert releases.asked == [OWN, OTHER]

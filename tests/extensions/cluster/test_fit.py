@@ -99,8 +99,7 @@ def test_ingresses_and_the_router_need_their_resources(there: list[dict[str, flo
 
 @pytest.mark.parametrize(("there", "said"), [
     (5, None),
-    (4, "the replicas, the ingress and the router take 2 x 1 + 1 x 1 + 1 x 1 + 1 x 1 = 5 front, and 1 machine has room "
-        "for 4"),
+    (4, "the replicas, the ingress and the router take 3 x 1 + 1 x 1 + 1 x 1 = 5 front, and 1 machine has room for 4"),
 ])  # fmt: skip
 def test_all_that_need_one_resource_are_counted_together(there: float, said: str | None) -> None:
     roles = role(2, resource="front"), role(1, resource="front")
@@ -114,6 +113,17 @@ def test_roles_together() -> None:
     assert misfit(two, [machine(1, 64, 12)]) == (
         "the replicas take 2 x 4 + 1 x 8 = 16 GPU, and 1 machine has 12 together"
     )
+
+
+@pytest.mark.parametrize(("one", "said"), [
+    (role(1, 3), "m, decode: a replica takes 3 CPU, and no machine has more than 2 CPU free"),
+    (role(2, 2), "m, decode: a replica takes 2 CPU, so 1 of 2 have room in what is free (10.0.0.1: 1)"),
+    (role(2, 1, resource="front"), "the replicas and the ingress take 2 x 1 + 1 x 1 = 3 front, and 1 machine has room "
+                                   "for 2 more"),
+])  # fmt: skip
+def test_what_is_free_is_named_so(one: RoleSpec, said: str) -> None:
+    whole = replace(deployment(one), ingress_resource="front")
+    assert misfit(whole, [machine(1, 2, front=2)], free=True) == said
 
 
 @given(

@@ -53,7 +53,7 @@ def _bind(
         cluster.prefix_seed,
         drain_s=drain_s,
         key=cluster.key,
-        messages=cluster.messages,
+        wire_version=cluster.wire_version,
         share_experts=role.enable_expert_parallel and role.engine.executor != "fake",
     )
     deployment = _deployment(
@@ -75,7 +75,7 @@ def _bind(
 
 def _runs(cluster: Deployment) -> dict[str, Any]:
     """Actors run the release of `oscine cluster up`, and not that of the Python with which Ray was started."""
-    return {"runtime_env": {"py_executable": shlex.quote(sys.executable)}} if cluster.messages else {}
+    return {"runtime_env": {"py_executable": shlex.quote(sys.executable)}} if cluster.wire_version else {}
 
 
 def _takes(resource: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def cluster_app(deployment: Deployment, listen_within_s: float = 0.0) -> serve.A
         **_lifecycle((server, tools, deployment.key), server.drain_s),
     )
     # The key is not in user_config, which Serve shows.
-    return ingress.bind(server, tools, deployment.key, router.bind(deployment.key, deployment.messages))
+    return ingress.bind(server, tools, deployment.key, router.bind(deployment.key, deployment.wire_version))
 
 
 def _lifecycle(options: object, drain_s: float, *, surge: bool = True) -> dict[str, Any]:

@@ -6,11 +6,12 @@ a process that is a client of Ray.
 Where a release has other messages than the one that runs, all of it starts beside the other one, and takes over.
 """
 
+import contextlib
 import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,28 +44,38 @@ def up(deployment: Deployment, *, wait: bool, note: Note) -> None:
     """Raises ClusterError when something cannot start; `note` is told of each step."""
     serve.start(proxy_location="Disabled")
     there = running()
-    deployment = replace(deployment, messages=own_version())
-    wanted = {front_name(deployment.messages), *(app_name(one.name, deployment.messages) for one in deployment.models)}
-    takes_over = bool(fronts(there)) and not wanted & set(there)
+    deployment = replace(deployment, wire_version=own_version())
+    version = deployment.wire_version
+    wanted = {front_name(version), *(app_name(one.name, version) for one in deployment.models)}
+    takes_over = _serves_beside(wanted, there)
     if takes_over:
-        _check_room(deployment, wait=wait)
+        if not wait:
+            raise ClusterError(
+                "the release that runs has other messages, so it is replaced in steps: `up` must wait for them"
+            )
+        if not wanted & set(there):  # else an `up` that was ended early has begun
+            _check_room(deployment)
         note("the release that runs has other messages: this one starts beside it, and takes over when it is ready")
     try:
         _bring(deployment, there, wait=wait, note=note)
     except BaseException:
         if takes_over:
-            _delete([name for name in running() if name in wanted], note)
+            _take_down([name for name in running() if name in wanted], note)
         raise
-    left = [name for name in there if name not in wanted]
-    _delete(fronts(left), note)
-    _delete([name for name in left if name not in fronts(left)], note)
+    _take_down([name for name in there if name not in wanted], note)
+
+
+def _serves_beside(wanted: Collection[str], there: Mapping[str, ApplicationStatusOverview]) -> bool:
+    """Whether another release than that of the apps `wanted` serves, and goes on if these are taken down."""
+    others = [name for name in fronts(there) if name not in wanted]
+    return any(there[name].status != ApplicationStatus.DELETING for name in others)
 
 
 def _bring(deployment: Deployment, there: Collection[str], *, wait: bool, note: Note) -> None:
     """`there`: the apps that run."""
-    drain_s, messages = deployment.server.drain_s, deployment.messages
-    models = {app_name(model.name, messages): model_app(model, deployment) for model in deployment.models}
-    name, is_first = front_name(messages), not fronts(there)
+    drain_s, version = deployment.server.drain_s, deployment.wire_version
+    models = {app_name(model.name, version): model_app(model, deployment) for model in deployment.models}
+    name, is_first = front_name(version), not fronts(there)
     front = {name: cluster_app(deployment, listen_within_s=0.0 if is_first else _LISTEN_WITHIN_S)}
     if is_first or not wait:
         _run(models | front)
@@ -83,17 +94,13 @@ def _bring(deployment: Deployment, there: Collection[str], *, wait: bool, note: 
         _wait_settled(name, deployment.ingress_replicas, longest_s)
 
 
-def _check_room(deployment: Deployment, *, wait: bool) -> None:
+def _check_room(deployment: Deployment) -> None:
     """Raises ClusterError where this release cannot run beside another one."""
-    if not wait:
-        raise ClusterError(
-            "the release that runs has other messages, so it is replaced in steps: `up` must wait for them"
-        )
-    reason = misfit(deployment, machines(free=True))
+    reason = misfit(deployment, machines(free=True), free=True)
     if reason is not None:
         raise ClusterError(
-            "the release that runs has other messages, so replicas of both must have room at once. Of what is free: "
-            f"{reason}. `oscine cluster down` makes room, and ends the service meanwhile"
+            f"the release that runs has other messages, so replicas of both must have room at once: {reason}. "
+            "`oscine cluster down` makes room, and ends the service meanwhile"
         )
 
 
@@ -119,12 +126,15 @@ def shown(app: str) -> str:
 
 
 def down(note: Note) -> None:
-    """Ingress first, so that its requests end; then the models."""
-    names = running()
-    _delete(fronts(names), note)
-    _delete([name for name in names if name not in fronts(names)], note)
+    _take_down(list(running()), note)
     if not serve.status().applications:
         serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _take_down(names: list[str], note: Note) -> None:
+    """Ingresses first, so that their requests end; then the models."""
+    _delete(fronts(names), note)
+    _delete([name for name in names if name not in fronts(names)], note)
 
 
 def _delete(names: list[str], note: Note) -> None:
@@ -265,10 +275,9 @@ def with_secrets(deployment: Deployment) -> Deployment:
 
 
 def _ask(deployment: str, method: str) -> Any:
-    """None where it does not answer. Of two releases, the one with the messages of this process is asked."""
+    """None where none answers. Of two releases, the one with the messages of this process is asked first."""
     own = front_name(own_version())
-    front = max(fronts(running()), key=lambda name: name == own, default=own)
-    try:
-        return getattr(serve.get_deployment_handle(deployment, front), method).remote().result(timeout_s=_CALL_S)
-    except FAILURES:
-        return None
+    for front in sorted(fronts(running()), key=lambda name: name != own):
+        with contextlib.suppress(*FAILURES):
+            return getattr(serve.get_deployment_handle(deployment, front), method).remote().result(timeout_s=_CALL_S)
+    return None

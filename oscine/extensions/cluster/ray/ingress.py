@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _POLL_S = 0.02
+_CONNECT_S = 5.0  # to the port, where another ingress may serve it
 
 
 class Ingress:
@@ -63,8 +65,10 @@ class Ingress:
             with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
                 self._loop = runner.get_loop()
                 runner.run(self._serve())
-        except ServerError as error:
-            self._error = str(error)
+        except Exception as error:
+            if not isinstance(error, ServerError):
+                logger.exception("the server has ended")
+            self._error = str(error) or type(error).__name__
 
     async def _serve(self) -> None:
         try:
@@ -78,7 +82,7 @@ class Ingress:
         """The models now. Returns once the server listens; models start, and are replaced, after that.
 
         `listen_within_s` of `user_config`: where other ingresses have the port, a new one leaves the clients to them
-        until its models are ready, up to this time.
+        until its models are ready, up to this time. Raises ServerError when the server ends before it listens.
         """
         models, self._prefix_seed = msgspec.convert(user_config["models"], list[ModelSpec]), user_config["prefix_seed"]
         if self._loop is not None:
@@ -88,6 +92,8 @@ class Ingress:
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             await asyncio.sleep(_POLL_S)
+        if not self._server.started:
+            raise ServerError(self._error or "the server was stopped before it listened")
 
     def _follow(self, models: list[ModelSpec]) -> None:
         self._standby.reconfigure(models)
@@ -95,6 +101,8 @@ class Ingress:
 
     async def _before_listening(self) -> None:
         self._follow(self._first)
+        if not await _is_served(self._server.listener):
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._listen_within_s):
                 while self._models.pending:
@@ -142,3 +150,15 @@ class Ingress:
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._server.request_stop)
             await asyncio.to_thread(self._thread.join)
+
+
+async def _is_served(address: socket.socket) -> bool:
+    """Whether another socket of this machine listens where this one, which does not, is bound."""
+    host, port = address.getsockname()[:2]
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)  # 0.0.0.0 and :: are this machine
+    except OSError:  # as TimeoutError is
+        return False
+    writer.close()
+    return True

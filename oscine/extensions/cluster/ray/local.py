@@ -132,7 +132,7 @@ def num_gpus() -> float:
 def machines(*, free: bool = False) -> list[Machine]:
     """Of the cluster that this process is a client of. `free`: only what no actor has."""
     import ray
-    from ray._private.state import available_resources_per_node
+    from ray._private.state import available_resources_per_node  # no public one; with Ray 2.60 it works
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     left = available_resources_per_node() if free else {}  # type: ignore[no-untyped-call]

@@ -24,9 +24,9 @@ def handle_of(deployment: str, app: str) -> DeploymentHandle[Any]:
         raise RayServeException(str(error)) from None
 
 
-def router_of(messages: str = "") -> Callable[[], DeploymentHandle[Any]]:
-    """What finds the router of replicas with these messages; see Deployment."""
-    return partial(handle_of, ROUTER, front_name(messages))
+def router_of(wire_version: str = "") -> Callable[[], DeploymentHandle[Any]]:
+    """What finds the router of replicas with this version; see Deployment."""
+    return partial(handle_of, ROUTER, front_name(wire_version))
 
 
 def router_address(get_handle: Callable[[], DeploymentHandle[Any]]) -> Callable[[], Awaitable[str]]:

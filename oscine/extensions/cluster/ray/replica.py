@@ -37,7 +37,7 @@ class ReplicaOptions:
     prefix_seed: str  # hex; equal in all engines of a cluster
     drain_s: float = 30.0  # that streams may go on here once the replica has to stop; then they move
     key: str = dataclasses.field(default="", repr=False)  # of the cluster
-    messages: str = ""  # of its router: see Deployment
+    wire_version: str = ""  # of its router: see Deployment
     share_experts: bool = False  # each engine has a part of them, and so they live and end together
 
 
@@ -154,7 +154,7 @@ class ReplicaActor(Replica):
 
     async def __init__(self, options: ReplicaOptions, *companions: object) -> None:  # type: ignore[misc]
         """`companions`: the model's other roles, because an app is what its first deployment is bound to."""
-        super().__init__(options, router_address(router_of(options.messages)))
+        super().__init__(options, router_address(router_of(options.wire_version)))
         await self.start()
 
     async def __del__(self) -> None:

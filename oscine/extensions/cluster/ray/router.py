@@ -24,12 +24,12 @@ _LOOK_S = 0.2  # between looks for what is missing, or still open
 
 
 class RouterActor:
-    def __init__(self, key: str = "", messages: str = "") -> None:
-        """`key`, `messages`: of the Deployment."""
+    def __init__(self, key: str = "", wire_version: str = "") -> None:
+        """`key`, `wire_version`: of the Deployment."""
         self._router = Router(key)
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._service = RouterService(self._router, node, key)
-        self._demand = asyncio.create_task(Demand(self._router, messages).run())
+        self._demand = asyncio.create_task(Demand(self._router, wire_version).run())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """The models of the deployment file now."""
@@ -61,8 +61,8 @@ class Demand:
     sees that count: so one call waits for each pool that is missing. It carries no request.
     """
 
-    def __init__(self, router: Router, messages: str) -> None:
-        self._router, self._messages = router, messages
+    def __init__(self, router: Router, wire_version: str) -> None:
+        self._router, self._wire_version = router, wire_version
         self._handles: dict[tuple[str, Role], DeploymentHandle[Any]] = {}
         self._calls: dict[tuple[str, Role], asyncio.Task[None]] = {}
 
@@ -78,7 +78,7 @@ class Demand:
         try:
             with contextlib.suppress(RayError, RayServeException):
                 if pool not in self._handles:
-                    self._handles[pool] = await asyncio.to_thread(handle_of, role, app_name(model, self._messages))
+                    self._handles[pool] = await asyncio.to_thread(handle_of, role, app_name(model, self._wire_version))
                 await self._handles[pool].is_there.remote()
         finally:
             del self._calls[pool]

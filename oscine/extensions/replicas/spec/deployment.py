@@ -18,18 +18,18 @@ APP = "oscine"
 LOCAL = "local"  # a Ray cluster on this machine, that `oscine cluster up` starts
 
 
-def front_name(messages: str = "") -> str:
-    """The Serve app with the deployments "router" and "ingress". `messages`: see Deployment."""
-    return f"{APP}{_suffix(messages)}"
+def front_name(wire_version: str = "") -> str:
+    """The Serve app with the deployments "router" and "ingress". `wire_version`: see Deployment."""
+    return f"{APP}{_suffix(wire_version)}"
 
 
-def app_name(model: str, messages: str = "") -> str:
+def app_name(model: str, wire_version: str = "") -> str:
     """The Serve app of a model, by its first name; its deployments have the names of its roles."""
-    return f"{APP}-" + re.sub(r"[^A-Za-z0-9._-]", "-", model) + _suffix(messages)
+    return f"{APP}-" + re.sub(r"[^A-Za-z0-9._-]", "-", model) + _suffix(wire_version)
 
 
-def _suffix(messages: str) -> str:
-    return f".{messages[:8]}" if messages else ""
+def _suffix(wire_version: str) -> str:
+    return f".{wire_version[:8]}" if wire_version else ""
 
 
 def _require(condition: bool, key: str, rule: str, value: object) -> None:
@@ -211,7 +211,7 @@ class Deployment(Options, group="cluster"):
     prefix_seed: str = ""  # hex, of all engines; empty until `oscine cluster up` made one
     # Version of the messages between its processes. Names of Serve apps end with it, so that two releases that cannot
     # talk run side by side. `oscine cluster up` sets it; without it the names have no such end.
-    messages: str = ""
+    wire_version: str = ""
     key: str = field(default="", repr=False)  # shared by all processes: see oscine.engine.wire.tcp; `up` draws one
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ _SLACK = 1e-6  # of sums of fractions
 @dataclass(frozen=True, slots=True)
 class Machine:
     address: str
-    resources: Mapping[str, float]  # CPU, GPU and custom resources, used or not
+    resources: Mapping[str, float]  # CPU, GPU and custom resources; in total, or what is free of them
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -28,12 +28,15 @@ def needs_of(role: RoleSpec) -> dict[str, float]:
     return {kind: number for kind, number in found.items() if number}
 
 
-def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
-    """Why the fewest replicas of all roles find no room, with the arithmetic in one line; None if they may."""
+def misfit(deployment: Deployment, machines: list[Machine], *, free: bool = False) -> str | None:
+    """Why the fewest replicas of all roles find no room, with the arithmetic in one line; None if they may.
+
+    `free`: whether the resources of `machines` are what is free of them, as the text then says.
+    """
     roles = [(model, role) for model in deployment.models for role in model.roles if role.replicas.min]
     for model, role in roles:
         for part in role.parts:
-            found = _misfit_of_part(model, role, part, machines)
+            found = _misfit_of_part(model, role, part, machines, free)
             if found is not None:
                 return found
     takers = [("the replicas", role.replicas.min, needs_of(role)) for _, role in roles]
@@ -46,13 +49,14 @@ def misfit(deployment: Deployment, machines: list[Machine]) -> str | None:
         if resource
     ]
     for kind in {kind: None for _, _, needs in takers for kind in needs}:
-        found = _misfit_of_kind(kind, [(name, n, needs[kind]) for name, n, needs in takers if kind in needs], machines)
+        takers_of_kind = [(name, count, needs[kind]) for name, count, needs in takers if kind in needs]
+        found = _misfit_of_kind(kind, takers_of_kind, machines, free)
         if found is not None:
             return found
     return None
 
 
-def _misfit_of_kind(kind: str, takers: list[tuple[str, int, float]], machines: list[Machine]) -> str | None:
+def _misfit_of_kind(kind: str, takers: list[tuple[str, int, float]], machines: list[Machine], free: bool) -> str | None:
     """Why all machines together have too little of `kind`; None if they have enough.
 
     `takers`: what takes it, how many of these there are, and what each takes.
@@ -61,18 +65,23 @@ def _misfit_of_kind(kind: str, takers: list[tuple[str, int, float]], machines: l
     there = sum(
         floor(one.resources.get(kind, 0.0) + _SLACK) if is_custom else one.resources.get(kind, 0.0) for one in machines
     )
-    wanted = sum(count * each for _, count, each in takers)
+    counts: dict[tuple[str, float], int] = {}  # by what takes it, and how much of it
+    for name, count, each in takers:
+        counts[name, each] = counts.get((name, each), 0) + count
+    wanted = sum(count * each for (_, each), count in counts.items())
     if wanted <= there + _SLACK:
         return None
-    terms = " + ".join(f"{count} x {each:g}" for _, count, each in takers)
+    terms = " + ".join(f"{count} x {each:g}" for (_, each), count in counts.items())
     *first, last = dict.fromkeys(name for name, _, _ in takers)
     who = f"{', '.join(first)} and {last}" if first else last
     verb = "take" if first or last == "the replicas" else "takes"
-    has = f"room for {there}" if is_custom else f"{there:g} together"
+    has = f"room for {there}{' more' if free else ''}" if is_custom else f"{there:g}{' free' if free else ''} together"
     return f"{who} {verb} {terms} = {wanted:g} {kind}, and {_machines(machines)} {has}"
 
 
-def _misfit_of_part(model: ModelSpec, role: RoleSpec, part: RolePart, machines: list[Machine]) -> str | None:
+def _misfit_of_part(
+    model: ModelSpec, role: RoleSpec, part: RolePart, machines: list[Machine], free: bool
+) -> str | None:
     needs, count = needs_of(role), part.replicas.min
     what = f"{model.name}, {role.role}: a replica takes {', '.join(f'{n:g} {kind}' for kind, n in needs.items())}"
     if part.labels:
@@ -84,18 +93,20 @@ def _misfit_of_part(model: ModelSpec, role: RoleSpec, part: RolePart, machines: 
     for kind, number in needs.items():
         most = max((machine.resources.get(kind, 0.0) for machine in machines), default=0.0)
         if number > most + _SLACK:
+            what_is = f"{most:g} {kind}{' free' if free else ''}"
             rule = "; all GPUs of an engine are in one machine" if kind == "GPU" and number > 1 else ""
-            return f"{what}, and no {'such ' if part.labels else ''}machine has more than {most:g} {kind}{rule}"
+            return f"{what}, and no {'such ' if part.labels else ''}machine has more than {what_is}{rule}"
     rooms = [_room(role, machine) for machine in machines]
     if sum(rooms) < count:
         bound = f" ({role.max_replicas_per_node} per machine at most)" if role.max_replicas_per_node else ""
         terms = ", ".join(f"{machine.address}: {room}" for machine, room in zip(machines, rooms, strict=True))
-        return f"{what}{bound}, so {sum(rooms)} of {count} have room on empty machines ({terms})"
+        where = "in what is free" if free else "on empty machines"
+        return f"{what}{bound}, so {sum(rooms)} of {count} have room {where} ({terms})"
     return None
 
 
 def _room(role: RoleSpec, machine: Machine) -> int:
-    """Replicas that the machine could take if it were empty."""
+    """Replicas that the machine's resources suffice for."""
     most = min(floor(machine.resources.get(kind, 0.0) / each + _SLACK) for kind, each in needs_of(role).items())
     return min(most, role.max_replicas_per_node or most)
 

@@ -1,52 +1,58 @@
 """Bounds the bytes that are received in one turn of the event loop, from all clients together.
 
-Reading has a cost per byte: the kernel's copy, and fresh memory. uvloop reads a socket up to 32 times, 250 KiB each,
-before it turns to the next one, and to all that have data before anything else runs. 160 clients with 4 MiB each made
-a turn of 160 MiB, in which all streams stood still for 390 ms.
+Reading has a cost per byte: the kernel's copy, and fresh memory. uvloop reads a socket up to 32 times, 256 KiB each,
+before it turns to the next one, and to all that have data before anything else runs: many clients that send much
+would hold up all streams.
+
+With TLS the bound is for decrypted bytes. In the turn before, uvloop reads up to 256 KiB of encrypted bytes from each
+connection that is not paused.
 """
 
 import asyncio
-from typing import Protocol, cast
+from typing import cast
 
 TURN_BYTES = 2 << 20  # received in one turn of the event loop: some milliseconds
 READ_BYTES = 256 << 10  # at once; blocks of this size have mappings of their own (system/freed_memory)
 LEAST_BYTES = 4096  # of one read: a connection that is ready when the turn is used up has one that is so small
 
 
-class Receiving(Protocol):
-    """A connection, as asyncio.Protocol has it."""
+class ReadThrottle:
+    """One for all connections of a server. A connection that finds the turn used up is paused, and waits in a queue.
 
-    def connection_made(self, transport: asyncio.Transport) -> None: ...
-    def connection_lost(self, exc: Exception | None) -> None: ...
-    def data_received(self, data: bytes) -> None: ...
-    def eof_received(self) -> bool | None: ...
-    def pause_writing(self) -> None: ...
-    def resume_writing(self) -> None: ...
-
-
-class ReceivingTurn:
-    """One for all connections of a server. Connections that found the turn used up are read again in the next turns,
-    each time as many as it has room for, in the order in which they came."""
+    In each later turn the first connections of the queue resume, and share the turn equally: round robin. While there
+    is a queue, connections that are not in it read LEAST_BYTES and join it.
+    """
 
     def __init__(self) -> None:
-        self.buffer = memoryview(bytearray(READ_BYTES))  # of the read that goes on
-        self._received, self._ends = 0, False
-        self._waiting: dict[Receiver, None] = {}
+        self.buffer = memoryview(bytearray(READ_BYTES))  # of the current read
+        self._received = 0  # bytes, in a turn without shares
+        self._shares: dict[ThrottledProtocol, int] = {}  # bytes that are left of those that resumed in this turn
+        self._queue: dict[ThrottledProtocol, None] = {}
+        self._ends = False  # whether the end of this turn is scheduled
 
-    @property
-    def read_bytes(self) -> int:
-        """The size of the next read."""
-        return min(READ_BYTES, max(LEAST_BYTES, TURN_BYTES - self._received))
+    def _left(self, connection: "ThrottledProtocol") -> int:
+        return self._shares.get(connection, 0) if self._shares else TURN_BYTES - self._received
 
-    def count(self, receiver: "Receiver", size: int) -> None:
-        self._received += size
-        if self._received >= TURN_BYTES and receiver not in self._waiting:
-            self._waiting[receiver] = None
-            receiver.wait(waits=True)
+    def read_bytes(self, connection: "ThrottledProtocol") -> int:
+        """The size of its next read."""
+        return min(READ_BYTES, max(LEAST_BYTES, self._left(connection)))
+
+    def count(self, connection: "ThrottledProtocol", size: int) -> None:
+        left = self._left(connection) - size
+        if not self._shares:
+            self._received += size
+        elif connection in self._shares:
+            self._shares[connection] = left
+        if left <= 0 and connection not in self._queue:
+            self._queue[connection] = None
+            connection.throttle(paused=True)
         self._end_later()
 
-    def leave(self, receiver: "Receiver") -> None:
-        self._waiting.pop(receiver, None)
+    def leave(self, connection: "ThrottledProtocol") -> None:
+        """Its connection is lost."""
+        self._queue.pop(connection, None)
+        if connection in self._shares:
+            self._shares[connection] = 0
 
     def _end_later(self) -> None:
         if not self._ends:
@@ -54,40 +60,46 @@ class ReceivingTurn:
             asyncio.get_running_loop().call_soon(self._end)
 
     def _end(self) -> None:
-        self._received, self._ends = 0, False
-        for receiver in [*self._waiting][: max(1, TURN_BYTES // READ_BYTES)]:
-            del self._waiting[receiver]
-            receiver.wait(waits=False)
-        if self._waiting:
+        self._ends, self._received = False, 0
+        resumed = [*self._queue][: max(1, TURN_BYTES // READ_BYTES)]
+        self._shares = {connection: TURN_BYTES // len(resumed) for connection in resumed}
+        for connection in resumed:
+            del self._queue[connection]
+            connection.throttle(paused=False)
+        if resumed:  # after what they have scheduled
             self._end_later()
 
 
-class Receiver(asyncio.BufferedProtocol):
-    """What a transport speaks to. It passes on to `target`, which may become another one."""
+class ThrottledProtocol(asyncio.BufferedProtocol):
+    """The protocol of a transport. It passes on to `target`, which may be replaced by another one."""
 
-    def __init__(self, target: Receiving, turn: ReceivingTurn) -> None:
+    def __init__(self, target: asyncio.Protocol, throttle: ReadThrottle) -> None:
         self.target = target
-        self._turn = turn
+        self._throttle = throttle
         self._transport: asyncio.Transport | None = None
-        self._is_wanted = True  # by the target
-        self._waits = False  # for a turn
+        self._is_paused = False  # by the target
+        self._is_throttled = False
 
-    def set_reading(self, *, wanted: bool) -> None:
-        """Whether the target wants more. Only this, and no method of the transport, starts and stops reading."""
-        self._is_wanted = wanted
+    def pause_reading(self) -> None:
+        """For the target, which does not call the transport's own method, as the throttle pauses reading too."""
+        self._is_paused = True
         self._apply()
 
-    def wait(self, *, waits: bool) -> None:
-        self._waits = waits
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._apply()
+
+    def throttle(self, *, paused: bool) -> None:
+        self._is_throttled = paused
         self._apply()
 
     def _apply(self) -> None:
         if self._transport is None:
             return
-        if self._is_wanted and not self._waits:
-            self._transport.resume_reading()
-        else:
+        if self._is_paused or self._is_throttled:
             self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has no such base
@@ -95,15 +107,15 @@ class Receiver(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._turn.leave(self)
+        self._throttle.leave(self)
         self.target.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._turn.buffer[: self._turn.read_bytes]
+        return self._throttle.buffer[: self._throttle.read_bytes(self)]
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._turn.buffer[:nbytes])
-        self._turn.count(self, nbytes)
+        data = bytes(self._throttle.buffer[:nbytes])
+        self._throttle.count(self, nbytes)
         self.target.data_received(data)
 
     def eof_received(self) -> bool | None:

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from oscine.api.http.receiving import Receiver
+from oscine.api.http.receiving import ThrottledProtocol
 from oscine.api.http.uvicorn_protocol import HEAD_S, LINGER_S, BoundedHttp
 
 _PAUSE_S = 1.0  # before the next attempt, when there are no descriptors left
@@ -18,7 +18,7 @@ class TlsListener:
     """The part of asyncio.Server that uvicorn uses: `close` and `wait_closed`."""
 
     def __init__(
-        self, listener: socket.socket, backlog: int, tls: ssl.SSLContext, make: Callable[[], Receiver]
+        self, listener: socket.socket, backlog: int, tls: ssl.SSLContext, make: Callable[[], ThrottledProtocol]
     ) -> None:
         """`make` returns the protocol of a new connection."""
         self._listener, self._tls, self._make = listener, tls, make
@@ -43,8 +43,8 @@ class TlsListener:
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_PAUSE_S, self._listen)
             return
-        receiver = self._make()
-        http = receiver.target
+        throttled = self._make()
+        http = throttled.target
         assert isinstance(http, BoundedHttp)
         task = self._loop.create_task(self._shake_hands(http, connection))
         self._handshakes.add(task)
@@ -55,7 +55,7 @@ class TlsListener:
         connection.setblocking(False)
         times = {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": LINGER_S}
         try:
-            await self._loop.connect_accepted_socket(lambda: http.receiver, connection, ssl=self._tls, **times)
+            await self._loop.connect_accepted_socket(lambda: http.throttled, connection, ssl=self._tls, **times)
         except OSError:  # ssl.SSLError is an OSError
             pass
         finally:

@@ -14,9 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oscine.api.common.errors import APIError, unavailable
 from oscine.api.common.memory import Bodies
-from oscine.api.http.receiving import Receiver, ReceivingTurn
+from oscine.api.http.receiving import ReadThrottle, ThrottledProtocol
 from oscine.api.http.websocket import BoundedWebSocket
-from oscine.api.http.websocket_frames import Freeing, ReadingTurn
+from oscine.api.http.websocket_frames import Freeing, ParseBudget
 
 MAX_HEAD_BYTES = 65_536  # request line and headers
 MAX_FRAMING_BYTES = 65_536  # trailers and chunk extensions of a request
@@ -42,19 +42,19 @@ class _Flow(FlowControl):
     full = False
     stall_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, transport: asyncio.Transport, receiver: Receiver) -> None:
+    def __init__(self, transport: asyncio.Transport, throttled: ThrottledProtocol) -> None:
         super().__init__(transport)
-        self._receiver = receiver
+        self._throttled = throttled
 
     def pause_reading(self) -> None:
         if not self.read_paused:
             self.read_paused = True
-            self._receiver.set_reading(wanted=False)
+            self._throttled.pause_reading()
 
     def resume_reading(self) -> None:
         if self.read_paused and not self.full:
             self.read_paused = False
-            self._receiver.set_reading(wanted=True)
+            self._throttled.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -256,8 +256,8 @@ class ConnectionLimit:
     def __init__(self, most: int, probes: frozenset[bytes]) -> None:
         """`probes`: paths."""
         self.most, self.probes = most, probes
-        self.receiving = ReceivingTurn()  # of all connections
-        self.reading, self.freeing = ReadingTurn(), Freeing()  # of all WebSockets
+        self.read_throttle = ReadThrottle()  # of all connections
+        self.parse_budget, self.freeing = ParseBudget(), Freeing()  # of all WebSockets
         self.idle: dict[BoundedHttp | BoundedWebSocket, None] = {}  # connections without a request, oldest first
 
     def enter(self, http: "BoundedHttp") -> bool:
@@ -284,7 +284,7 @@ class BoundedHttp(HttpToolsProtocol):
     bodies: Bodies  # counts the memory of their messages
 
     websocket: BoundedWebSocket | None = None  # which has the connection from now on
-    receiver: Receiver  # of the bytes of this connection
+    throttled: ThrottledProtocol  # of its transport
 
     flow: _Flow
     parser: _Parser
@@ -304,7 +304,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reader = _RequestReader(self, super().data_received)
-        self.flow, self.parser = _Flow(transport, self.receiver), _Parser(self._reader)
+        self.flow, self.parser = _Flow(transport, self.throttled), _Parser(self._reader)
         if self._handshake is None:
             self._above_limit = self.limit.enter(self)
         self._handshake = None
@@ -390,10 +390,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.limit.leave(self)
         self._unset_keepalive_if_required()
         head = [b"GET %b HTTP/1.1\r\n" % self.url, *(b"%b: %b\r\n" % field for field in self.headers), b"\r\n"]
-        uvicorns = (self.config, self.server_state, self.app_state)
-        self.websocket = BoundedWebSocket(self.limit, self.bodies, self.receiver, *uvicorns)
+        of_uvicorn = (self.config, self.server_state, self.app_state)
+        self.websocket = BoundedWebSocket(self.limit, self.bodies, self.throttled, *of_uvicorn)
         self.websocket.connection_made(self.transport)
-        self.receiver.target = self.websocket
+        self.throttled.target = self.websocket
         self.websocket.begin(b"".join(head), self._reader.rest)
 
     def on_message_complete(self) -> None:
@@ -445,7 +445,7 @@ def protocol(
     bodies: Bodies | None = None,
     on_refused: Callable[[str | None, APIError], None] = lambda client, error: None,
     is_leaving: Callable[[], bool] = lambda: False,
-) -> Callable[..., Receiver]:
+) -> Callable[..., ThrottledProtocol]:
     """What makes the protocol of a new connection, from uvicorn's arguments. Its first target is a BoundedHttp.
 
     `probes`: paths that are answered even when all connections have requests. `websockets`: paths of WebSockets,
@@ -460,9 +460,9 @@ def protocol(
     calls = {"on_refused": staticmethod(on_refused), "is_leaving": staticmethod(is_leaving)}
     kind: type[BoundedHttp] = type("Http", (BoundedHttp,), values | calls)
 
-    def make(*args: Any, **options: Any) -> Receiver:
+    def make(*args: Any, **options: Any) -> ThrottledProtocol:
         http = kind(*args, **options)
-        http.receiver = Receiver(http, limit.receiving)
-        return http.receiver
+        http.throttled = ThrottledProtocol(http, limit.read_throttle)
+        return http.throttled
 
     return make

@@ -16,8 +16,8 @@ from websockets.frames import CloseCode, Frame
 from oscine.api.common.errors import APIError
 from oscine.api.common.memory import Bodies
 from oscine.api.http.body import BODY_TIMEOUT_S
-from oscine.api.http.receiving import Receiver
-from oscine.api.http.websocket_frames import FrameCutter, ReadingTurn
+from oscine.api.http.receiving import ThrottledProtocol
+from oscine.api.http.websocket_frames import FrameCutter, ParseBudget
 
 BUSY = "oscine.busy"  # extension of a scope: a function that tells whether the connection has a request
 STALLED_S = 120.0  # that a client may leave a full buffer unread
@@ -31,12 +31,12 @@ _logger.setLevel(logging.ERROR)
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One connection, from its upgrade on."""
 
-    def __init__(self, limit: Any, bodies: Bodies, receiver: Receiver, *args: Any) -> None:
+    def __init__(self, limit: Any, bodies: Bodies, throttled: ThrottledProtocol, *args: Any) -> None:
         """`limit`: the ConnectionLimit that has counted it. `bodies` counts the memory of messages that are not
         complete. Other arguments: those of uvicorn's protocol."""
         super().__init__(*args)
         self.logger = _logger
-        self._limit, self._bodies, self._receiver = limit, bodies, receiver
+        self._limit, self._bodies, self._throttled = limit, bodies, throttled
         self._cutter = FrameCutter(self.config.ws_max_size)
         self._head = b""  # of the request, until its turn of the event loop
         self._parses_later = False  # in a later turn of the event loop
@@ -97,9 +97,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _read(self) -> None:
         """Reads the head, and frames until a message waits for the application, or the time of this turn is over."""
-        turn: ReadingTurn = self._limit.reading
+        budget: ParseBudget = self._limit.parse_budget
         while not (self.read_paused or self._parses_later or self._has_failed or self.transport.is_closing()):
-            if turn.is_over:
+            if budget.is_spent:
                 self._parses_later = True
                 self.loop.call_soon(self._read_on)
                 break
@@ -108,7 +108,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             if not frame:
                 break
             super().data_received(frame)
-            turn.spend(began_s)
+            budget.spend(began_s)
         self._count()
         self._set_reading()
 
@@ -135,7 +135,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.transport.is_closing():
             return
         waits = self.read_paused or self._parses_later or not self.writable.is_set()
-        self._receiver.set_reading(wanted=self._has_failed or not waits)
+        if waits and not self._has_failed:
+            self._throttled.pause_reading()
+        else:
+            self._throttled.resume_reading()
 
     async def receive(self) -> Any:
         message = await self.queue.get()

@@ -73,14 +73,14 @@ class FrameCutter:
         return b"".join(taken)
 
 
-class ReadingTurn:
-    """The time that has been spent on reading frames in this turn of the event loop."""
+class ParseBudget:
+    """The time that has been spent on parsing frames in this turn of the event loop."""
 
     def __init__(self) -> None:
         self._spent_s, self._ends = 0.0, False
 
     @property
-    def is_over(self) -> bool:
+    def is_spent(self) -> bool:
         return self._spent_s > TURN_S
 
     def spend(self, began_s: float) -> None:

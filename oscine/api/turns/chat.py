@@ -26,17 +26,20 @@ async def chat_turns(
     toolbox: Toolbox | None = None,
     removed: Collection[str] = (),
     dialect: Dialect = CHAT,
+    admitted: bool = False,
 ) -> list[Turn]:
     """The turns that a request asks for: one per choice.
 
     `form` is the answer's, if the body does not say it by its own parameters. `toolbox`, already entered: built-in
     tools that may be called. `removed`: functions that may no longer be called.
+    `admitted`: they belong to an answer that has its places already.
     """
     body, model = call.body, call.model
     talk = await run_in_thread(lambda: conversation(body, service.date, dialect), call.size, call.caller.threads)
     talk = service.reasoning.restore(call.caller.name, talk)
     n = body.n or 1
-    model.served.admission.check(n)  # before the prompt is made, which costs more
+    if not admitted:
+        model.served.admission.check(n)  # before the prompt is made, which costs more
     lacking = [tool.type for tool in body.tools or () if not is_called(tool)]
     leave_out(lacking, len(body.tools or ()) - len(lacking), body.tool_choice)
     form = form or await run_in_thread(lambda: asked_form(body), call.size, call.caller.threads)

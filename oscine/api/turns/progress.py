@@ -145,8 +145,8 @@ class Turn:
         self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None  # set when the turn is complete
         self.times: SequenceTimes | None = None  # set when the sequence begins to run
         self.interrupted = False  # whether the engine's request is to end now, for `go_on`
-        self.full_at: int | None = None  # tokens of a prompt with a tool's result; such a turn ends with it
-        self.full: list[int] | None = None  # the prompt with which it has ended so
+        self.compact_at: int | None = None  # the turn ends when a tool's result makes the prompt this long
+        self.prompt_to_compact: list[int] | None = None  # with which it has ended so
         self._model, self._parser, self._course, self._toolbox = model, parser, course, toolbox
         self.may_call = remember is not None  # whether the client's functions may be called
         self._ignore_eos = ignore_eos
@@ -283,8 +283,8 @@ class Turn:
         assert self._toolbox is not None
         if result.details is None and self._toolbox.exhausted:  # it does not take no for an answer
             prompt, grammar = prompts.into_final(prompt), self._course.final
-        elif self.full_at is not None and len(prompt) >= self.full_at and len(self.generated) < self._budget:
-            self.full = prompt
+        elif self.compact_at is not None and len(prompt) >= self.compact_at and len(self.generated) < self._budget:
+            self.prompt_to_compact = prompt
             self._finish("stop")
             return []
         events = self._continue(prompt, grammar)

@@ -170,6 +170,8 @@ def test_what_searches_find_is_compacted_in_the_middle_of_the_answer(searching: 
     name = searching.service.names[0]
     asked: Json = {"model": name, "messages": [USER], "tools": [SEARCHES]}
     size = searching.post("/v1/messages/count_tokens", asked).json()["input_tokens"]
+    admission = searching.model.admission
+    places = admission.max_sequences
 
     def made(summary: str, **more: Any) -> BetaMessage:
         says_search(searching, "ponds")
@@ -181,16 +183,22 @@ def test_what_searches_find_is_compacted_in_the_middle_of_the_answer(searching: 
                 return searched(request)
             return in_pieces([t.channel, *t.encode("final"), t.message, *t.encode(left.pop(0)), t.return_], 4)(request)
 
-        searching.engine.script = script
+        def filled(request: Any) -> Any:
+            admission.max_sequences = 0  # the server is full once the answer has begun
+            return script(request)
+
+        searching.engine.script = filled
         edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": size + 1}, **more}
         body: Json = {**asked, "max_tokens": 300, "context_management": {"edits": [edit]}}
         events = parse(searching.post("/v1/messages", {**body, "stream": True}).text)
         for event in events[2:]:
             _BETA_EVENT.validate_json(json.dumps(event), strict=True)
+        admission.max_sequences = places
         begun = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
         left[:] = [summary, "So small."]
         message = BetaMessage.model_validate_json(searching.post("/v1/messages", body).text, strict=True)
         assert [block.type for block in message.content] == begun
+        admission.max_sequences = places
         assert events[-2]["delta"]["stop_reason"] == message.stop_reason
         return message
 

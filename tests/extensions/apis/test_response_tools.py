@@ -452,6 +452,27 @@ def test_results_of_tools_that_fill_the_context_are_compacted(server: ScriptedSe
     assert behind.index("It was four.") < behind.index("So 4.") < behind.index("And now?")
 
 
+def test_a_response_keeps_its_place_while_it_is_compacted(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has begun, a full server refuses none of its turns."""
+    size = server.post("/v1/responses/input_tokens", {"input": "hi", "tools": [PYTHON]}).json()["input_tokens"]
+    context = [{"type": "compaction", "compact_threshold": size + 1}]
+    plays(server, call(server, "python", "2 + 2"), answer(server, "It was four."), answer(server, "So 4."))
+    script, admission = server.engine.script, server.model.admission
+
+    def filled(request: GenerationRequest) -> Any:
+        monkeypatch.setattr(admission, "max_sequences", 0)
+        assert admission.sequences == 1
+        return script(request)
+
+    server.engine.script = filled
+    body = {"input": "hi", "tools": [PYTHON], "context_management": context}
+    response = check_response(server.post("/v1/responses", body).json())
+    assert [item["type"] for item in response["output"]][-2:] == ["compaction", "message"]
+    assert admission.sequences == 0
+
+
 def test_a_result_that_no_summary_can_be_written_of_ends_the_response(server: ScriptedServer) -> None:
     tools: Any = server.service.tools
     tools.tools[0] = ScriptedTool(

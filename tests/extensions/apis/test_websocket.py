@@ -334,6 +334,34 @@ def test_input_that_waits_is_counted_in_bytes(server: SocketServer, monkeypatch:
         wait_until(lambda: held._bytes == 0, "all is given back once it was used")
 
 
+def test_input_is_counted_until_the_next_request_has_a_copy(
+    server: SocketServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, counted, t = server.service.bodies, list[int](), server.tokenizer
+    wait_until(lambda: held._bytes == 0, "other requests are over")
+    whole = limits.changed
+
+    def changed(text: str, **fields: Any) -> str:
+        counted.append(held._bytes)
+        return whole(text, **fields)
+
+    monkeypatch.setattr(limits, "changed", changed)
+    thought = [t.channel, *t.encode("analysis"), t.message, *t.encode("Let me think.")]
+    server.engine.script = lambda request: [GenerationOutput(request.request_id, thought)]
+    client.create(input="hi", store=False)
+    running = client.until("response.reasoning_text.delta")[0]["response"]["id"]
+    request = server.engine.requests[-1].request_id
+    client.send(type="response.steer", previous_response_id=running, input="x" * 100_000)
+    client.until("response.steer.accepted")
+    server.saying("ok")
+    server.on_loop(lambda: server.engine.streams[request].put(GenerationOutput(request, [t.end])))
+    client.events()
+    client.events()
+    assert len(counted) == 1
+    assert counted[0] > 100_000
+    wait_until(lambda: held._bytes == 0, "all is given back")
+
+
 def test_the_oldest_input_that_waits_comes_back(
     server: SocketServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

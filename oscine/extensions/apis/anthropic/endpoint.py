@@ -73,7 +73,7 @@ class AnthropicMessages(_Endpoint[MessagesRequest]):
                 if is_first or toolbox.names:
                     begin = summary_turn(self.service, whole, talk, "messages", wanted.ask) if is_first else turn(whole)
                     answer = MessageAnswer(await begin, call.name, blocks, stream=stream)
-                    turns = Turns(turn, partial(self._summary_within, wanted.ask))
+                    turns = Turns(partial(turn, admitted=True), partial(self._summary_within, wanted.ask))
                     fixed = 1 if body.system else 0
                     run = CompactedRun(whole, answer, wanted, seal, turns, fixed, is_first=is_first)
                     await self.respond(run.run, answer, scope, receive, send, stream=stream)
@@ -84,9 +84,19 @@ class AnthropicMessages(_Endpoint[MessagesRequest]):
     async def _summary_within(self, ask: str, call: Call[ChatCompletionRequest], prompt: list[int]) -> Turn:
         return await summary_within(self.service, call, prompt, "messages", ask)
 
-    async def _turn(self, body: MessagesRequest, toolbox: Toolbox, call: Call[ChatCompletionRequest]) -> Turn:
+    async def _turn(
+        self, body: MessagesRequest, toolbox: Toolbox, call: Call[ChatCompletionRequest], *, admitted: bool = False
+    ) -> Turn:
         form, removed = answer_form(body, call.body), removed_tools(body)
-        (turn,) = await chat_turns(self.service, call, form=form, toolbox=toolbox, removed=removed, dialect=_MESSAGES)
+        (turn,) = await chat_turns(
+            self.service,
+            call,
+            form=form,
+            toolbox=toolbox,
+            removed=removed,
+            dialect=_MESSAGES,
+            admitted=admitted,
+        )
         return turn
 
 

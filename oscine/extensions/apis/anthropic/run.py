@@ -22,7 +22,7 @@ _Call = Call[ChatCompletionRequest]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How the turns of an answer begin. Both raise APIError."""
+    """How the turns of an answer begin that has a place. Both raise APIError."""
 
     answer: Callable[[_Call], Awaitable[Turn]]
     summary: Callable[[_Call, list[int]], Awaitable[Turn]]  # of a prompt with all that was said and done
@@ -49,7 +49,12 @@ class CompactedRun:
         self._fixed, self._said = call.body.messages[:num_fixed], call.body.messages[num_fixed:]
 
     async def run(self, write: Write | None) -> None:
-        """Raises APIError."""
+        """Raises APIError. All turns have the place of the first one, as requests that go on behind a tool's result
+        have."""
+        with Generation(self._call, [self._answer]).admit():
+            await self._run(write)
+
+    async def _run(self, write: Write | None) -> None:
         answer, call = self._answer, self._call
         if self._is_first:
             call = await self._compact(call, write) or call
@@ -58,15 +63,13 @@ class CompactedRun:
             answer.go_on(await self._turns.answer(call))
         for left in reversed(range(MAX_WITHIN + 1)):
             turn = answer.turn
-            turn.full_at = self._wanted.threshold if left else None
-            generation = Generation(call, [answer])
-            with generation.admit():
-                await generation.run(write)
-            if turn.full is None:
+            turn.compact_at = self._wanted.threshold if left else None
+            await Generation(call, [answer]).run(write)
+            if turn.prompt_to_compact is None:
                 return
             call = call.with_body(_behind(call.body, turn))
             try:
-                summary = await self._turns.summary(call, turn.full)
+                summary = await self._turns.summary(call, turn.prompt_to_compact)
             except APIError as error:
                 if error.code != CONTEXT_OVERFLOW:
                     raise
@@ -84,9 +87,7 @@ class CompactedRun:
     async def _compact(self, call: _Call, write: Write | None) -> _Call | None:
         """The turn of the answer writes a summary. Returns the request that goes on from it, if it wrote one."""
         answer, summary = self._answer, Summary(self._answer.turn, self._answer.begin_compaction)
-        generation = Generation(call, [summary])
-        with generation.admit():
-            await generation.run(write)
+        await Generation(call, [summary]).run(write)
         compacted = self._compacted(summary)
         events = self._block(compacted)
         if write is not None:

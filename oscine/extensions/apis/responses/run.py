@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 import msgspec
@@ -152,6 +153,7 @@ class ResponseRun:
         self._service, self._kept, self._plan = service, kept, plan
         self._output: Output | None = None
         self._turns: list[Turn] = []
+        self._place = ExitStack()  # of the sequence, from its first turn to its last one
         self.response = new_response(plan.id, body, plan.call.name, plan.toolbox.names)
         self.events = ResponseEvents(plan.include, wanted=bool(body.stream), kept=bool(body.background))
         self.begun = asyncio.Event()
@@ -212,30 +214,34 @@ class ResponseRun:
     async def _generate(self, write: Write | None) -> None:
         plan = self._plan
         async with plan.toolbox:
-            if await plan.is_to_compact(self._service):
-                plan = await self._compact(plan, await plan.summary(self._service), write)
-            if plan.trigger:
-                self._end("completed")
-                return
-            if self._within is not None and not self._within.generate:
-                before = () if self._output is None else self._output.ended
-                await self._run(plan, Prepared(await plan.turn(self._service), before), write)
-                self._end("completed")
-                return
-            await self._answer(plan, write)
+            with self._place:  # left before the tools are closed
+                await self._make(plan, write)
+
+    async def _make(self, plan: ResponsePlan, write: Write | None) -> None:
+        if await plan.is_to_compact(self._service):
+            plan = await self._compact(plan, await plan.summary(self._service), write)
+        if plan.trigger:
+            self._end("completed")
+            return
+        if self._within is not None and not self._within.generate:
+            before = () if self._output is None else self._output.ended
+            await self._run(plan, Prepared(await plan.turn(self._service), before), write)
+            self._end("completed")
+            return
+        await self._answer(plan, write)
 
     async def _answer(self, plan: ResponsePlan, write: Write | None) -> None:
         """In several turns, if results of tools make the conversation so long that it is compacted."""
         for left in reversed(range(MAX_WITHIN + 1)):
             turn = await plan.turn(self._service)
-            turn.full_at = plan.threshold if left else None
+            turn.compact_at = plan.threshold if left else None
             output = self._items_of(plan, turn)
             await self._run(plan, output, write)
-            if turn.full is None:
+            if turn.prompt_to_compact is None:
                 break
             plan = plan.behind(turn)
             try:
-                summary = await plan.summary_within(self._service, turn.full)
+                summary = await plan.summary_within(self._service, turn.prompt_to_compact)
             except APIError as error:
                 if error.code != CONTEXT_OVERFLOW:
                     raise
@@ -263,19 +269,22 @@ class ResponseRun:
         return compaction.complete(plan, self._kept.store.seal)
 
     async def _run(self, plan: ResponsePlan, output: Output, write: Write | None) -> None:
-        """The next turn of the response; the first one begins it."""
+        """The next turn of the response. The first one begins it, and is admitted: the others have its place, as
+        requests that go on behind a tool's result have."""
         generation = Generation(plan.call, [output], "responses")
-        with generation.admit():
-            is_first, self._output = self._output is None, output
-            self._turns.append(output.turn)
-            if is_first:
-                await self._begin(write)
-            output.begin(self._listings(plan))
-            if is_first:
-                self.begun.set()
-                if self._plan.body.background:
-                    await self.events.flush(write)
-            await generation.run(write)
+        is_first = self._output is None
+        if is_first:
+            self._place.enter_context(generation.admit())
+        self._output = output
+        self._turns.append(output.turn)
+        if is_first:
+            await self._begin(write)
+        output.begin(self._listings(plan))
+        if is_first:
+            self.begun.set()
+            if self._plan.body.background:
+                await self.events.flush(write)
+        await generation.run(write)
 
     def _listings(self, plan: ResponsePlan) -> list[McpListing]:
         """The tools of MCP servers that the conversation has not seen listed."""

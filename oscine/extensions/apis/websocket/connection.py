@@ -196,8 +196,8 @@ class _Connection:
         if within.required_input and not failed:
             await self._queue(response_id, job, within.required_input)
             return
-        self._service.bodies.give_back(job.size_of_steers)
         if failed:
+            self._service.bodies.give_back(job.size_of_steers)
             await self._refuse_steers(job, "response_not_active", "the response has failed")
             return
 
@@ -212,6 +212,8 @@ class _Connection:
         except APIError as error:
             await self._refuse_steers(job, "server_overloaded", error.message)
             return
+        finally:  # the frame has a copy of them
+            self._service.bodies.give_back(job.size_of_steers)
         head = msgspec.structs.replace(job.head, previous_response_id=response_id, generate=True)
         lane.insert(1, _Job(frame, head))
 

@@ -33,7 +33,7 @@ _HIGH_RANK = 64
 _SPLITS = 8  # of the columns, at most
 _CHUNKS = 6  # of the matrix rows of an expert, at least
 _STAGES = 4  # of what a program reads step by step
-_FEW_ROWS = 64
+_FEW_ROWS = 64  # of tokens, whose second product has smaller tiles
 _ONE_STEP = 8192  # elements of the first factor that a program reads at once
 _PROGRAM = {"num_warps": 4, "maxnreg": 128}  # without the limit ptxas 12.9 prefers to spill
 
@@ -147,7 +147,8 @@ class Kernels:
         weights_P: Tensor | None = None,
         places_P: Tensor | None = None,
     ) -> None:
-        y = self._shrink(tokens, rows, into, 1, lets_later=weights_P is None)
+        is_first = weights_P is None  # of the two products of experts
+        y = self._shrink(tokens, rows, into, 1, lets_later=is_first)
         num_rows, rank = out_of.shape[-2:]
         block_n, places = block_of(rank), Places(out_TKN.stride(0), out_TKN.stride(1), places_P)
         tiles = triton.cdiv(num_rows, block_n)
@@ -243,9 +244,7 @@ def _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS: tl.constexpr, PLANES: 
 
 
 @triton.jit
-def _load_a(
-    a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, PLANES: tl.constexpr, BLOCK_C: tl.constexpr
-):  # fmt: skip
+def _load_a(a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, PLANES: tl.constexpr, BLOCK_C: tl.constexpr):
     rank_R, column_C = tl.arange(0, RANK), start + tl.arange(0, BLOCK_C)
     inside_RC = (rank_R >= 0)[:, None] & (column_C < COLUMNS)[None, :]
     a_RC = tl.load(a + rank_R[:, None] * COLUMNS + column_C[None, :], mask=inside_RC, other=0.0)

@@ -154,7 +154,7 @@ class Reference:
         y = self.shrink(x, rows, into, 1) / tokens.factor
         if weights_P is not None:
             y = y * weights_P[:, None]
-        sums_PN = torch.zeros(rows.size, out_of.shape[-2], dtype=torch.float32, device=x.device)
+        sums_PN = torch.empty(rows.size, out_of.shape[-2], dtype=torch.float32, device=x.device)
         self.expand(y, rows, out_of, sums_PN, adds=False)
         if places_P is not None:
             sums_PN = torch.empty_like(sums_PN).index_copy_(0, places_P.long(), sums_PN)

@@ -108,11 +108,8 @@ def rows_of(keys, ids, order, blocks, pairs, count, block, E: tl.constexpr, K: t
     """
     row_P = tl.arange(0, BLOCK_P)
     if blocks is not None:
-        key, place, number = (
-            tl.load(blocks + 3 * block),
-            tl.load(blocks + 3 * block + 1),
-            tl.load(blocks + 3 * block + 2),
-        )
+        own = blocks + 3 * block
+        key, place, number = tl.load(own), tl.load(own + 1), tl.load(own + 2)
         live_P = row_P < number
         row_P = tl.load(order + place + row_P, mask=live_P, other=0)
         works = number > 0

@@ -313,7 +313,7 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
         factor, target = _columns(cfg, tile, pointers)
     first = _zeros(cfg, parts[0])
     sums = (first,) if len(parts) == 1 else (first, _zeros(cfg, parts[1]))
-    more = sums  # not used, unless
+    more = sums  # of no use without ADDED_EARLY
     if cfg.ADDED_EARLY:
         more = ()
         for i in gl.static_range(len(parts)):
@@ -428,7 +428,7 @@ def _store(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_row, sou
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
         left, right = _halves(acc)
-        more_left, more_right = left, right  # not used, unless
+        more_left, more_right = left, right  # of no use without ADDED_EARLY
         if cfg.ADDED_EARLY:
             more_left, more_right = _halves(more)
         _store(cfg, left, more_left, scale, bias, begin, tile, unit_row, source, pointers)

@@ -101,7 +101,7 @@ class Ingress:
 
     async def _before_listening(self) -> None:
         self._follow(self._first)
-        if not await _is_served(self._server.listener):
+        if not self._listen_within_s or not await _is_served(self._server.listener):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._listen_within_s):

@@ -132,18 +132,15 @@ def num_gpus() -> float:
 def machines(*, free: bool = False) -> list[Machine]:
     """Of the cluster that this process is a client of. `free`: only what no actor has."""
     import ray
-    from ray._private.state import available_resources_per_node  # no public one; with Ray 2.60 it works
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    left = available_resources_per_node() if free else {}  # type: ignore[no-untyped-call]
-    return [
-        Machine(
-            node["NodeManagerAddress"],
-            left.get(node["NodeID"], {}) if free else node["Resources"],
-            node.get("Labels", {}),
-        )
-        for node in nodes
-    ]
+    resources = {node["NodeID"]: node["Resources"] for node in nodes}
+    if free:
+        from ray._private.state import available_resources_per_node  # no public one; with Ray 2.60 it works
+
+        left = available_resources_per_node()  # type: ignore[no-untyped-call]
+        resources = {name: left.get(name, {}) for name in resources}
+    return [Machine(node["NodeManagerAddress"], resources[node["NodeID"]], node.get("Labels", {})) for node in nodes]
 
 
 def disconnect() -> None:

@@ -52,7 +52,7 @@ class TimedExecutor:
         """The next step of the loop does not end before this time."""
         return self._launched[0][1] if self._launched else self._clock.ns
 
-    def foresee(self, count: int, until_ns: int, step: StepFeatures) -> "Ahead":
+    def foresee(self, count: int, until_ns: int, step: StepFeatures) -> Ahead:
         """When up to `count` steps of the loop will end that begin before `until_ns`, of decodes alone.
 
         `step`: the first of them; each has `decode_rows` tokens of context more than the one before. A step that is in
@@ -75,7 +75,7 @@ class TimedExecutor:
         begun = min(1 + bisect_left(ends_ns, until_ns), len(frees_ns))
         return Ahead(ends_ns[:begun], frees_ns[:begun])
 
-    def move_on(self, ahead: "Ahead", place: int) -> None:
+    def move_on(self, ahead: Ahead, place: int) -> None:
         """All steps that were foreseen up to this one have been made."""
         self._clock.ns, self._free_ns = ahead.ends_ns[place], ahead.frees_ns[place]
         if self._launched:

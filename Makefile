@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents openresponses browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs nodes notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents openresponses browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs nodes nodes-suites notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -217,6 +217,9 @@ cluster-transfer: $(TEST)  ## prompts computed by another engine: the same token
 
 nodes: $(TEST)  ## several nodes on this machine, in namespaces of their own; skipped where users may have none
 	$(BIN)/python -m tests.nodes $(NODES_OPTIONS)
+
+nodes-suites: $(TEST)  ## cluster-demo, -rollout, -chaos and -ramp with a cluster on four such nodes
+	$(BIN)/python -m tests.nodes.suites
 
 sim: $(TEST)    ## the simulator beside production on 2,720 random loads, with those of make test 3,000: a minute
 	$(BIN)/python -m tests.extensions.plan.random_load 280 2720

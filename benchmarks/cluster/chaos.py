@@ -10,17 +10,14 @@ promise was broken.
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import psutil
 
 from benchmarks.cluster.cluster import Cluster
 from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, PrefillLimits, Replicas, RoleSpec
@@ -96,25 +93,15 @@ class Stream:
                 self.begun.set()
 
 
-def find(cluster: Cluster, victim: str) -> list[psutil.Process]:
-    """One actor of this kind, and all processes that it started."""
-    actor = cluster.processes()[victim][0]
-    return [*actor.children(recursive=True), actor]
-
-
-def kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            os.kill(process.pid, signal.SIGKILL)
-
-
 async def run_streams(
     cluster: Cluster, bodies: list[dict[str, Any]], victim: str | None = None
 ) -> tuple[list[Stream], float]:
     """Runs all streams to their ends. Also returns the seconds from the kill until all parts are back. Raises
     Broken."""
     back_s = 0.0
-    doomed = find(cluster, victim) if victim is not None else []
+    doomed = None
+    if victim is not None:
+        doomed = next(actor for actor in await asyncio.to_thread(cluster.actors) if actor.kind == victim)
     streams = [Stream() for _ in bodies]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=STREAM_S, limits=limits) as client:
@@ -122,13 +109,13 @@ async def run_streams(
         def start(number: int) -> asyncio.Task[None]:
             return asyncio.create_task(streams[number].run(client, bodies[number]))
 
-        half = len(bodies) // 2 if victim is not None else len(bodies)
+        half = len(bodies) // 2 if doomed is not None else len(bodies)
         tasks = [start(i) for i in range(half)]
-        if victim is not None:
+        if doomed is not None:
             await asyncio.gather(*(stream.begun.wait() for stream in streams[:half]))
             tasks += [start(i) for i in range(half, len(bodies))]
             await asyncio.sleep(0.05)
-            kill(doomed)
+            await asyncio.to_thread(cluster.kill, doomed)
             back_s = await asyncio.to_thread(wait_back, cluster)
         await asyncio.gather(*tasks)
     return streams, back_s
@@ -138,8 +125,8 @@ def wait_back(cluster: Cluster) -> float:
     """Seconds until everything runs, and the router knows all replicas as ready. Raises Broken."""
     started_s = time.monotonic()
     while time.monotonic() - started_s < BACK_S:
-        there = cluster.processes()
-        actors = {kind: len(there.get(kind, [])) for kind in VICTIMS}
+        there = Counter(actor.kind for actor in cluster.actors())
+        actors = {kind: there[kind] for kind in VICTIMS}
         if actors == REPLICAS | {"router": 1} and cluster.ready() == REPLICAS:
             return time.monotonic() - started_s
         time.sleep(LOOK_S)

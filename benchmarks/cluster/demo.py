@@ -3,7 +3,8 @@
     python -m benchmarks.cluster.demo [FILE]
 
 Starts examples/cluster/demo.yaml with the command line. Asks a question and requires a function call through the OpenAI
-client. Prints the status, takes the cluster down, and looks for leftovers. Exit status 1 if any of this fails.
+client. Prints the status, takes the cluster down, and looks for leftovers. Exit status 1 if any of this fails. With
+RAY_ADDRESS in the environment the cluster is on that Ray, whose processes stay.
 """
 
 import json
@@ -30,6 +31,7 @@ WEATHER: Any = {
     },
 }
 _WITH_PREFILL = re.compile(r"[1-9]\d* with a prefill replica")
+_RAY = ("--ray", "auto") if "RAY_ADDRESS" in os.environ else ()
 _REPORT_S = 1.5  # replicas report every second
 CITY, TOLD = "Paris", {"temperature": 21, "condition": "sunny"}
 
@@ -41,9 +43,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="oscine-demo-") as state:
         os.environ["XDG_STATE_HOME"] = state  # keeps this cluster apart from others on this machine
         url = _oscine("up", file).split()[-1]  # leaves nothing behind if it fails
-        ray = json.loads(Path(state, "oscine", "cluster.json").read_text())
-        owner = psutil.Process(ray["pid"])
-        started = {process: process.name() for process in (owner, *owner.children(recursive=True))}
+        note = Path(state, "oscine", "cluster.json")
+        ray = json.loads(note.read_text()) if note.exists() else None
+        started: dict[psutil.Process, str] = {}
+        if ray is not None:
+            owner = psutil.Process(ray["pid"])
+            started = {process: process.name() for process in (owner, *owner.children(recursive=True))}
         try:
             wrong += _ask(openai.OpenAI(base_url=f"{url}/v1", api_key="none"))
             time.sleep(_REPORT_S)
@@ -52,7 +57,7 @@ def main() -> int:
         finally:
             _oscine("down")
     wrong += [f"left running: {process.pid} {name}" for process, name in started.items() if _runs(process)]
-    if Path(ray["folder"]).exists():
+    if ray is not None and Path(ray["folder"]).exists():
         wrong.append(f"left behind: {ray['folder']}")
     for what in wrong:
         print(f"WRONG: {what}")
@@ -66,6 +71,7 @@ def _runs(process: psutil.Process) -> bool:
 
 def _oscine(*arguments: str) -> str:
     """Runs a command; its output is also printed."""
+    arguments += _RAY if arguments[0] != "up" else ()  # the file says it
     print(f"$ oscine cluster {' '.join(arguments)}", flush=True)
     command = [sys.executable, "-m", "oscine", "cluster", *arguments]
     lines = []

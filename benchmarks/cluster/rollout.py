@@ -85,10 +85,8 @@ def replicas(model: str) -> set[str]:
     return {replica.replica for replica in known.replicas if replica.model == model and replica.state == "ready"}
 
 
-async def measure(url: str, clients: int) -> bool:
-    from oscine.extensions.cluster.ray import control
-
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+async def measure(cluster: Cluster, clients: int) -> bool:
+    client = openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
     names = sorted([model.id async for model in client.models.list()])
     print(f"models: {', '.join(names)}; {UNKNOWN}: {await _status(client, UNKNOWN)}")
     right = names == [FIRST, SECOND] and await _status(client, UNKNOWN) == 404
@@ -97,7 +95,7 @@ async def measure(url: str, clients: int) -> bool:
     load = Load(client, expected)
     running = [asyncio.create_task(load.run(i)) for i in range(clients)]
     started_s = time.monotonic()
-    await asyncio.to_thread(control.up, deployment(8), wait=True, note=lambda text: None)
+    await asyncio.to_thread(cluster.up, deployment(8))
     updated_s = time.monotonic() - started_s
     await asyncio.sleep(_AFTER_S)
     load.over = True
@@ -135,7 +133,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8, help="clients at once (default: %(default)s)")
     args = parser.parse_args()
     with Cluster(deployment(16)) as cluster:
-        return 0 if asyncio.run(measure(cluster.url, args.clients)) else 1
+        return 0 if asyncio.run(measure(cluster, args.clients)) else 1
 
 
 if __name__ == "__main__":

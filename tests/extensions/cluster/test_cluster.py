@@ -45,6 +45,7 @@ BROKEN = """
 def cluster(cluster_command: CommandLine) -> CommandLine:
     with pytest.MonkeyPatch.context() as patch:  # later runs of `up` read it from the cluster
         patch.setenv("OSCINE_CLUSTER_KEY", KEY)
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of a Ray that this cluster has nothing to do with
         done = cluster_command.up(FIRST)
     assert done.returncode == 0, done.stderr
     return cluster_command

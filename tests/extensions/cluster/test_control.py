@@ -82,8 +82,9 @@ def test_serve_that_never_begins(clock: Clock) -> None:
         waiting.over(None)
 
 
-def test_an_app_that_failed_says_why_in_one_line(clock: Clock) -> None:
-    trace = "Traceback (most recent call last):\n  ...\noscine.engine.stream.EngineError: no such weights\n"
+@pytest.mark.parametrize("error", ["oscine.engine.stream.EngineError", "oscine.settings.option.OptionError"])
+def test_an_app_that_failed_says_why_in_one_line(clock: Clock, error: str) -> None:
+    trace = f"Traceback (most recent call last):\n  ...\n{error}: no such weights\n"
     with pytest.raises(ClusterError, match=r"^oscine-m: no such weights$"):
         Waiting(60.0).over(app("DEPLOY_FAILED", trace))
 

@@ -36,7 +36,7 @@ _TELL_S = 10.0  # that a start takes, before it is told what it waits for
 _DOING = {"STARTING": "to start", "STOPPING": "to end"}  # by state of a replica
 _CALL_S = 10.0
 _LISTEN_WITHIN_S = 60.0  # of an ingress that shares its port with one that runs
-_REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|ValueError): (.+)$", re.MULTILINE)
+_REASON = re.compile(r"^(?:\w+\.)*(?:EngineError|ServerError|OptionError|ValueError): (.+)$", re.MULTILINE)
 Note = Callable[[str], None]
 
 

@@ -34,6 +34,7 @@ _STOP_S = 15.0  # for processes to end by themselves
 _POLL_S = 0.05
 _OBJECT_STORE_BYTES = 80 << 20  # nothing large goes through it: tokens and pages have ways of their own
 _ADDRESS, _LOG, _TOKEN, _RAY = "address", "start.log", "token", "ray"  # in the folder
+_OTHER_RAY = "RAY_ADDRESS"  # environment variable: with it Ray would look for that one instead of starting
 _KIND = Kind("ray", None)  # nothing in it is worth keeping
 
 
@@ -167,7 +168,8 @@ def start(num_cpus: int, num_gpus: int | None = None) -> LocalRay:
             stdout=output,
             stderr=output,
             start_new_session=True,  # a ctrl-C of the terminal is not meant for it
-            env=child_environment() | _environment(str(folder)),
+            env={name: value for name, value in child_environment().items() if name != _OTHER_RAY}
+            | _environment(str(folder)),
             pass_fds=[owned.lock],
         )
     owned.close()  # now it is the child's

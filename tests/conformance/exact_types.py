@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 PAGED = ("FileObject", "Batch", "VectorStore", "VectorStoreFile")
 # What answers have beyond the types. Most are fields of OpenAI's reference that the package leaves out, or had in
-# earlier versions; those of responses are OpenResponses', those of models and the reasoning are vLLM's and our own.
+# earlier versions; those of responses and of log probabilities in events are OpenResponses', those of models and the reasoning are vLLM's and our own.
 MORE = {
     "ResponseFunctionCallArgumentsDoneEvent": {"name"},
     "ResponseCustomToolCallOutput": {"status"},
@@ -21,6 +21,8 @@ MORE = {
     "VectorStore": {"description"},
     "SyncPage[VectorStoreSearchResponse]": {"has_more", "next_page", "search_query"},
     "SyncPage[FileContentResponse]": {"has_more", "next_page"},
+    "Logprob": {"bytes"},
+    "LogprobTopLogprob": {"bytes"},
     "Response": {"store", "frequency_penalty", "presence_penalty"},
     "ResponseCustomToolCall": {"status"},
     "Model": {"root", "parent", "max_model_len", "state"},
@@ -39,6 +41,12 @@ def violations(kind: Any, text: str | bytes) -> list[str]:
     except ValidationError as error:
         return [f"{_at(one['loc'])}: {one['msg']}, not {one['input']!r:.200}" for one in _meant(error)]
     return [*_differences(parsed, json.loads(text), getattr(kind, "__name__", str(kind)))]
+
+
+def check_type(kind: Any, text: str | bytes) -> None:
+    """Fails unless the JSON is of the type to the letter."""
+    found = violations(kind, text)
+    assert not found, found
 
 
 def _at(loc: Sequence[int | str]) -> str:

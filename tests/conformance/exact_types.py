@@ -13,7 +13,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 PAGED = ("FileObject", "Batch", "VectorStore", "VectorStoreFile")
 # What answers have beyond the types. Most are fields of OpenAI's reference that the package leaves out, or had in
-# earlier versions; those of responses and of log probabilities in events are OpenResponses', those of models and the reasoning are vLLM's and our own.
+# earlier versions. Those of responses and of log probabilities in events are OpenResponses', those of models and the
+# reasoning are vLLM's and our own.
 MORE = {
     "ResponseFunctionCallArgumentsDoneEvent": {"name"},
     "ResponseCustomToolCallOutput": {"status"},

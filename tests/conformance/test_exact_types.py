@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
-import httpx
 import httpx2
 import openai
 import pydantic
@@ -135,7 +134,7 @@ class Checked:
     def hooks(self) -> dict[str, list[Any]]:
         return {"response": [self.read]}
 
-    def read(self, response: httpx.Response | httpx2.Response) -> None:
+    def read(self, response: httpx2.Response) -> None:
         response.read()
         asked = f"{response.request.method} {response.request.url.path}"
         if response.status_code != 200:
@@ -261,7 +260,8 @@ def files_stores_and_searches(server: SocketServer, client: openai.OpenAI) -> No
     tools: Any = [{"type": "file_search", "vector_store_ids": [store.id], "max_num_results": 3}]
     search = called(server, "file_search.search", '{"queries": ["bird"]}')
     include: Any = ["file_search_call.results"]
-    for told in (include, []):
+    shown: list[Any] = [include, []]
+    for told in shown:
         turn = (search, said(server, "A wren【0:0†birds.md】 sings."))
         plays(server, *turn, *turn)
         for response in answers(client, "Which bird?", tools=tools, include=told):
@@ -298,15 +298,14 @@ def calls_of_tools_and_what_is_kept_of_them(server: SocketServer, client: openai
             "custom_tool_call": {"type": "custom_tool_call_output", "output": [{"type": "input_text", "text": "ok"}]},
             "tool_search_call": {"type": "tool_search_output", "execution": "client", "tools": [WEATHER]},
         }
-        result = {**outputs[call.type], "call_id": call.call_id}
-        done = client.responses.create(
-            model="fake", input=[*response.output, result], tools=tools, conversation=conversation.id
-        )
+        given: Any = [*response.output, {**outputs[call.type], "call_id": call.call_id}]
+        done = client.responses.create(model="fake", input=given, tools=tools, conversation=conversation.id)
         client.responses.input_items.list(done.id)
         kept = client.responses.retrieve(done.id, include=["message.input_image.image_url"])
         assert kept == done
     items = client.conversations.items
-    items.create(conversation.id, items=[{**HI, "role": "developer"}, {"role": "user", "content": "And?"}])
+    more: Any = [{**HI, "role": "developer"}, {"role": "user", "content": "And?"}]
+    items.create(conversation.id, items=more)
     kinds = {item.type for item in items.list(conversation.id, limit=100)}
     assert kinds >= {"message", "reasoning", "custom_tool_call", "custom_tool_call_output", "function_call"}
     assert kinds >= {"function_call_output", "tool_search_call", "tool_search_output"}
@@ -429,7 +428,7 @@ def test_all_that_is_sent_is_what_the_types_say(model_folder: Path) -> None:
             base_url=f"{server.url}/v1",
             api_key="none",
             max_retries=0,
-            http_client=httpx.Client(event_hooks=checked.hooks),
+            http_client=httpx2.Client(event_hooks=checked.hooks),
         ) as client,
         anthropic.Anthropic(
             base_url=server.url,

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_link_that_dies_fails_the_transfer_and_the_next_one_connects_anew(bed:
 
 @pytest.mark.slow
 def test_the_rate_is_near_that_of_raw_tcp(bed: Bed) -> None:
-    """The best of several runs in turns, as other processes may use the cores in some of them."""
+    """Medians of runs in turns, as other processes may use the cores in some of them."""
     first, second, _ = bed.nodes
     reader, num_bytes = Reader(second, first, 600), 256 << 20
     nixl, raw = [], []
@@ -115,5 +116,5 @@ def test_the_rate_is_near_that_of_raw_tcp(bed: Bed) -> None:
         found = json.loads(sent)
         raw.append(found["bytes"] / found["seconds"])
     reader.close()
-    print(f"NIXL {max(nixl) / 1e9:.2f} GB/s, raw TCP {max(raw) / 1e9:.2f} GB/s, best of 12")
-    assert max(nixl) > 0.7 * max(raw)
+    print(f"NIXL {median(nixl) / 1e9:.2f} GB/s, raw TCP {median(raw) / 1e9:.2f} GB/s, medians of 12")
+    assert median(nixl) > 0.7 * median(raw)

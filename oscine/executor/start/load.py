@@ -11,6 +11,7 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from oscine.checkpoint.quantize import described
@@ -83,7 +84,10 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     """Returns when every rank has its weights."""
     opened, config, options = start.opened, start.config, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
-    new_rules = start.rules_of(tokenizer, config.vocab_size)  # which reads it while the weights are loaded
+    # Read in the background. The libraries that read it hold Python's lock: with a GPU while kernels are compiled, else
+    # while C code prepares the weights.
+    read_rules = partial(start.rules_of, tokenizer, config.vocab_size)
+    new_rules = None if start.on_gpu else read_rules()
     weights = opened.load(
         ops=start.ops,
         shard=start.shard,
@@ -103,6 +107,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         weights = start.sleeper.keep(weights)
     start.target.communicator.barrier()
     start.watch.lap("weights")
+    new_rules = new_rules or read_rules()
     kv = allocate_cache(start, memory)
     if start.cache is not None:  # page tables for any length that there may be room for
         memory = replace(memory, max_model_len=options.model.max_model_len or config.max_position_embeddings)

@@ -342,6 +342,30 @@ def test_long_prompts_that_are_not_cached_get_a_prefill_replica() -> None:
     run(test)
 
 
+def test_a_prompt_is_prefilled_on_the_machine_that_decodes_it_unless_that_costs_more() -> None:
+    async def test(cluster: Cluster) -> None:
+        router = cluster.router()
+        cluster.decode.join("d", cluster.report("d", endpoints=Endpoints("tcp://[fd00::2]:1")))
+        for name, machine in (("far", "fd00::1"), ("near", "fd00::2"), ("other", "fd00::3")):
+            report = cluster.report(name, role="prefill", endpoints=Endpoints(f"tcp://[{machine}]:2"))
+            cluster.prefill.join(name, report)
+
+        async def prefilled_on(number: int, **stats: int) -> str:
+            cluster.prefill.hear("near", EngineStats(**stats))  # type: ignore[arg-type]
+            digests = [bytes([number, i]) * 8 for i in range(16)]
+            place = await router.place(Placement(str(number), "m", digests, 16 * PAGE, 100))
+            cluster.decode.withdraw(str(number))
+            cluster.prefill.withdraw(str(number))
+            assert place.prefill is not None
+            return place.prefill.replica
+
+        assert {await prefilled_on(number) for number in range(8)} == {"near"}
+        assert await prefilled_on(8, queued_tokens=100) == "near"
+        assert await prefilled_on(9, queued_tokens=4000) in ("far", "other")
+
+    run(test)
+
+
 def test_a_replica_that_goes_takes_its_pages_along() -> None:
     async def test(cluster: Cluster) -> None:
         cluster.start("a", "b")

@@ -6,8 +6,9 @@ It belongs to one event loop: its subscriptions run there, and everything is cal
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
+from urllib.parse import urlsplit
 
 from oscine.extensions.kv_events.publisher import page_hash
 from oscine.extensions.replicas.routing.cost import rank, sticky_key
@@ -102,8 +103,13 @@ class Fleet:
         self._loads.refresh(self._clock())
         return any(name not in exclude for name in self._loads.free)
 
-    def rank(self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = ()) -> Iterator[str]:
-        """Replicas that may take a request, best first; those that have enough to do come last."""
+    def rank(
+        self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = (), near: str | None = None
+    ) -> Iterator[str]:
+        """Replicas that may take a request, best first; those that have enough to do come last.
+
+        near: the address of the engine that reads the pages of the prompt, preferably on the same machine.
+        """
         self._loads.refresh(self._clock())
         free, busy = self._loads.free, self._loads.busy
         if exclude:
@@ -113,7 +119,12 @@ class Fleet:
         having = [name for name in pages if name in free or name in busy]
         tokens = {name: min(pages[name] * self._views[name].page_size, num_tokens) for name in having}
         key = sticky_key(digests, [pages[name] for name in having])
-        return chain.from_iterable(rank([*some.values()], tokens, num_tokens, key) for some in (free, busy))
+        far = () if near is None else {name for name in (*free, *busy) if not self._is_on(name, _machine(near))}
+        return chain.from_iterable(rank([*some.values()], tokens, num_tokens, key, far) for some in (free, busy))
+
+    def _is_on(self, name: str, machine: str | None) -> bool:
+        address = self.address(name)
+        return address is not None and _machine(address) == machine
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
@@ -152,6 +163,12 @@ class Fleet:
             self._views[name].hear(stats, self._clock())
             self._loads.note(name)
             self.on_change()
+
+
+@lru_cache(maxsize=1024)
+def _machine(address: str) -> str | None:
+    """None for a socket that is a file."""
+    return urlsplit(address).hostname
 
 
 def _known_info(views: Collection[ReplicaView], last: EngineInfo | None) -> EngineInfo | None:

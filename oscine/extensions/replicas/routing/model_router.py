@@ -174,23 +174,24 @@ class ModelRouter:
     def _place(self, wanted: Placement, excluded: Collection[str], queue_s: float) -> Place:
         name = next(self.generate.rank(wanted.digests, wanted.num_tokens, excluded))
         num_overlap = self.generate.place(wanted.request_id, name, wanted.digests, wanted.num_tokens)
-        prefill = self._prefill(wanted, wanted.num_tokens - num_overlap)
+        address = self.generate.address(name)
+        assert address is not None
+        prefill = self._prefill(wanted, wanted.num_tokens - num_overlap, address)
         counters = self._counters
         counters.placed += 1
         counters.overlap_tokens += num_overlap
         counters.known_tokens += wanted.num_tokens
         counters.remote_prefills += prefill is not None
         counters.queue_s += queue_s
-        address = self.generate.address(name)
-        assert address is not None
         return Place(name, address, prefill, num_overlap, queue_s)
 
-    def _prefill(self, placement: Placement, num_missing: int) -> PrefillSource | None:
+    def _prefill(self, placement: Placement, num_missing: int, reader: str) -> PrefillSource | None:
+        """`reader`: the address of the engine that reads the pages."""
         limits = self.model.prefill
         if self.prefill is None or num_missing < limits.min_tokens:
             return None
         self._misses_prefill |= self.prefill.is_missing
-        for name in self.prefill.rank(placement.digests, placement.num_tokens, placement.exclude):
+        for name in self.prefill.rank(placement.digests, placement.num_tokens, placement.exclude, near=reader):
             address = self.prefill.address(name)
             if address is not None:
                 self.prefill.place(placement.request_id, name, placement.digests, placement.num_tokens)

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.promises import Broken, Holdings, keep
+from benchmarks.serving.promises import Broken, Holdings, Unmeasured, keep
 from benchmarks.serving.siege import ground, streams, verdicts
 from benchmarks.serving.siege.ground import Ground, Row, about_floor, single
 from benchmarks.serving.siege.measures import Memory, bytes_below, known_files
+from benchmarks.serving.siege.streams import Gap
 
 MIB = 1 << 20
 
@@ -95,8 +96,11 @@ def test_files_that_vanish_end_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 class Field:
     """A ground whose measurements are given."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *gaps_s: float, late: int = 0) -> None:
-        self.gaps_s, self.runs = [*gaps_s], 0
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *gaps_s: float, late: int = 0, own_s: float = 0.0
+    ) -> None:
+        """`late`: turns of the event loop per attack. `own_s`: delay of the clients' timer in each."""
+        self.gaps_s, self.own_s, self.runs = [*gaps_s], own_s, 0
         self.fault: str | None = None
         counts = iter(range(0, 100 * late, late) if late else [0] * 100)
         monkeypatch.setattr(ground, "lags", lambda server: {0.1: 0.0, math.inf: float(next(counts))})
@@ -105,10 +109,11 @@ class Field:
         self.ground = Ground(server, self, 0.1, folder, memory)
         self.reset = False
 
-    def longest_gap_s(self) -> float:
+    def longest_gap(self) -> Gap:
         """Each attack asks before and after."""
         self.reset = not self.reset
-        return 0.0 if self.reset else self.gaps_s.pop(0)
+        gap_s = 0.0 if self.reset else self.gaps_s.pop(0)
+        return Gap(gap_s, max(0.0, gap_s - self.own_s), self.own_s)
 
     def run(self, server: Any) -> str:
         self.runs += 1
@@ -159,16 +164,76 @@ def test_lateness_memory_files_and_the_attack_itself_are_judged(
     assert keep({"x": lambda: field.ground.attack(single("x", field.run))}) == 0
 
 
-def test_a_stream_that_stalls_is_noted_without_the_waits_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = [float(i) for i in range(streams.FIRST_EVENTS)]
-    times, waits = iter([*first, 100.0, 100.5, 101.0]), iter([0.0] * len(first) + [0.0, 0.1, 0.1])
-    noted: list[float] = []
-    watch: Any = SimpleNamespace(waits=SimpleNamespace(seconds=lambda: next(waits)), note=noted.append)
-    monkeypatch.setattr("time.monotonic", lambda: next(times))
+def test_a_gap_of_a_busy_machine_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    field = Field(tmp_path, monkeypatch, 0.3, 0.3, 0.3, own_s=0.2)
+    assert keep({"x": lambda: field.ground.attack(single("x", field.run))}) == 0
+    assert (
+        "x: NOT MEASURED: x: this machine was busy, and the clients' own timer late by 200 ms"
+        in capsys.readouterr().out
+    )
+    field = Field(tmp_path, monkeypatch, 0.31, 0.31, 0.31, own_s=0.2)
+    with pytest.raises(Broken, match="stood still for 310 ms"):
+        field.ground.attack(single("x", field.run))
+    for own_s, expected in ((0.1, Unmeasured), (0.09, Broken)):
+        field = Field(tmp_path, monkeypatch, *[0.0] * 9, late=1, own_s=own_s)
+        with pytest.raises(expected, match="the event loop was late by more than 100 ms, 1 times"):
+            field.ground.attack(single("x", field.run))
+
+
+class Clock:
+    """Of a process: time passes while it computes, and otherwise when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self._used_s = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("time.thread_time", self._compute)
+
+    def _compute(self) -> float:
+        self.now_s += 0.0005
+        self._used_s += 0.0005
+        return self._used_s
+
+
+@pytest.mark.parametrize(
+    ("stalls_s", "ticks_s", "waits_s", "gap_s", "sure_s"),
+    [
+        (0.5, [], 0.0, 0.5, 0.5),  # of the server
+        (0.5, [], 0.1, 0.4, 0.4),  # and it waited for a core
+        (0.5, [0.5], 0.0, 0.5, 0.0),  # of the machine
+        (0.5, [0.2, 0.2], 0.1, 0.4, 0.1),  # of it, at most as long
+    ],
+)
+def test_a_stall_is_noted_with_and_without_what_the_machine_did(
+    monkeypatch: pytest.MonkeyPatch, stalls_s: float, ticks_s: list[float], waits_s: float, gap_s: float, sure_s: float
+) -> None:
+    clock, waited_s, noted = Clock(monkeypatch), 0.0, list[tuple[float, float]]()
+    timer = streams.Timer()
+    watch: Any = SimpleNamespace(
+        waits=SimpleNamespace(seconds=lambda: waited_s), timer=timer, note=lambda *gaps: noted.append(gaps)
+    )
     stream = streams._Stream(watch, "x")
-    for _ in range(streams.FIRST_EVENTS + 3):
+    for _ in range(streams.FIRST_EVENTS + 1):
         stream.data_received(b"data")
-    assert noted == pytest.approx([100.0 - first[-1], 0.4, 0.5])
+        clock.now_s += 0.01
+    clock.now_s += stalls_s - 0.01 - sum(ticks_s)
+    waited_s = waits_s
+    noted.clear()
+    for late_s in ticks_s[:-1]:
+        timer._due_s = clock.now_s
+        clock.now_s += late_s
+        timer.compute()
+    if ticks_s:
+        timer._due_s = clock.now_s  # and the data is read before the timer runs
+        clock.now_s += ticks_s[-1]
+    stream.data_received(b"data")
+    assert noted[0] == pytest.approx((gap_s, sure_s), abs=0.02)
+    if ticks_s:
+        timer.compute()
+        assert timer.longest_s == pytest.approx(max(ticks_s), abs=0.1)
+        stream.data_received(b"data")
+        assert noted[1] == pytest.approx((0, 0), abs=0.02), "no delay counts twice"
 
 
 def test_a_stream_that_says_something_else_is_broken() -> None:

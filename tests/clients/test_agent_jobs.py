@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.scripted_agent import Asked, Call, ScriptedAgent, Share
-from tests.clients.test_agent_recipes import AGENTS, commands, recipe, run
+from tests.clients.test_agent_recipes import AGENTS, HANGS_S, commands, recipe, run
 
+pytestmark = pytest.mark.timeout(2 * HANGS_S)  # of a test, which runs two commands at most
 TURNS = 30
 LIMIT = 64_000  # tokens of a small context
 SEES = {  # the client believes that the model sees, and sends pictures

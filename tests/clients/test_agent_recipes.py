@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / "runs" / "agents" / "node_modules" / ".bin"
 NANO = ROOT / "oscine" / "model" / "nano"
 DOCUMENT = (ROOT / "docs" / "clients.md").read_text()
+HANGS_S = 1800  # of one command, which takes a minute on two idle cores
+pytestmark = pytest.mark.timeout(2 * HANGS_S)  # of a test, which runs two commands at most
 
 
 class Addressed(Protocol):
@@ -79,7 +81,8 @@ def run(script: str, home: Path, folder: Path, **more: str) -> str:
     environment = {"HOME": str(home), "PATH": f"{INSTALLED}:{os.environ['PATH']}", **more}
     done = subprocess.run(
         ["bash", "-ec", script],
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANGS_S,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

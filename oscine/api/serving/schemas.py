@@ -15,6 +15,7 @@ from oscine.api.common.errors import APIError, from_validation, invalid
 from oscine.api.common.keys import Caller
 from oscine.api.common.memory import Held, memory_of
 from oscine.api.common.work import INLINE_SIZE, run_in_thread
+from oscine.api.http.half_characters import decode_json
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -310,7 +311,7 @@ def _memory_of(body: bytes) -> int:
 def _decoded(body: bytes, type: type[T]) -> T:
     try:
         with set_apart() if len(body) > INLINE_SIZE else nullcontext():
-            return msgspec.json.decode(body, type=type)
+            return decode_json(body, type)
     except msgspec.ValidationError as error:
         raise from_validation(error, choices=_CHOICES) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -329,6 +329,8 @@ FILTERS: list[dict[str, Any]] = [
     *(compare(kind, "lang", ["en", "fr"]) for kind in ("in", "nin")),
     *(compare(kind, "draft", value) for kind in ("eq", "ne") for value in (True, False)),
     compare("eq", "year", 10**30),
+    compare("lt", "year", 10**400),
+    compare("lt", "year", -(10**400)),
     compare("in", "year", []),
     compare("eq", 'odd "key".$[0]', "x' OR 1=1 --"),
     compare("eq", "draft", 1),

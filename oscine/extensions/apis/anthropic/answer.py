@@ -19,6 +19,7 @@ from oscine.chat.toolbox import ToolResult, WebSearch
 
 Json = dict[str, Any]
 
+_TOLD_ONCE = {"cache_creation", "inference_geo", "service_tier", "speed"}  # of the usage, when a stream begins
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -194,7 +195,8 @@ class MessageAnswer:
 
     def last_event(self) -> bytes:
         stopped = b"".join(map(sse, self._blocks.stop()))
-        delta = sse({"type": "message_delta", "delta": self._ending(), "usage": self._usage()})
+        usage = {name: value for name, value in self._usage().items() if name not in _TOLD_ONCE}
+        delta = sse({"type": "message_delta", "delta": self._ending(), "usage": usage})
         return stopped + delta + sse({"type": "message_stop"})
 
     def failure(self, error: APIError) -> bytes:

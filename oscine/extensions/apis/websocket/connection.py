@@ -14,6 +14,7 @@ from oscine.api.common.asgi import INSIDE, Receive, Scope, Send
 from oscine.api.common.errors import APIError, from_validation, invalid, unsupported
 from oscine.api.common.memory import memory_of
 from oscine.api.common.work import BODIES, run_in_thread
+from oscine.api.http.half_characters import without_halves
 from oscine.api.http.websocket import BUSY
 from oscine.api.serving.service import Service
 from oscine.extensions.apis.responses.run import Within
@@ -105,13 +106,13 @@ class _Connection:
         try:
             self._service.bodies.take(len(frame))
             try:
-                head = await run_in_thread(lambda: _decoded(frame, Head), len(frame), BODIES)
+                whole, head = await run_in_thread(lambda: _headed(frame), len(frame), BODIES)
             finally:
                 self._service.bodies.give_back(len(frame))
             if head.type == "response.create":
-                await self._create(frame, head)
+                await self._create(whole, head)
             elif head.type == "response.steer":
-                await self._steer(frame)
+                await self._steer(whole)
             else:
                 raise invalid("type", "it is 'response.create' or 'response.steer'")
         except APIError as error:
@@ -315,6 +316,17 @@ def _steer_of(frame: str) -> Steer:
     except ValueError as error:
         raise invalid("input", str(error)) from None
     return _decoded(frame, Steer)
+
+
+def _headed(frame: str) -> tuple[str, Head]:
+    """The frame without halves of characters, and what it begins with. Raises APIError."""
+    try:
+        return frame, _decoded(frame, Head)
+    except APIError:
+        whole = without_halves(frame.encode()).decode()
+        if whole == frame:
+            raise
+        return whole, _decoded(whole, Head)
 
 
 def _decoded(frame: str, kind: type[T]) -> T:

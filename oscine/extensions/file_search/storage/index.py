@@ -1,5 +1,6 @@
 """The search of one store: by words, by vectors, among the files that satisfy a filter."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -95,6 +96,15 @@ def _test(value: Scalar, sign: str, values: list[Any]) -> str:
     if isinstance(value, bool):
         return f"type = '{str(value).lower()}'"
     kinds = "('text')" if isinstance(value, str) else "('integer', 'real')"
-    huge = isinstance(value, int) and abs(value) >= 1 << 63  # which SQLite holds as a float
-    values.append(float(value) if huge else value)
+    values.append(_number(value) if isinstance(value, int) else value)
     return f"(type IN {kinds} AND atom {sign} ?)"
+
+
+def _number(value: int) -> int | float:
+    """As SQLite reads it from JSON: a float from 64 bits on, which may be infinite."""
+    if abs(value) < 1 << 63:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

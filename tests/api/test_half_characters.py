@@ -1,0 +1,58 @@
+"""Texts that were cut in the middle of a character, as JSON of JavaScript has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oscine.api.http.half_characters import decode_json, without_halves
+from tests.api.scripted_server import ScriptedServer
+from tests.extensions.apis.socket_server import SocketServer
+
+HALF = "Done \ud83d"
+MENDED = "Done \ufffd"
+
+
+@given(st.lists(st.sampled_from(["a", "\\", '"', "u", "\ud83d", "\ude00", "\ud83d\ude00", "\udbff", "é", "d83d"])))
+def test_each_half_is_replaced_and_nothing_else(parts: list[str]) -> None:
+    """As Python's decoder joins and leaves them."""
+    text = "".join(parts)
+    body = json.dumps({"input": text, text: 1}).encode()
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    mended = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in expected)
+    assert decode_json(body, dict[str, Any]) == {"input": mended, mended: 1}
+    assert len(without_halves(body)) == len(body)
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\ud83d"', b'"\\u12"', b'{"a": \\ud83d}', b"\\ud83d", b"[1"])
+def test_what_is_no_json_stays_none(body: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_json(body, object)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": HALF}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HALF}]}),
+        ("/v1/messages", {"model": "any", "max_tokens": 5, "messages": [{"role": "user", "content": HALF}]}),
+        ("/v1/completions", {"prompt": HALF}),
+    ],
+)
+def test_a_half_character_does_not_end_a_job(scripted: ScriptedServer, path: str, body: dict[str, Any]) -> None:
+    answer = scripted.post(path, {**body, "model": scripted.service.names[0]})
+    assert answer.status_code == 200, answer.text
+    assert MENDED in scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+
+
+def test_a_half_character_over_a_websocket(model_folder: Path) -> None:
+    with SocketServer(model_folder) as server, server.connect() as client:
+        server.saying("Yes.", "Yes.")
+        first = client.respond(input=HALF, stream_id="a", store=False)
+        assert MENDED in server.prompt()
+        client.respond(input=f"{HALF} more", previous_response_id=first["id"], store=False)
+        assert server.prompt().count("Done \ufffd") == 2

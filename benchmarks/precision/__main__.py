@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.precision.emulation import Moe, expand, plain_moe, rounding_moe
-from benchmarks.precision.formats import FP8, OTHERS, fp16, unchanged
+from benchmarks.precision.formats import FP8, MXFP8, OTHERS, fp16, unchanged
 from benchmarks.precision.runs import Choices, Error, Load, Result, run
 from oscine.checkpoint.hub import NANO_FOLDER, PUBLISHED
 from oscine.checkpoint.opened import open_model
@@ -103,6 +103,7 @@ def by_plain_torch(config: ModelConfig, weights: Weights, ops: Ops, formats: boo
     yield Precision("FP8 keys and values", exact, fp8_keys=True)
     yield Precision("FP8 activations", fp8)
     yield Precision("both", fp8, fp8_keys=True)
+    yield Precision("MXFP8 activations", model(rounding_moe(*MXFP8)))
     for name, roundings in OTHERS.items() if formats else ():
         yield Precision(name, model(rounding_moe(*roundings)))
 

@@ -36,7 +36,10 @@ def with_factor(elements: Rounding, factor: float) -> Rounding:
 
 
 def with_scales(elements: Rounding, *, block: int | None = None, power_of_two: bool = True) -> Rounding:
-    """A scale for each `block` columns, or for a row: the least with which no element saturates."""
+    """A scale for each `block` columns, or for a row: the least with which no element saturates.
+
+    MXFP8 is e4m3 with block 32. This is how NVIDIA's libraries choose its scales.
+    """
     largest = {e4m3: E4M3_LARGEST, int8: INT8_LARGEST}[elements]
 
     def rounded(values: Tensor) -> Tensor:
@@ -51,13 +54,26 @@ def with_scales(elements: Rounding, *, block: int | None = None, power_of_two: b
     return rounded
 
 
+def mxfp8_by_exponent(values: Tensor) -> Tensor:
+    """MXFP8 with the scales that the OCP standard's conversion has: the largest of 32 columns is from 256 to 512.
+
+    So those above 448 saturate. https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
+    """
+    width = values.shape[-1]
+    blocks = functional.pad(values, (0, -width % 32)).unflatten(-1, (-1, 32))
+    largest = blocks.abs().amax(-1, keepdim=True).clamp(min=LEAST_SCALE)
+    exponents = torch.frexp(largest).exponent - 9
+    return torch.ldexp(e4m3(torch.ldexp(blocks, -exponents)), exponents).flatten(-2)[..., :width]
+
+
 # Of x, the input of the experts, and of h, the output of SwiGLU, whose limit of 7 bounds h by 56: 448 / 8.
 FP8 = with_scales(e4m3), with_factor(e4m3, 8.0)
+MXFP8 = (with_scales(e4m3, block=32),) * 2
 OTHERS: dict[str, tuple[Rounding, Rounding]] = {
     "e4m3, power of two per row": (with_scales(e4m3), with_scales(e4m3)),
     "e4m3, float32 per row": (with_scales(e4m3, power_of_two=False),) * 2,
     "e4m3, float32 per 96 columns": (with_scales(e4m3, block=96, power_of_two=False),) * 2,
-    "e4m3, power of two per 32": (with_scales(e4m3, block=32),) * 2,
+    "MXFP8, scales by exponent": (mxfp8_by_exponent,) * 2,
     "e4m3, float32 per 32": (with_scales(e4m3, block=32, power_of_two=False),) * 2,
     "x as e4m3, h as fp16": (with_scales(e4m3), fp16),
     "x exact, h as e4m3": (unchanged, with_scales(e4m3)),

@@ -246,6 +246,7 @@ class Shapes:
     kv_heads: int
     head_dim: int
     hidden: int
+    activation_dtype: str = "auto"  # of what experts multiply, as in Target
 
 
 class Use(NamedTuple):

@@ -26,6 +26,7 @@ from oscine.ops.moe.mxfp4 import dequantize
 from oscine.ops.target import Target
 from tests.ops.compile_ahead import Compiled, compile_ahead
 from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.moe_accuracy import check_beside_portable
 from tests.ops.test_planes import round_as_torch
 
 CPU = torch.device("cpu")
@@ -75,11 +76,24 @@ def interpret_shapes() -> None:
 
 
 def interpret_ranks() -> None:
-    """Intermediate widths of one of 2, 4 and 8 ranks, filled up to blocks of 32; a hidden size of 2,880."""
+    """Intermediate widths of one of 1, 2, 4 and 8 ranks, filled up to blocks of 32; a hidden size of 2,880."""
     round_as_torch()
-    for intermediate in (384, 736):
-        check(3, experts_of(2, 288, intermediate), random_routing(3, 2, 2, CPU), 16)
-    check(2, experts_of(2, 2880, 64), random_routing(2, 2, 1, CPU), 16)
+    for hidden, intermediate in (*((32, width) for width in (2880, 1440, 736, 384)), (2880, 64)):
+        check_beside_portable_kernels(hidden, intermediate)
+
+
+def check_beside_portable_kernels(hidden: int, intermediate: int) -> None:
+    """Two experts, three tokens."""
+    experts, routing = experts_of(2, hidden, intermediate), random_routing(3, 2, 2, CPU)
+    x_TH = torch.randn(3, hidden, generator=torch.Generator().manual_seed(0)).bfloat16()
+    parts_TKH = blackwell.moe(TARGET, x_TH, routing, blackwell.prepare_experts(TARGET, experts), 7.0)
+    check_beside_portable(parts_TKH, x_TH, routing, experts)
+
+
+def interpret_published() -> None:
+    """One layer at the published width, with two experts."""
+    round_as_torch()
+    check_beside_portable_kernels(2880, 2880)
 
 
 def interpret_edges() -> None:
@@ -111,6 +125,7 @@ def interpret_trial() -> None:
     right = blackwell._matrix
     blackwell._matrix = lambda blocks, scales, bias: right(blocks, scales.roll(1, 2), bias)
     wrong = blackwell.trial(TARGET)
+    blackwell._matrix = right
     assert wrong is not None
     assert "off by" in wrong
 
@@ -124,7 +139,16 @@ def test_the_exact_experts_are_the_portable_ones() -> None:
     assert torch.equal(found.down_blocks, expected.down_blocks)
 
 
-@pytest.mark.parametrize("what", [interpret_shapes, interpret_ranks, interpret_edges, interpret_trial])
+def interpret_all() -> None:
+    """In one process, most of whose time are imports."""
+    torch.manual_seed(0)
+    interpret_edges()
+    interpret_shapes()
+    interpret_ranks()
+    interpret_trial()
+
+
+@pytest.mark.parametrize("what", [interpret_all, pytest.param(interpret_published, marks=pytest.mark.slow)])
 def test_experts_in_the_interpreter(what: Callable[[], None]) -> None:
     run_gluon(what)
 

@@ -4,6 +4,7 @@ No such GPU has run it. The interpreter has no hardware: what the compiler makes
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from oscine.ops.moe import triton as portable
 from oscine.ops.moe.mxfp4 import MAGNITUDES, dequantize
 from oscine.ops.target import Target
 from tests.ops.compile_ahead import Compiled, assemble_for, compile_ahead, run_interpreted
+from tests.ops.moe_accuracy import check_beside_portable
 from tests.ops.test_moe_triton import run_assembler
 
 CPU = torch.device("cpu")
@@ -75,10 +77,23 @@ def interpret_shapes() -> None:
 
 
 def interpret_ranks() -> None:
-    """Intermediate widths of one of 4 and 8 ranks, filled up to blocks of 32; a hidden size of 2,880."""
-    for intermediate in (384, 736):
-        check(2, experts_of(2, 32, intermediate), random_routing(2, 2, 1, CPU))
-    check(3, experts_of(2, 2880, 64), random_routing(3, 2, 1, CPU))
+    """Intermediate widths of one of 1, 2, 4 and 8 ranks, filled up to blocks of 32; a hidden size of 2,880."""
+    for hidden, intermediate in (*((32, width) for width in (2880, 1440, 736, 384)), (2880, 64)):
+        check_beside_portable_kernels(hidden, intermediate)
+
+
+def check_beside_portable_kernels(hidden: int, intermediate: int) -> None:
+    """Two experts, three tokens."""
+    experts, routing = experts_of(2, hidden, intermediate), random_routing(3, 2, 2, CPU)
+    x_TH = torch.randn(3, hidden, generator=torch.Generator().manual_seed(0)).bfloat16()
+    parts_TKH = blackwell_rtx.moe(TARGET, x_TH, routing, blackwell_rtx.prepare_experts(TARGET, experts), 7.0)
+    check_beside_portable(parts_TKH, x_TH, routing, experts)
+
+
+def interpret_published() -> None:
+    """One layer at the published width, with two experts."""
+    nan_in_new_tensors()
+    check_beside_portable_kernels(2880, 2880)
 
 
 def interpret_edges() -> None:
@@ -120,8 +135,9 @@ def interpret_all() -> None:
     interpret_trial()
 
 
-def test_experts_in_the_interpreter() -> None:
-    run_interpreted(interpret_all)
+@pytest.mark.parametrize("what", [interpret_all, pytest.param(interpret_published, marks=pytest.mark.slow)])
+def test_experts_in_the_interpreter(what: Callable[[], None]) -> None:
+    run_interpreted(what)
 
 
 def test_the_exact_experts_are_the_portable_ones() -> None:

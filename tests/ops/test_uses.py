@@ -73,3 +73,13 @@ def test_pages_of_32_tokens_lose_a_kernel() -> None:
 def test_queries_that_hoppers_decode_reads_are_rotated() -> None:
     """It cannot rotate them, so steps of nothing but its decodes must not leave that to it."""
     assert attention.MAX_DECODES <= portable_qkv.MAX_ROTATED
+
+
+@pytest.mark.parametrize("platform", ["blackwell", "blackwell_rtx"])
+def test_experts_of_blackwell_are_not_the_default(platform: str) -> None:
+    """FP8 activations are less exact, so they are used only if asked for."""
+    first, *others = describe(choose(platform), PUBLISHED).splitlines()
+    assert "moe=triton" in first.split(", ")
+    assert others == [f"moe={platform} is not used: it needs --activation-dtype fp8, not auto"]
+    [only] = describe(choose(platform), replace(PUBLISHED, activation_dtype="fp8")).splitlines()
+    assert f"moe={platform}" in only.split(", ")

@@ -18,7 +18,7 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)  # Triton's own
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # log(0)
     do_less()
-    _round_to_fp8_as_gpus_do()
+    _round_as_gpus_do()
     _multiply_with_block_scales()
 
 
@@ -46,19 +46,27 @@ def _take_integers_for_masks() -> None:
     )
 
 
-def _round_to_fp8_as_gpus_do() -> None:
-    """The interpreter rounds halves up, loses the carry, and takes NaN for a number. torch does not saturate."""
+def _round_as_gpus_do() -> None:
+    """To FP8 the interpreter rounds halves up, loses the carry, and takes NaN for a number. torch does not saturate.
+
+    To bfloat16 it cuts bits off, which doubles the error.
+    """
     convert = interpreter._convert_float
-    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
+    bits = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
 
     def exactly(data: Any, before: Any, after: Any, rounding_mode: Any) -> Any:
         source, target = dtypes.get(str(before)), dtypes.get(str(after))
-        if source is None or target is None or torch.float8_e4m3fn not in (source, target):
+        rounds_to_bfloat16 = (source, target) == (torch.float32, torch.bfloat16)
+        if source is None or target is None or not (rounds_to_bfloat16 or torch.float8_e4m3fn in (source, target)):
             return convert(data, before, after, rounding_mode)
         given = torch.from_numpy(np.array(data)).view(source)
         if target is torch.float8_e4m3fn:
             given = given.clamp(-448, 448)
-        return given.to(target).view(torch.uint8).numpy().view(f"uint{after.primitive_bitwidth}")
+        rounded = given.to(target)
+        if target in bits:
+            return rounded.view(bits[target]).numpy()
+        return rounded.view(torch.uint8).numpy().view(f"uint{after.primitive_bitwidth}")
 
     interpreter._convert_float = exactly
 

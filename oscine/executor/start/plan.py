@@ -34,7 +34,7 @@ def plan(start: Start) -> MemoryPlan:
         start.options = _with_sequences(start, weights.total - on_host.total, on_host)
     memory = _plan(start, weights.total - on_host.total, on_host)
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size)
+    shapes = Shapes(opened.dtype, memory.page_size, *heads, config.hidden_size, start.target.activation_dtype)
     if (num_ranks := start.shard.attention.num_ranks) > 1:
         report(f"{num_ranks} ranks compute the model together; this is the plan of each")
     report(f"{memory}\n{describe(start.choice, shapes)}")

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.interface import MxExperts, Routing, Shapes, Use, unmet
 from oscine.ops.launch import depend
 from oscine.ops.moe import fp8, trial_inputs
 from oscine.ops.moe import triton as portable
@@ -78,6 +78,12 @@ def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor) -> Matrix:
         out.copy_(values[:, 0::2])
         out[:, : k_blocks // 2] |= values[:, 1::2] << 4
     return Matrix(paired, paired_scales, bias)
+
+
+def moe_use(shapes: Shapes) -> Use | None:
+    """Exact activations, the default, have the portable kernels."""
+    lacking = unmet(("--activation-dtype", "fp8", shapes.activation_dtype))
+    return Use("no step", "triton", lacking) if lacking else None
 
 
 def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts | RtxExperts, swiglu_limit: float) -> Tensor:

@@ -180,7 +180,7 @@ def describe(choice: Mapping[str, str], shapes: Shapes) -> str:
     """
     names, lines = [], []
     for op, backend in choice.items():
-        use_of: Callable[[Shapes], Use] | None = getattr(_module(op, backend), f"{op}_use", None)
+        use_of: Callable[[Shapes], Use | None] | None = getattr(_module(op, backend), f"{op}_use", None)
         use = use_of and use_of(shapes)
         if use is None:
             names.append(f"{op}={backend}")

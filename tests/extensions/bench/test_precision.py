@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.precision.accumulation import product
 from benchmarks.precision.emulation import expand, plain_moe, rounding_moe
-from benchmarks.precision.formats import e4m3, int8, unchanged, with_factor, with_scales
+from benchmarks.precision.formats import MXFP8, e4m3, int8, mxfp8_by_exponent, unchanged, with_factor, with_scales
 from benchmarks.precision.kv_scales import CALIBRATION, Nano, calibrated
 from benchmarks.precision.runs import Error, Load, Result, batch, run
 from oscine.executor.kv.allocate import allocate_group
@@ -33,6 +33,16 @@ def test_scales_of_blocks_and_rows() -> None:
     assert with_scales(int8, power_of_two=False)(row).tolist() == [[128.0, 0, 0, 2, 254, 4, 4, 0]]
     assert with_scales(int8, block=4)(row).tolist() == [[127.0, 0, 1, 2, 254, 4, 4, 0]]
     assert with_factor(e4m3, 8.0)(torch.tensor([[56.0, 60.0, 0.01]])).tolist() == [[56.0, 56.0, 0.009765625]]
+
+
+def test_scales_of_mxfp8_by_both_rules() -> None:
+    """They differ if the largest of 32 is above 448 times the smaller of two powers of two: one of them saturates."""
+    up, by_exponent = MXFP8[0], mxfp8_by_exponent
+    for largest, rounded_up, saturated in ((500.0, 512.0, 448.0), (100.0, 96.0, 96.0), (0.0, 0.0, 0.0)):
+        row = torch.zeros(1, 40)
+        row[0, 3], row[0, 35] = largest, 0.1
+        assert up(row)[0, [3, 35]].tolist() == [rounded_up, 0.1015625]  # blocks have nothing to do with each other
+        assert by_exponent(row)[0, [3, 35]].tolist() == [saturated, 0.1015625]
 
 
 def test_sums_are_cut_off_towards_zero_below_13_bits() -> None:

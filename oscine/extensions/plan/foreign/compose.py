@@ -99,7 +99,7 @@ class ComposedSurface:
         self._sums = sums
         self._decodes = {window: _decodes(self._ops, self._heads, window, kv) for window in (0, _WINDOW)}
         self._prefills = {window: _prefills(self._ops, self._heads, window) for window in (0, _WINDOW)}
-        if any(not sizes for sizes, _ in (*self._decodes.values(), *self._prefills.values())):
+        if any(not one.sizes for one in (*self._decodes.values(), *self._prefills.values())):
             raise NotMeasuredError(f"{self._ops.header.gpu} has no attention of {self._heads} heads with {kv} keys")
         self._body_us = lru_cache(1 << 12)(self._compute_body_us)
 
@@ -217,25 +217,31 @@ def _in_ratio(mine: Curve, theirs: Curve, base: Curve, tokens: float) -> float:
     return mine.value(tokens) * theirs.value(tokens) / base.value(tokens)
 
 
-_Batches = tuple[list[int], list[Curve]]
+class _Batches(NamedTuple):
+    """Times of attention by context (or length of prompts), a curve per size of the batch."""
+
+    sizes: list[int]
+    curves: list[Curve]
+    per_key: float = 0.0  # microseconds per key beyond the curves: that of batches which are bound by memory
 
 
 def _decodes(ops: OpTable, heads: int, window: int, kv: str) -> _Batches:
     batches = ops.keys("decode", "batch", heads=heads, window=window, kv=kv)
     found = (ops.curve("decode", heads=heads, window=window, kv=kv, batch=batch) for batch in batches)
-    return batches, [curve for curve in found if curve is not None]
+    curves = [curve for curve in found if curve is not None]
+    slopes = [(curve.last_slope or 0.0) / size for size, curve in zip(batches, curves, strict=True) if size >= _BUSY]
+    return _Batches(batches, curves, max(slopes, default=0.0))
 
 
 def _prefills(ops: OpTable, heads: int, window: int) -> _Batches:
     batches = ops.keys("prefill", "batch", heads=heads, window=window)
     found = (ops.curve("prefill", heads=heads, window=window, batch=batch) for batch in batches)
-    return batches, [curve for curve in found if curve is not None]
+    return _Batches(batches, [curve for curve in found if curve is not None])
 
 
 def _of_batch(batches: _Batches, rows: int, mean: float) -> tuple[Segment, float]:
     """Over the mean context, between batches in proportion; beyond the largest one too."""
-    sizes, curves = batches
-    per_key = max((curve.last_slope or 0.0) / size for size, curve in zip(sizes, curves, strict=True) if size >= _BUSY)
+    sizes, curves, per_key = batches
     place = between(sizes, rows)
     first, second = sizes[place.low], sizes[place.high]
     low, high = _segment(curves[place.low], mean, per_key * first), _segment(curves[place.high], mean, per_key * second)
@@ -258,7 +264,7 @@ def _segment(curve: Curve, mean: float, slope: float) -> Segment:
 
 def _prefill_us(batches: _Batches, chunks: int, length: float) -> float:
     """Between numbers of chunks in proportion; beyond the longest prompt as its square."""
-    sizes, curves = batches
+    sizes, curves, _ = batches
     place = between(sizes, chunks)
 
     def at(curve: Curve) -> float:

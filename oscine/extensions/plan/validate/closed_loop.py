@@ -7,6 +7,7 @@ order of arrival, as many tokens per step as its budget permits. Steps without a
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from statistics import median
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ class ClosedLoop:
         self._parts: Vector = np.zeros(1)
         self._waiting: deque[_Request] = deque()
         self._prompts: deque[_Request] = deque()
-        self._running: list[tuple[int, _Request]] = []  # the tick of the last token
+        self._running: list[tuple[int, int, _Request]] = []  # a heap: tick of the last token, order of the first ones
         self._tick = self._context = self._held = 0
         self._tpots: list[tuple[float, Vector]] = []
         self._ttfts: list[float] = []
@@ -120,7 +121,7 @@ class ClosedLoop:
             request.computed += length
             if request.computed == request.prompt:
                 done.append(request)
-        count = 1 if chunks or not rows else min(tick for tick, _ in self._running) - self._tick
+        count = 1 if chunks or not rows else self._running[0][0] - self._tick
         step = StepFeatures(rows, self._context + rows, tokens, pairs, chunks, rows + len(done))
         self._advance(step, count)
         for request in done:
@@ -147,20 +148,19 @@ class ClosedLoop:
         request.first_s, request.first = self._now_s, self._parts
         self._ttfts.append(self._now_s - request.sent_s)
         self._context += request.prompt
-        self._running.append((self._tick + max(request.answer - 1, 1), request))
+        heappush(self._running, (self._tick + max(request.answer - 1, 1), len(self._ttfts), request))
 
     def _end(self) -> None:
-        ended = [(tick, one) for tick, one in self._running if tick == self._tick]
-        if not ended:
-            return
-        self._running = [(tick, one) for tick, one in self._running if tick != self._tick]
-        for _, request in ended:
+        ended = 0
+        while self._running and self._running[0][0] == self._tick:
+            request = heappop(self._running)[2]
+            ended += 1
             more = max(request.answer - 1, 1)
             assert request.first is not None
             self._tpots.append(((self._now_s - request.first_s) / more, (self._parts - request.first) / more))
             self._context -= request.prompt + more
             self._held -= request.prompt + request.answer
-        self._send(len(ended))
+        self._send(ended)
 
 
 def _middle(found: list[tuple[float, Vector]]) -> Vector:

@@ -22,6 +22,7 @@ def validate(*, refit: bool = False) -> None:
     from oscine.extensions.plan.validate.own_runs import lines as own_lines
     from oscine.extensions.plan.validate.own_runs import offs, read_runs
     from oscine.extensions.plan.validate.points import read_points
+    from oscine.extensions.plan.validate.ranking import ranking_lines
     from oscine.extensions.plan.validate.report import aisimulate, fit_all, held_out, lines, summary, without_hardware
 
     with ended_by(OSError):
@@ -38,6 +39,11 @@ def validate(*, refit: bool = False) -> None:
         print(line)
     print("\nHardware that was not fitted at all: figures of the others, with the same framework")
     for line in lines(without_hardware(points)):
+        print(line)
+    print("\nOrder of layouts: is the one with the most tokens/s per GPU, as measured, predicted first, or within two?")
+    print("(groups of one hardware, framework, pair of lengths and requests per GPU, with 3 layouts or more;")
+    print("lost: tokens/s that the better one of the first two has less than the best one)")
+    for line in ranking_lines(points, read_fitted(FILE)):
         print(line)
     print("\nOwn runs that no table of steps saw, simulated with these tables (simulated over measured, less 1)")
     for line in own_lines(offs(read_runs())):

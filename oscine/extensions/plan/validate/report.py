@@ -32,15 +32,24 @@ class Errors(NamedTuple):
 def errors_of(points: Iterable[Point], fitted: Fitted) -> Errors:
     tpot, ttft, unanswered = [], [], 0
     for point in points:
-        try:
-            tpot_ms, ttft_ms = predict(tables_of(point.hardware, point.framework), point, fitted)
-        except NotMeasuredError:
+        found = predicted(point, fitted)
+        if found is None:
             unanswered += 1
             continue
+        tpot_ms, ttft_ms = found
         tpot.append(tpot_ms / point.tpot_ms - 1)
         if point.ttft_ms < MAX_TTFT_MS:
             ttft.append(ttft_ms / point.ttft_ms - 1)
     return Errors(tpot, ttft, unanswered)
+
+
+@cache
+def predicted(point: Point, fitted: Fitted) -> tuple[float, float] | None:
+    """Milliseconds of TPOT and TTFT; None for a layout that the tables do not have."""
+    try:
+        return predict(tables_of(point.hardware, point.framework), point, fitted)
+    except NotMeasuredError:
+        return None
 
 
 def groups_of(points: Iterable[Point]) -> dict[tuple[str, str], list[Point]]:

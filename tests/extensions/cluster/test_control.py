@@ -82,7 +82,7 @@ def test_serve_that_never_begins(clock: Clock) -> None:
         waiting.over(None)
 
 
-@pytest.mark.parametrize("error", ["oscine.engine.stream.EngineError", "oscine.settings.option.OptionError"])
+@pytest.mark.parametrize("error", ["oscine.engine.wire.stream.EngineError", "oscine.settings.option.OptionError"])
 def test_an_app_that_failed_says_why_in_one_line(clock: Clock, error: str) -> None:
     trace = f"Traceback (most recent call last):\n  ...\n{error}: no such weights\n"
     with pytest.raises(ClusterError, match=r"^oscine-m: no such weights$"):

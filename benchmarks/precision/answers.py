@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from unittest.mock import patch
 
 import torch
 
@@ -27,14 +28,12 @@ PRECISIONS: dict[str, tuple[Rounding, Rounding] | None] = {"exact": None, "FP8":
 @contextmanager
 def rounding(formats: tuple[Rounding, Rounding] | None) -> Iterator[None]:
     """The reference's experts with FP8 activations round x and h this way instead. None: unchanged."""
-    own = reference.round_rows, reference.round_h
-    if formats is not None:
-        of_x, of_h = formats
-        reference.round_rows, reference.round_h = of_x, lambda h, _: of_h(h)
-    try:
+    if formats is None:
         yield
-    finally:
-        reference.round_rows, reference.round_h = own
+        return
+    of_x, of_h = formats
+    with patch.multiple(reference, round_rows=of_x, round_h=lambda h, _: of_h(h)):
+        yield
 
 
 def options_for(formats: tuple[Rounding, Rounding] | None) -> EngineOptions:

@@ -67,6 +67,23 @@ def test_ranks_add_sums_over_them() -> None:
     assert two.cell(step).step_s(step.decode_context) == pytest.approx(expected, rel=0.02)
 
 
+def test_engines_that_share_experts_exchange_tokens_instead_of_one_sum() -> None:
+    """Each engine has half of the rows. All tokens meet at the experts, which is one sum over all ranks."""
+    table = tables_of("b200_sxm", "trtllm")[0]
+    rest, layouts = NO_REST._replace(exchange_s=1e-3), (GpuLayout(2, 2, 1, 2), GpuLayout(2, 1, 1, 2))
+    ranks, engines = (ComposedSurface([table], MODELS["120b"], one, rest) for one in layouts)
+    step = StepFeatures(32, 32 * 1024, sampled=32)
+    own = {"kv": "bfloat16", "batch": 32, "heads": 64}
+    full, window = (us(table, "decode", x, window=window, **own) for x, window in ((1024, 0), (128, 128)))
+    sums = table.curve("sum", gpus=2)
+    assert sums is not None
+    layer = sum(us(table, "gemm", 32, name=name, tp=1) for name in ("qkv", "output", "router"))
+    layer += us(table, "experts", 64, experts=128, tp=1, ep=2) + (full + window) / 2 + sums.value(64 * 2880 * 2)
+    expected = (36 * layer + us(table, "gemm", 32, name="head", tp=1)) / 1e6 + rest.exchange_s
+    assert engines.cell(step).step_s(step.decode_context) == pytest.approx(expected, rel=0.01)
+    assert [one.parts(step).exchange for one in (ranks, engines)] == [0.0, 1.0]
+
+
 def test_a_later_chunk_takes_what_the_whole_takes_more() -> None:
     table = composed_table(tables_of("h200_sxm", "vllm"), "120b", GpuLayout(), NO_REST)
     ops = tables_of("h200_sxm", "vllm")[0]
@@ -128,6 +145,7 @@ def test_what_no_table_has_is_refused() -> None:
 def test_hardware_without_measurements_has_the_figures_of_similar_hardware() -> None:
     assert fitted_of("gb300", "trtllm")[1] == "b200_sxm with trtllm"
     assert fitted_of("h100_sxm", "sglang")[1] == "h100_sxm with vllm"
+    assert fitted_of("h100_sxm", "vllm")[0].rest.exchange_s == fitted_of("b200_sxm", "trtllm")[0].rest.exchange_s > 0
     assert tables_of("b200_sxm", "vllm")[0].header.activations == "w4a8_mxfp4_mxfp8"
 
 

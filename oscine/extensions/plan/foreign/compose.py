@@ -58,6 +58,7 @@ class Rest(NamedTuple):
     token_s: float = 0.0  # per prompt token: norms, rotary embedding, copies
     rank_s: float = 0.0  # per doubling of the GPUs
     eager_s: float = 0.0  # of a step with prompts: it is no CUDA graph
+    exchange_s: float = 0.0  # of engines that share experts, per doubling of the ranks that have different ones
 
 
 class Parts(NamedTuple):
@@ -70,6 +71,7 @@ class Parts(NamedTuple):
     tokens: float
     doublings: float
     eager: float
+    exchange: float
     per_context_s: float = 0.0  # seconds per token of context
     last_context: int = NO_END  # tokens, up to which they are valid
     factor: float = 1.0  # by which attention reads more than was measured
@@ -93,15 +95,17 @@ class ComposedSurface:
         gemms = {name: self._ops.curve("gemm", name=name, tp=tp) for name in names}
         gemms["router"] = self._ops.curve("gemm", name="router", tp=1)
         sums = self._ops.curve("sum", gpus=layout.gpus)
-        if None in gemms.values() or (layout.gpus > 1 and sums is None):
+        own_sums = self._ops.curve("sum", gpus=tp)
+        if None in gemms.values() or (layout.gpus > 1 and sums is None) or (tp > 1 and own_sums is None):
             raise NotMeasuredError(f"{self._ops.header.gpu} has no times of {layout.gpus} GPUs with {tp} ranks")
         self._gemms = {name: curve for name, curve in gemms.items() if curve is not None}
-        self._sums = sums
+        self._sums, self._own_sums = sums, own_sums
         self._decodes = {window: _decodes(self._ops, self._heads, window, kv) for window in (0, _WINDOW)}
         self._prefills = {window: _prefills(self._ops, self._heads, window) for window in (0, _WINDOW)}
         if any(not one.sizes for one in (*self._decodes.values(), *self._prefills.values())):
             raise NotMeasuredError(f"{self._ops.header.gpu} has no attention of {self._heads} heads with {kv} keys")
         self._body_us = lru_cache(1 << 12)(self._compute_body_us)
+        self._window = lru_cache(1 << 10)(partial(_of_batch, self._decodes[_WINDOW]))
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         """Implements Surface.cell."""
@@ -130,22 +134,31 @@ class ComposedSurface:
         seconds = us * _US + segment.base * half
         share = step.prompt_tokens / max(step.tokens, 1)
         end = NO_END if segment.end == float("inf") else int(segment.end * rows)
-        counts = 1.0, step.decode_rows, step.prompt_tokens, log2(self._layout.gpus), float(step.prompt_sequences > 0)
+        layout, eager = self._layout, float(step.prompt_sequences > 0)
+        exchange = log2(layout.experts_ep) if layout.engines > 1 else 0.0
+        counts = 1.0, step.decode_rows, step.prompt_tokens, log2(layout.gpus), eager, exchange
         return Parts(seconds * (1 - share), seconds * share, *counts, segment.slope / rows * half, end, grown)
 
     def _compute_body_us(self, tokens: int, everyone: int) -> float:
-        """Of all layers, without attention. `everyone`: tokens of all engines, which meet at the experts."""
+        """Of all layers, without attention. `everyone`: tokens of all engines, which meet at the experts.
+
+        Ranks of an engine add up after attention; all ranks do after the experts. Engines that share experts gather
+        their tokens before the experts and scatter the sums after them, which together are one sum.
+        """
         found = sum(self._gemms[name].value(tokens) for name in ("qkv", "output", "router"))
         found += self._experts(everyone)
+        sums = 0.0
         if self._sums is not None and self._layout.gpus > 1:
-            found += 2 * self._sums.value(everyone * _ROW_BYTES)
-        return found * self._shapes.layers
+            sums += self._sums.value(everyone * _ROW_BYTES)
+        if self._own_sums is not None and self._layout.tp > 1:
+            sums += self._own_sums.value(tokens * _ROW_BYTES)
+        return (found + sums) * self._shapes.layers
 
     def _decode(self, step: StepFeatures) -> tuple[Segment, float]:
         """Of a layer of each kind, over the mean context; how much more it reads than was measured."""
         rows, mean = step.decode_rows, step.decode_context / step.decode_rows
         full, grown = _of_batch(self._decodes[0], rows, mean)
-        window, _ = _of_batch(self._decodes[_WINDOW], rows, min(mean, _WINDOW))
+        window, _ = self._window(rows, min(mean, _WINDOW))
         window_us = window.base + window.slope * min(mean, _WINDOW)
         return Segment(full.base + window_us, full.slope, full.end), grown
 

@@ -22,6 +22,7 @@ FILE, ERRORS = DATA / "fitted.json", DATA / "errors.json"
 # but with its own table all ops would have to be 0.63 times as long.
 _SHARED_KERNELS = ("b200_sxm", "gb200", "gb300")
 _SIMILAR = {"gb200": "b200_sxm", "gb300": "b200_sxm", "rtx_pro_6000_server": "b200_sxm", "h100_sxm": "h200_sxm"}
+_SHARED = "b200_sxm", "trtllm"  # the only one with measurements of engines that share experts; others have its figure
 _OTHERS = {"sglang": "vllm"}  # frameworks without published measurements
 
 
@@ -72,7 +73,9 @@ def fitted_of(system: str, framework: str) -> tuple[Fitted, str]:
     for name in (framework, _OTHERS.get(framework, framework)):
         for place in (system, _SIMILAR.get(system, system)):
             if (place, name) in known:
-                return known[place, name], f"{place} with {name}"
+                found = known[place, name]
+                rest = found.rest._replace(exchange_s=known[_SHARED].rest.exchange_s)
+                return found._replace(rest=rest), f"{place} with {name}"
     raise NotMeasuredError(f"nothing was fitted for {system} with {framework}")
 
 

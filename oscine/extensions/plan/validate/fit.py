@@ -17,10 +17,12 @@ from oscine.extensions.plan.validate.points import Point
 from oscine.timing.answer import NO_END
 from oscine.timing.features import StepFeatures
 
-_PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3, 2e-3)
-_SPREAD = Rest(0.15, 0.15, 1e-3, 1e-5, 2e-6, 0.3e-3, 20e-3)  # standard deviations of the prior
+_PRIOR = Rest(1.0, 1.3, 0.4e-3, 2e-6, 1e-7, 0.05e-3, 2e-3, 0.0)
+_SPREAD = Rest(0.15, 0.15, 1e-3, 1e-5, 2e-6, 0.3e-3, 20e-3, 1e-3)  # standard deviations of the prior
 _DELAYS = Delays(0.01, 0.002, 4.0, 2.8e-3, 4.0)
 _DELAY_SPREAD = Delays(0.02, 0.01, 3.0, 1e-3, 8.0)
+_SHARED = np.array([name == "exchange_s" for name in Rest._fields])  # only engines that share experts have these
+_SHARED_DELAYS = np.array([name == "steps_per_engine" for name in Delays._fields])
 _ERROR = 0.05  # of a point, relative
 _FAR = 3.0  # times this error: from there on a point counts less
 _ROUNDS = 4
@@ -70,24 +72,51 @@ def predict(tables: Sequence[OpTable], point: Point, fitted: Fitted) -> tuple[fl
 
 
 def fit(points: Sequence[Point], tables_of: Callable[[Point], Sequence[OpTable]]) -> Fitted:
-    """What fits these points best. Raises NotMeasuredError for a layout that the tables do not have."""
-    found = Fitted(_PRIOR, _DELAYS)
-    start, delays = np.array(found.rest), np.array(found.delays)
-    for _ in range(_ROUNDS):
+    """What fits these points best. Raises NotMeasuredError for a layout that the tables do not have.
+
+    Layouts of one engine decide all that every layout has. What only engines that share experts have is then fitted to
+    these alone: their points are few, and far off without it.
+    """
+    alone = [point for point in points if point.layout.engines == 1]
+    shared = [point for point in points if point.layout.engines > 1]
+    found = _fit(alone, tables_of, Fitted(_PRIOR, _DELAYS), ~_SHARED, ~_SHARED_DELAYS)
+    return _fit(shared, tables_of, found, _SHARED, _SHARED_DELAYS)
+
+
+def _fit(
+    points: Sequence[Point],
+    tables_of: Callable[[Point], Sequence[OpTable]],
+    found: Fitted,
+    free: NDArray[np.bool_],
+    free_delays: NDArray[np.bool_],
+) -> Fitted:
+    """`free`, `free_delays`: which of the numbers are fitted; all others stay."""
+    for _ in range(_ROUNDS if points else 0):
         outcomes = [simulate(tables_of(point), point, found) for point in points]
-        rest = _least_squares(
-            np.array([one.tpot_parts * 1e3 / point.tpot_ms for one, point in zip(outcomes, points, strict=True)]),
-            np.ones(len(points)),
-            start,
-            np.array(_SPREAD),
-        )
+        both = [*zip(outcomes, points, strict=True)]
+        columns = np.array([one.tpot_parts * 1e3 / point.tpot_ms for one, point in both])
+        rest = _fit_some(columns, np.ones(len(points)), np.array(found.rest), free, (_PRIOR, _SPREAD))
         wanted_s = np.array([point.ttft_ms for point in points]) / 1e3
         own = np.array([one.ttft_s for one in outcomes]) / wanted_s
-        columns = [
-            delay_columns(point.layout, point.prompt, one.tpot_s) for one, point in zip(outcomes, points, strict=True)
-        ]
-        found_delays = _least_squares(np.array(columns) / wanted_s[:, None], 1 - own, delays, np.array(_DELAY_SPREAD))
-        found = Fitted(Rest(*rest.tolist()), Delays(*found_delays.tolist()))
+        columns = np.array([delay_columns(point.layout, point.prompt, one.tpot_s) for one, point in both])
+        columns = columns / wanted_s[:, None]
+        delays = _fit_some(columns, 1 - own, np.array(found.delays), free_delays, (_DELAYS, _DELAY_SPREAD))
+        found = Fitted(Rest(*rest.tolist()), Delays(*delays.tolist()))
+    return found
+
+
+def _fit_some(
+    columns: NDArray[np.float64],
+    wanted: NDArray[np.float64],
+    values: NDArray[np.float64],
+    free: NDArray[np.bool_],
+    prior: tuple[Rest, Rest] | tuple[Delays, Delays],
+) -> NDArray[np.float64]:
+    """`values` with the free ones fitted. `prior`: their means and standard deviations."""
+    means, spread = (np.array(one)[free] for one in prior)
+    left = wanted - columns[:, ~free] @ values[~free]
+    found = values.copy()
+    found[free] = _least_squares(columns[:, free], left, means, spread)
     return found
 
 

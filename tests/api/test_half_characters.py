@@ -34,6 +34,21 @@ def test_what_is_no_json_stays_none(body: bytes) -> None:
         decode_json(body, object)
 
 
+def test_a_body_of_very_many_halves_is_refused_soon() -> None:
+    few, many = (b'["' + b"\\ud83d" * count + b'"]' for count in (1000, 100_001))
+    assert decode_json(few, list[str]) == ["\ufffd" * 1000]
+    with pytest.raises(msgspec.DecodeError):
+        decode_json(many, list[str])
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 512, 4097])
+def test_backslashes_before_a_half(count: int) -> None:
+    text = "\\" * count + "\ud83d"
+    assert decode_json(json.dumps(text).encode(), str) == "\\" * count + "\ufffd"
+    literal = b'"' + b"\\" * (2 * count) + b'ud83d"'
+    assert decode_json(literal, str) == "\\" * count + "ud83d"
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -101,7 +101,10 @@ async def run_streams(
     back_s = 0.0
     doomed = None
     if victim is not None:
-        doomed = next(actor for actor in await asyncio.to_thread(cluster.actors) if actor.kind == victim)
+        found = await asyncio.to_thread(cluster.actors)
+        doomed = next((actor for actor in found if actor.kind == victim), None)
+        if doomed is None:
+            raise Broken(f"there is no {victim}")
     streams = [Stream() for _ in bodies]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=STREAM_S, limits=limits) as client:

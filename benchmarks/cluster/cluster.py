@@ -17,6 +17,7 @@ import psutil
 from oscine.extensions.cluster.ray import local
 from oscine.extensions.replicas.spec.deployment import Deployment
 
+OTHER_RAY = "BENCHMARK_RAY"
 _NUM_CPUS = 64  # that Ray may assign: more than the machine has, so that Ray never refuses an actor
 
 
@@ -32,8 +33,8 @@ class Cluster:
     """Context manager: the cluster and its models are ready. Nothing is left of it afterwards. The process becomes a
     client of its Ray, so there is one cluster per process.
 
-    With RAY_ADDRESS in the environment the cluster runs on the machines of that Ray: at most one replica of a role on
-    each, and ingresses that others reach. Else this machine gets a Ray for it.
+    With BENCHMARK_RAY in the environment, the address of a Ray on which no cluster runs, it is on these machines: at
+    most one replica of a role on each, and ingresses that others reach. Else this machine gets a Ray for it.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -42,16 +43,19 @@ class Cluster:
         self._agents: dict[str, Any] = {}  # by machine
 
     def __enter__(self) -> "Cluster":
-        address = os.environ.get("RAY_ADDRESS")
-        if not address:
+        address = os.environ.get(OTHER_RAY)
+        if address:
+            local.connect(address)
+            from oscine.extensions.cluster.ray import control  # Ray is imported when its surroundings are set
+
+            if control.running():
+                raise SystemExit(f"a cluster runs on the Ray at {address}: take it down first")
+        else:
             self._ray = local.start(_NUM_CPUS, 0)
         try:
-            if self._ray is None:
-                assert address is not None
-                local.connect(address)
-            else:
+            if self._ray is not None:
                 self._ray.connect()
-            from oscine.extensions.cluster.ray import control  # Ray is imported when its surroundings are set
+            from oscine.extensions.cluster.ray import control
 
             self.up(self._deployment)
             self._agents = _agents()
@@ -151,10 +155,11 @@ class _Agent:
         return [(kind, process.pid) for process in _workers() if (kind := kind_of(process)) not in ("engine", "ray")]
 
     def kill(self, pid: int) -> None:
-        actor = psutil.Process(pid)
-        for process in (*actor.children(recursive=True), actor):
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            actor = psutil.Process(pid)
+            for process in (*actor.children(recursive=True), actor):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
 
 def _workers() -> Iterator[psutil.Process]:

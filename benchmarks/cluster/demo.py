@@ -4,7 +4,7 @@
 
 Starts examples/cluster/demo.yaml with the command line. Asks a question and requires a function call through the OpenAI
 client. Prints the status, takes the cluster down, and looks for leftovers. Exit status 1 if any of this fails. With
-RAY_ADDRESS in the environment the cluster is on that Ray, whose processes stay.
+BENCHMARK_RAY in the environment, FILE has `ray: auto`, and the processes of that Ray stay.
 """
 
 import json
@@ -20,6 +20,8 @@ from typing import Any
 import openai
 import psutil
 
+from benchmarks.cluster.cluster import OTHER_RAY
+
 FILE = Path(__file__).parents[2] / "examples" / "cluster" / "demo.yaml"
 QUESTION, ANSWER = "What is 27 + 58?", "85"
 WEATHER: Any = {
@@ -31,7 +33,7 @@ WEATHER: Any = {
     },
 }
 _WITH_PREFILL = re.compile(r"[1-9]\d* with a prefill replica")
-_RAY = ("--ray", "auto") if "RAY_ADDRESS" in os.environ else ()
+_RAY = ("--ray", "auto") if OTHER_RAY in os.environ else ()
 _REPORT_S = 1.5  # replicas report every second
 CITY, TOLD = "Paris", {"temperature": 21, "condition": "sunny"}
 

@@ -29,6 +29,9 @@ class Broken(Exception):  # noqa: N818  (reads as what happened)
     """A promise that was not kept."""
 
 
+UNMEASURED = 75  # exit status: EX_TEMPFAIL of sysexits.h
+
+
 class Unmeasured(Exception):  # noqa: N818  (reads as what happened)
     """This machine was too busy to tell whether a promise was kept."""
 
@@ -143,8 +146,8 @@ def with_server(check: Callable[[Server], str], *options: str) -> str:
 
 
 def keep(promises: dict[str, Callable[[], str]]) -> int:
-    """Prints one line per promise. Returns 1 if one was broken, which none is that could not be measured."""
-    broken = 0
+    """Prints one line per promise. Returns 1 if one was broken, else UNMEASURED if one could not be measured."""
+    broken = unmeasured = 0
     for name, check in promises.items():
         started_s = time.monotonic()
         try:
@@ -153,6 +156,9 @@ def keep(promises: dict[str, Callable[[], str]]) -> int:
             broken += 1
             found = f"BROKEN: {error}"
         except Unmeasured as error:
+            unmeasured += 1
             found = f"NOT MEASURED: {error}"
         print(f"{name}: {found} ({time.monotonic() - started_s:.0f} s)", flush=True)
-    return int(broken > 0)
+    if unmeasured:
+        print(f"{unmeasured} of {len(promises)} could not be measured", flush=True)
+    return 1 if broken else UNMEASURED if unmeasured else 0

@@ -1,6 +1,6 @@
 """Every endpoint of OpenAI's and Anthropic's APIs beyond plain answers, asked by their clients at a real server.
 
-All that the server sends is compared with the clients' types to the letter. What the model writes is a script.
+All that the server sends is compared with the clients' types. What the model writes is a script.
 """
 
 import json

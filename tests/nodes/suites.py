@@ -1,4 +1,4 @@
-"""`python -m tests.nodes.suites [names]`: benchmarks of clusters on four nodes instead of one, as on one.
+"""`python -m tests.nodes.suites [names]`: benchmarks of clusters, with a cluster on four nodes.
 
 Each is a program of benchmarks/cluster that ends with status 1 if something is not as it should be. It runs on the
 first node, and its cluster on all four.
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from benchmarks.cluster.cluster import OTHER_RAY
 from tests.nodes.bed import Bed, Node
 from tests.nodes.cluster import ENVIRONMENT, start_ray
 from tests.nodes.entered import ROOT, run_inside
@@ -36,23 +37,28 @@ def inside(names: list[str]) -> int:
             verdict = "FAILED" if status else "as it should be"
             print(f"{name}: {verdict}, {time.monotonic() - began_s:.0f} s", flush=True)
             failed += [name] * (status != 0)
+            if status:  # its cluster may still run
+                break
     return int(bool(failed))
 
 
 def run(node: Node, name: str) -> int:
     arguments = [_demo(node)] if name == "demo" else ["--image", "/tmp/ramp.svg"] if name == "ramp" else []
     command = (sys.executable, "-m", f"benchmarks.cluster.{name}", *arguments)
-    process = node.popen(*command, env=ENVIRONMENT, stdout=None)
+    environment = ENVIRONMENT | {OTHER_RAY: ENVIRONMENT["RAY_ADDRESS"]}
+    process = node.popen(*command, env=environment, stdout=None)
     try:
         return process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
         return 124
 
 
 def _demo(node: Node) -> str:
     """The same deployment, with an ingress that other nodes reach."""
     text = (ROOT / "examples" / "cluster" / "demo.yaml").read_text()
+    assert "ingress: {port: 0}" in text
     text = text.replace("ingress: {port: 0}", 'ray: auto\ningress: {host: 0.0.0.0, port: 0, allowed-hosts: ["*"]}')
     node.run("bash", "-c", f"cat >{_DEMO} <<'E'\n{text}\nE")
     return _DEMO

@@ -143,9 +143,10 @@ class _Watch:
             self._wrong.put(f"{name}: {error}")
 
     def note(self, gap_s: float, sure_s: float) -> None:
-        self._events.value += 1
         late_s, self.timer.longest_s = self.timer.longest_s, 0.0
-        self._gap[:] = [*map(max, self._gap[:], (gap_s, sure_s, late_s))]
+        with self._gap.get_lock():
+            self._gap[:] = [*map(max, self._gap[:], (gap_s, sure_s, late_s))]
+        self._events.value += 1
 
     def ended(self, name: str, data: bytes) -> None:
         text = b"".join(SAID.findall(data))
@@ -208,6 +209,7 @@ class HealthyStreams:
         moving = wait(lambda: self._events.value > seen + 2 * self._streams, MOVING_S)
         require(self._wrong.empty(), "" if self._wrong.empty() else f"a healthy stream broke: {self._wrong.get()}")
         require(moving, f"healthy streams stand still for {MOVING_S:g} s")
-        found = Gap(*self._gap[:])
-        self._gap[:] = [0.0] * 3
+        with self._gap.get_lock():
+            found = Gap(*self._gap[:])
+            self._gap[:] = [0.0] * 3
         return found

@@ -15,7 +15,7 @@ from oscine.api.common.errors import APIError, from_validation, invalid
 from oscine.api.common.keys import Caller
 from oscine.api.common.memory import Held, memory_of
 from oscine.api.common.work import INLINE_SIZE, run_in_thread
-from oscine.api.http.half_characters import decode_json
+from oscine.api.http.lone_surrogates import decode_json
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,

@@ -362,6 +362,11 @@ def test_a_prompt_is_prefilled_on_the_machine_that_decodes_it_unless_that_costs_
         assert {await prefilled_on(number) for number in range(8)} == {"near"}
         assert await prefilled_on(8, queued_tokens=100) == "near"
         assert await prefilled_on(9, queued_tokens=4000) in ("far", "other")
+        cluster.decode.index.store("d", HASHES[:30])  # only what the decode replica lacks is moved
+        cluster.prefill.hear("near", EngineStats(queued_tokens=400))
+        place = await router.place(placement("10", 40))
+        assert place.prefill is not None
+        assert place.prefill.replica in ("far", "other")
 
     run(test)
 

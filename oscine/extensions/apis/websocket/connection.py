@@ -14,7 +14,7 @@ from oscine.api.common.asgi import INSIDE, Receive, Scope, Send
 from oscine.api.common.errors import APIError, from_validation, invalid, unsupported
 from oscine.api.common.memory import memory_of
 from oscine.api.common.work import BODIES, run_in_thread
-from oscine.api.http.half_characters import without_halves
+from oscine.api.http.lone_surrogates import replace_lone_surrogates
 from oscine.api.http.websocket import BUSY
 from oscine.api.serving.service import Service
 from oscine.extensions.apis.responses.run import Within
@@ -319,11 +319,11 @@ def _steer_of(frame: str) -> Steer:
 
 
 def _headed(frame: str) -> tuple[str, Head]:
-    """The frame without halves of characters, and what it begins with. Raises APIError."""
+    """The frame without lone surrogates, and what it begins with. Raises APIError."""
     try:
         return frame, _decoded(frame, Head)
     except APIError:
-        whole = without_halves(frame.encode()).decode()
+        whole = replace_lone_surrogates(frame.encode()).decode()
         if whole == frame:
             raise
         return whole, _decoded(whole, Head)

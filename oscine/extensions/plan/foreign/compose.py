@@ -58,7 +58,7 @@ class Rest(NamedTuple):
     token_s: float = 0.0  # per prompt token: norms, rotary embedding, copies
     rank_s: float = 0.0  # per doubling of the GPUs
     eager_s: float = 0.0  # of a step with prompts: it is no CUDA graph
-    exchange_s: float = 0.0  # of engines that share experts, per doubling of the ranks that have different ones
+    exchange_s: float = 0.0  # of engines that share experts, per doubling of the expert-parallel ranks
 
 
 class Parts(NamedTuple):

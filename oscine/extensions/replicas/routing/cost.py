@@ -7,9 +7,10 @@ unit is tokens, and requests and the state of the cache are further terms.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ EVICTED = 1.0
 # Per token by which live requests would exceed the share FULL of the cache: one of them would be preempted and computed
 # again.
 PREEMPTED = 4.0
-# Per token of a prompt whose pages another machine must send. 1 would be as slow as computing them: over TCP at 1 GB/s
+# Per token whose pages another machine must send. 1 would be as slow as computing them: over TCP at 1 GB/s
 # pages of 120b take nine tenths of that time, over RDMA a few hundredths.
 FAR = 0.25
 FULL = 0.9  # share of the cache above which requests are preempted
@@ -68,22 +69,25 @@ def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int) -> float:
     return found + PREEMPTED * excess if excess > 0 else found
 
 
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+
 def rank(
     loads: Sequence[ReplicaLoad],
     overlap_tokens: dict[str, int],
     num_tokens: int,
     key: bytes,
-    far: Collection[str] = (),
+    moved: Mapping[str, int] = _NONE,
 ) -> Iterator[str]:
     """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks.
 
-    far: replicas on other machines than the one that reads their pages. The first is found without sorting.
+    moved: tokens whose pages a replica would send to another machine. The first is found without sorting.
     """
     if not loads:
         return
     costs = [cost(load, num_tokens, overlap_tokens.get(load.replica, 0)) for load in loads]
-    if far:
-        costs = [found + FAR * num_tokens * (load.replica in far) for found, load in zip(costs, loads, strict=True)]
+    if moved:
+        costs = [found + FAR * moved.get(load.replica, 0) for found, load in zip(costs, loads, strict=True)]
     most = min(costs) + SLACK
     equal = [load.replica for load, found in zip(loads, costs, strict=True) if found <= most]
     first = max(equal, key=lambda replica: (overlap_tokens.get(replica, 0), rendezvous(key, replica)))

@@ -104,11 +104,17 @@ class Fleet:
         return any(name not in exclude for name in self._loads.free)
 
     def rank(
-        self, digests: Sequence[bytes], num_tokens: int, exclude: Collection[str] = (), near: str | None = None
+        self,
+        digests: Sequence[bytes],
+        num_tokens: int,
+        exclude: Collection[str] = (),
+        *,
+        reader: str | None = None,
+        num_read: int = 0,
     ) -> Iterator[str]:
         """Replicas that may take a request, best first; those that have enough to do come last.
 
-        near: the address of the engine that reads the pages of the prompt, preferably on the same machine.
+        reader: the address of an engine that reads the pages of num_read tokens, preferably on the same machine.
         """
         self._loads.refresh(self._clock())
         free, busy = self._loads.free, self._loads.busy
@@ -119,8 +125,10 @@ class Fleet:
         having = [name for name in pages if name in free or name in busy]
         tokens = {name: min(pages[name] * self._views[name].page_size, num_tokens) for name in having}
         key = sticky_key(digests, [pages[name] for name in having])
-        far = () if near is None else {name for name in (*free, *busy) if not self._is_on(name, _machine(near))}
-        return chain.from_iterable(rank([*some.values()], tokens, num_tokens, key, far) for some in (free, busy))
+        moved: dict[str, int] = {}
+        if reader is not None:
+            moved = {name: num_read for name in (*free, *busy) if not self._is_on(name, _machine(reader))}
+        return chain.from_iterable(rank([*some.values()], tokens, num_tokens, key, moved) for some in (free, busy))
 
     def _is_on(self, name: str, machine: str | None) -> bool:
         address = self.address(name)

@@ -191,7 +191,8 @@ class ModelRouter:
         if self.prefill is None or num_missing < limits.min_tokens:
             return None
         self._misses_prefill |= self.prefill.is_missing
-        for name in self.prefill.rank(placement.digests, placement.num_tokens, placement.exclude, near=reader):
+        place = placement.digests, placement.num_tokens, placement.exclude
+        for name in self.prefill.rank(*place, reader=reader, num_read=num_missing):
             address = self.prefill.address(name)
             if address is not None:
                 self.prefill.place(placement.request_id, name, placement.digests, placement.num_tokens)

@@ -1,4 +1,4 @@
-"""JSON with halves of characters, as clients write it that cut a text in the middle of an emoji."""
+"""Lone surrogates in JSON: clients write one when they cut a text in the middle of an emoji."""
 
 import re
 from typing import TypeVar
@@ -7,23 +7,23 @@ import msgspec
 
 T = TypeVar("T")
 _SURROGATES = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
-_HALF = 6  # bytes of an escape
-_MOST = 100_000  # surrogates that are looked at, which takes some 50 ms: a body with more stays as it is
+_ESCAPE = 6  # bytes
+_MAX_SURROGATES = 100_000  # to look at, which takes some 50 ms: a body with more stays as it is
 
 
-def without_halves(text: bytes) -> bytes:
+def replace_lone_surrogates(text: bytes) -> bytes:
     """JSON of the same length, with U+FFFD for each lone surrogate among the escapes, which no UTF-8 can hold."""
     pieces: list[bytes] = []
     end = 0
     for number, found in enumerate(_SURROGATES.finditer(text)):
-        if number == _MOST:
+        if number == _MAX_SURROGATES:
             return text
-        start, is_pair = found.start(), len(found[0]) > _HALF
-        if _is_escaped(text, start):  # the first of two is no escape then, so that the second one is alone
-            start += _HALF
+        start, is_pair = found.start(), len(found[0]) > _ESCAPE
+        if _is_escaped(text, start):  # then the first of two is text, and the second one has no partner
+            start += _ESCAPE
         if is_pair == (start > found.start()):
             pieces += (text[end:start], rb"\ufffd")
-            end = start + _HALF
+            end = start + _ESCAPE
     return b"".join((*pieces, text[end:])) if pieces else text
 
 
@@ -45,7 +45,7 @@ def decode_json(text: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        whole = without_halves(text)
+        whole = replace_lone_surrogates(text)
         if whole == text:
             raise
     return msgspec.json.decode(whole, type=kind)

@@ -30,12 +30,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.interface import MxExperts, Routing, Shapes, Use, unmet
-from oscine.ops.moe import trial_inputs
+from oscine.ops.interface import MxExperts, Routing
+from oscine.ops.moe import fp8, trial_inputs
 from oscine.ops.moe import triton as portable
 from oscine.ops.moe.blackwell_gemm import gemm
 from oscine.ops.target import Target
 
+moe_use = fp8.moe_use
 UNIT = 128
 SHARED_BYTES = 225 * 1024  # of a program, for its stages
 SPREAD = 256  # pairs, up to which they may come without counts
@@ -114,12 +115,6 @@ def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor) -> Matrix:
         tiled = padded.view(parts, row_tiles, 4, 32, steps, 4).permute(1, 4, 0, 3, 2, 5)
         lanes[expert].view(tiled.shape).copy_(tiled)
     return Matrix(nibbles.flatten(0, 1), lanes.flatten(0, 1), bias.bfloat16().contiguous(), row_tiles, steps)
-
-
-def moe_use(shapes: Shapes) -> Use | None:
-    """Exact activations, the default, have the portable kernels."""
-    lacking = unmet(("--activation-dtype", "fp8", shapes.activation_dtype))
-    return Use("no step", "triton", lacking) if lacking else None
 
 
 def moe(

@@ -26,13 +26,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import MxExperts, Routing, Shapes, Use, unmet
+from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.launch import depend
 from oscine.ops.moe import fp8, trial_inputs
 from oscine.ops.moe import triton as portable
 from oscine.ops.moe.triton import expert_of, pairs_of, swiglu
 from oscine.ops.target import Target
 
+moe_use = fp8.moe_use
 SCALE = tl.constexpr(64.0)  # of a weight, over its form in e4m3
 E4M3 = tl.constexpr("e4m3")
 ONE = tl.constexpr(127)  # a block scale of 1
@@ -78,12 +79,6 @@ def _matrix(blocks: Tensor, scales: Tensor, bias: Tensor) -> Matrix:
         out.copy_(values[:, 0::2])
         out[:, : k_blocks // 2] |= values[:, 1::2] << 4
     return Matrix(paired, paired_scales, bias)
-
-
-def moe_use(shapes: Shapes) -> Use | None:
-    """Exact activations, the default, have the portable kernels."""
-    lacking = unmet(("--activation-dtype", "fp8", shapes.activation_dtype))
-    return Use("no step", "triton", lacking) if lacking else None
 
 
 def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts | RtxExperts, swiglu_limit: float) -> Tensor:

@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from oscine.ops.interface import Shapes, Use, unmet
+
 LARGEST = 448  # of e4m3
 
 
@@ -31,3 +33,11 @@ def h_factor(limit: float) -> float:
 
 def _rounded(x: Tensor) -> Tensor:
     return x.to(torch.float8_e4m3fn).float()
+
+
+def moe_use(shapes: Shapes) -> Use | None:
+    """Of experts that have kernels of their own for FP8 activations alone: the portable ones serve exact activations,
+    the default.
+    """
+    lacking = unmet(("--activation-dtype", "fp8", shapes.activation_dtype))
+    return Use("no step", "triton", lacking) if lacking else None

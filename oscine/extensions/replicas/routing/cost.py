@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +68,12 @@ def cost(load: ReplicaLoad, num_tokens: int, num_overlap: int) -> float:
     return found + PREEMPTED * excess if excess > 0 else found
 
 
-_NONE: Mapping[str, int] = MappingProxyType({})
-
-
 def rank(
     loads: Sequence[ReplicaLoad],
     overlap_tokens: dict[str, int],
     num_tokens: int,
     key: bytes,
-    moved: Mapping[str, int] = _NONE,
+    moved: Mapping[str, int] | None = None,
 ) -> Iterator[str]:
     """The replicas, best first. Among equals the greatest overlap wins, then the one that `key` always picks.
 

@@ -76,6 +76,7 @@ class OpCall:
     call: Call  # the i-th of many
     num_bytes: float  # that one call must read and write
     flops: float  # of one call
+    routings: tuple[Tensor, ...] = ()  # experts of each of its rows, [rows, K], that its result depends on
 
 
 def random_weights(
@@ -88,13 +89,19 @@ def random_weights(
 
 
 def step_calls(
-    config: ModelConfig, weights: Weights, ops: Ops, load: StepLoad, kv: Sequence[Tensor] | None = None
+    config: ModelConfig,
+    weights: Weights,
+    ops: Ops,
+    load: StepLoad,
+    kv: Sequence[Tensor] | None = None,
+    *,
+    seed: int = 0,
 ) -> list[OpCall]:
     """The ops in the order of the step; running them here once gives each its inputs.
 
-    kv: pages in place of random ones. Ops write keys and values of the step's tokens into them.
+    kv: pages in place of random ones. Ops write keys and values of the step's tokens into them. seed: of the tokens.
     """
-    step = _Step(config, weights, load)
+    step = _Step(config, weights, load, seed)
     if kv is not None:
         step.kv = tuple(kv)
     return [step.embed_call(ops), *step.attention_calls(ops), *step.expert_calls(ops), *step.head_calls(ops)]
@@ -103,15 +110,16 @@ def step_calls(
 class _Step:
     """Builds calls in order: each method runs its ops once, for the next to read their outputs."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, load: StepLoad) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, load: StepLoad, seed: int) -> None:
         self.config, self.weights, self.load = config, weights, load
         self.device, self.dtype = weights.norm_H.device, weights.norm_H.dtype
         self.cos_sin = rope_table(config, self.device)
-        self.batch = make_batch(config, load, self.device)
+        self.batch = make_batch(config, load, self.device, seed)
         self.groups = config.kv_groups(PAGE, dtype_name(self.dtype))
         self.kv = tuple(map(_memory, self.groups, self.batch.groups))
         self.x = weights.embed_VH[self.batch.token_ids_T].to(self.dtype)
         self.residual_TH = torch.zeros_like(self.x)
+        self.routings: list[Tensor] = []
 
     def embed_call(self, ops: Ops) -> OpCall:
         ids_T, embed_VH = self.batch.token_ids_T, self.weights.embed_VH
@@ -149,7 +157,9 @@ class _Step:
     def _after_experts(self, ops: Ops) -> tuple[Tensor, Tensor]:
         """The input of all layers but the first: the sums of experts."""
         x_TH, residual_TH, routing = self._norm_route(ops, self.x, self.residual_TH, 0)
-        return ops.moe(x_TH, routing, self.layer(0).experts, self.config.swiglu_limit), residual_TH
+        sums = ops.moe(x_TH, routing, self.layer(0).experts, self.config.swiglu_limit)
+        self.routings.append(routing.expert_ids_TK.clone())  # the moe may have chosen them
+        return sums, residual_TH
 
     def _norm_route(self, ops: Ops, x: Tensor, residual_TH: Tensor, i: int) -> tuple[Tensor, Tensor, Routing]:
         config, w = self.config, self.layer(i)
@@ -168,14 +178,16 @@ class _Step:
             return ops.moe(x_TH, routing, self.layer(i).experts, config.swiglu_limit)
 
         self.x, self.residual_TH = moe(0), residual_TH
+        before = tuple(self.routings)
+        self.routings.append(routing.expert_ids_TK.clone())
         tokens, layers = self.load.tokens, config.num_hidden_layers
         weight_EH = self.layer(0).router_weight_EH
         router = _bytes(x_in, residual_in, x_TH, residual_TH, weight_EH)
         experts = len(set(routing.expert_ids_TK.flatten().tolist())) * roofline.expert_bytes(config)
         expert_flops = 2.0 * tokens * config.num_experts_per_tok * 3 * config.hidden_size * config.intermediate_size
         return [
-            OpCall("norm_route", "norm_route", layers, norm_route, router, 2.0 * tokens * weight_EH.numel()),
-            OpCall("moe", "moe", layers, moe, experts + _bytes(x_TH, x_TH), expert_flops),
+            OpCall("norm_route", "norm_route", layers, norm_route, router, 2.0 * tokens * weight_EH.numel(), before),
+            OpCall("moe", "moe", layers, moe, experts + _bytes(x_TH, x_TH), expert_flops, tuple(self.routings)),
         ]
 
     def head_calls(self, ops: Ops) -> list[OpCall]:
@@ -192,6 +204,7 @@ class _Step:
             return ops.rms_norm(x_in, norm_H, self.config.rms_norm_eps, residual_in)
 
         x_NH, total_NH = norm(0)
+        self.routings = [experts_TK[rows] for experts_TK in self.routings]
         logits_NV = ops.lm_head(x_NH, head_VH)
         heat_N = torch.zeros(len(rows), device=self.device)
         unused_N = heat_N.long()
@@ -202,11 +215,12 @@ class _Step:
         def choose(_: int) -> Tensor:
             return chooser.choose(x_NH, head_VH, prepared, sampling)
 
+        routings, flops = tuple(self.routings), 2.0 * len(rows) * head_VH.numel()
         return [
-            OpCall("rms_norm", "rms_norm", 1, norm, _bytes(x_in, residual_in, x_NH, total_NH), 0.0),
-            OpCall("choose", "chooser", 1, choose, read + _bytes(x_NH), 2.0 * len(rows) * head_VH.numel()),
+            OpCall("rms_norm", "rms_norm", 1, norm, _bytes(x_in, residual_in, x_NH, total_NH), 0.0, routings),
+            OpCall("choose", "chooser", 1, choose, read + _bytes(x_NH), flops, routings),
             self._linear("lm_head", 0, lambda _: ops.lm_head(x_NH, head_VH), head_VH, x_NH, logits_NV),
-            OpCall("sample", "sample", 0, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0),
+            OpCall("sample", "sample", 0, lambda _: ops.sample(logits_NV, sampling), _bytes(logits_NV), 0.0, routings),
         ]
 
     def layer(self, i: int) -> LayerWeights:
@@ -214,7 +228,7 @@ class _Step:
 
     def _linear(self, name: str, per_step: int, call: Call, weight: Tensor, x: Tensor, *others: Tensor) -> OpCall:
         read = _bytes(read_by(weight, x.shape[0]), x, *others)
-        return OpCall(name, name, per_step, call, read, 2.0 * x.shape[0] * weight.numel())
+        return OpCall(name, name, per_step, call, read, 2.0 * x.shape[0] * weight.numel(), tuple(self.routings))
 
     def _attention(self, ops: Ops, place: int, queries: Queries) -> OpCall:
         """Of one page group. The keys and values of each sequence are read once: a window, and those of the chunk."""
@@ -234,7 +248,7 @@ class _Step:
             + 2 * len(self.x) * config.num_attention_heads * config.head_dim * self.dtype.itemsize
         )
         name, layers = f"attention {group.name}", len(group.layers)
-        return OpCall(name, "attention", layers, attention, num_bytes, load.sequences * flops)
+        return OpCall(name, "attention", layers, attention, num_bytes, load.sequences * flops, tuple(self.routings))
 
 
 def step_pages(config: ModelConfig, load: StepLoad, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -257,13 +271,13 @@ def random_pages(group: KVGroup, of_step: PageGroup) -> Tensor:
     return allocate_group(group, int(table_SB.max()) + 1, table_SB.device).normal_()
 
 
-def make_batch(config: ModelConfig, load: StepLoad, device: torch.device) -> Batch:
-    """Pages in random order; the table of a window holds only what the chunk can need."""
+def make_batch(config: ModelConfig, load: StepLoad, device: torch.device, seed: int = 0) -> Batch:
+    """Pages in random order; the table of a window holds only what the chunk can need. seed: of order and tokens."""
     first = load.context - load.query_len
     positions = torch.arange(first, load.context).repeat(load.sequences)
     row_T = torch.arange(load.sequences).repeat_interleave(load.query_len)
     starts = torch.arange(load.sequences + 1) * load.query_len
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def group(first_needed: int) -> PageGroup:
         first_page, end_page = first_needed // PAGE, ceil(load.context / PAGE)

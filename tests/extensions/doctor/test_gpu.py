@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ from oscine.extensions.bench.ops_check import Checked, check, choice_of
 from oscine.extensions.bench.step_inputs import StepLoad
 from oscine.extensions.doctor.gpu import CHECKED, Part, examine, outcome_of, parts
 from oscine.model.config import ModelConfig
-from oscine.ops.interface import Ops
-from oscine.ops.platforms.table import PLATFORMS, TABLE, choose
+from oscine.ops.interface import Ops, Routing
+from oscine.ops.platforms.table import PLATFORMS, TABLE, choose, resolve
+from oscine.ops.target import ActivationDtype, Target
 from tests.cli.test_commands import run
 from tests.extensions.doctor.test_nim import GIB, H200, facts
 from tests.ops.bound import reference_ops
@@ -50,15 +53,15 @@ def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_inputs, "KV_BYTES", 1 << 20)
 
 
-def judged(ops: Ops, loads: tuple[StepLoad, ...] = LOADS) -> list[Checked]:
-    return list(check(CONFIG, torch.device("cpu"), ops, loads=loads))
+def judged(ops: Ops, loads: tuple[StepLoad, ...] = LOADS, activations: ActivationDtype = "auto") -> list[Checked]:
+    return list(check(CONFIG, torch.device("cpu"), ops, loads=loads, activations=activations))
 
 
 def test_right_ops_are_found_right() -> None:
     found = judged(reference_ops())
     assert all(checked.is_right for checked in found), [str(checked) for checked in found]
     assert {checked.op for checked in found if checked.load == LOADS[0]} == OPS
-    assert {checked.op for checked in found if checked.load == LOADS[1]} == OPS | {"choose"}
+    assert {checked.op for checked in found if checked.load == LOADS[1]} == OPS | {"choose", "experts"}
 
 
 def scaled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -73,6 +76,46 @@ def test_a_wrong_op_is_found(op: str) -> None:
     wrong = [checked.op.split()[0] for checked in found if not checked.is_right]
     assert op in wrong
     assert "WRONG" in str(next(checked for checked in found if not checked.is_right))
+
+
+@pytest.mark.parametrize("factor", [1, 1.1])
+def test_experts_with_fp8_activations_are_compared_with_the_same_rounding(factor: float) -> None:
+    """All ops after them see the rounding, which is far above the error of bfloat16."""
+    target = replace(Target.of(torch.device("cpu")), activation_dtype="fp8")
+    ops = resolve(target, choose("cpu"))
+    found = judged(replace(ops, moe=lambda *args: ops.moe(*args) * factor), LOADS[1:2], "fp8")
+    assert all(checked.is_right for checked in found) == (factor == 1), [str(checked) for checked in found]
+
+
+def with_other_experts(rows: Callable[[int], slice]) -> Ops:
+    """rows: number of a call -> which rows go to other experts than those with the largest logits."""
+    right, calls = reference_ops(), count()
+
+    def norm_route(*args: Any) -> tuple[torch.Tensor, torch.Tensor, Routing]:
+        x_TH, residual_TH, routing = right.norm_route(*args)
+        ids_TK = routing.expert_ids_TK.clone()
+        chosen = rows(next(calls))
+        ids_TK[chosen] = (ids_TK[chosen] + 1) % CONFIG.num_local_experts
+        return x_TH, residual_TH, routing._replace(expert_ids_TK=ids_TK)
+
+    return replace(right, norm_route=norm_route)
+
+
+def test_a_row_with_other_experts_is_counted_and_not_compared() -> None:
+    found = judged(with_other_experts(lambda call: slice(0, 1)), LOADS[1:2])
+    assert all(checked.is_right for checked in found), [str(checked) for checked in found]
+    assert next(checked for checked in found if checked.op == "experts").error >= 1 / 40
+
+
+def test_one_row_with_other_experts_is_another_row() -> None:
+    found = judged(with_other_experts(lambda call: slice(0, 1 if call < 2 else 0)), LOADS[:1])
+    assert all(checked.is_right for checked in found), [str(checked) for checked in found]
+
+
+@pytest.mark.parametrize("load", LOADS[:2])
+def test_other_experts_of_all_rows_are_wrong(load: StepLoad) -> None:
+    found = judged(with_other_experts(lambda call: slice(None)), (load,))
+    assert "moe" in {checked.op for checked in found if not checked.is_right}
 
 
 def test_not_a_number_is_wrong() -> None:

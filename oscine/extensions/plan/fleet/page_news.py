@@ -1,7 +1,6 @@
 """Events of an engine's prefix cache, on their way to the router's index."""
 
 from oscine.engine.core.prefix_index import Medium
-from oscine.extensions.kv_events.publisher import page_hashes
 from oscine.extensions.replicas.routing.kv_index import CACHE, DISK, HOST, KVIndex
 
 _NONE = (False, 0), list[bytes]()
@@ -9,7 +8,10 @@ _BITS: dict[Medium, int] = {"GPU": CACHE, "CPU": HOST, "DISK": DISK}
 
 
 class PageNews:
-    """Implements PageEvents. Collects events while a step is made and committed, as KVEvents does."""
+    """Implements PageEvents. Collects events while a step is made and committed, as KVEvents does.
+
+    It tells digests, not numbers made of them, which takes time: those of a simulation have the 8 bytes of a hash.
+    """
 
     def __init__(self, index: KVIndex, replica: str) -> None:
         self._index, self._replica = index, replica
@@ -33,7 +35,7 @@ class PageNews:
         self._last = _NONE
         for (is_stored, medium), pages in events:
             change = self._index.store if is_stored else self._index.remove
-            change(self._replica, page_hashes(pages), medium)
+            change(self._replica, pages, medium)
 
     def _add(self, kind: tuple[bool, int], pages: list[bytes]) -> None:
         if self._last[0] == kind:

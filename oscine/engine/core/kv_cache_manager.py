@@ -179,7 +179,7 @@ class KVCacheManager:
 
     def commit_each(self, requests: Sequence[Request], nums_computed: Sequence[int]) -> None:
         """As commit() of each of these sequences, in their order; none of them ends."""
-        if len(requests) == 1 or len(self._windows) > 1:  # pages of several windows are freed in turn
+        if len(self._windows) > 1:  # their pages are freed in turn
             for request, num_computed in zip(requests, nums_computed, strict=True):
                 self.commit(request, num_computed)
             return
@@ -271,9 +271,9 @@ class KVCacheManager:
 
     def _register(self, request: Request, num_pages: int) -> None:
         self._extend_digests(request, num_pages)
-        new = range(request.num_registered, num_pages)
+        digests, token_ids, new = request.digests, request.token_ids, range(request.num_registered, num_pages)
         for place, (pool, pages) in enumerate(zip(self._pools, request.pages, strict=True)):
-            pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))
+            pool.mark_indexed(self.index.register(place, digests, token_ids, pages, new))
         request.num_registered = num_pages
 
     def _register_each(self, requests: Sequence[Request], nums_computed: Sequence[int]) -> None:

@@ -216,13 +216,16 @@ class Arena:
         if self._free:
             return self._free.pop()
         slots = (self._cold if self._cold.count else self._kept).take(1)
-        self._evict(slots)
+        place = self._places[slots[0]]
+        assert place is not None
+        self._places[slots[0]] = None
+        place[1].evict(slots)
         return slots[0]
 
     def open_some(self, count: int) -> list[int]:
         """As open(), several times."""
-        if count == 1:
-            return [self.open()]
+        if count <= 2:
+            return [self.open() for _ in range(count)]
         free = self._free
         slots = free[: -count - 1 : -1]
         del free[len(free) - len(slots) :]

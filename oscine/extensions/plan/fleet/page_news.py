@@ -4,6 +4,7 @@ from oscine.engine.core.prefix_index import Medium
 from oscine.extensions.replicas.routing.kv_index import CACHE, DISK, HOST, KVIndex
 
 _NONE = (False, 0), list[bytes]()
+_STORED = True, CACHE
 _BITS: dict[Medium, int] = {"GPU": CACHE, "CPU": HOST, "DISK": DISK}
 
 
@@ -19,7 +20,11 @@ class PageNews:
         self._last: tuple[tuple[bool, int], list[bytes]] = _NONE  # of these
 
     def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
-        self._add((True, CACHE), [digests[page] for page in pages])
+        last_kind, last = self._last
+        if len(pages) == 1 and last_kind == _STORED:  # of most calls
+            last.append(digests[pages[0]])
+        else:
+            self._add(_STORED, [digests[page] for page in pages])
 
     def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
         self._add((False, _BITS[medium]), [*digests])

@@ -27,7 +27,7 @@ class Curve:
         for x, y in points:
             found.setdefault(x, []).append(y)
         self.xs = sorted(found)
-        self.ys = rising([float(np.mean(found[x])) for x in self.xs])
+        self.ys = rising([_mean(found[x]) for x in self.xs])
         gaps = range(len(self.xs) - 1)
         self._slopes = [(self.ys[i + 1] - self.ys[i]) / (self.xs[i + 1] - self.xs[i]) for i in gaps]
 
@@ -52,6 +52,10 @@ class Curve:
             return Segment(self.ys[place] - slope * self.xs[place], slope, self.xs[place])
         slope = self._slopes[-1] if self._slopes else last_slope
         return Segment(self.ys[-1] - slope * self.xs[-1], slope, float("inf"), beyond=True)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) > 1 else float(values[0])
 
 
 def rising(values: Sequence[float]) -> list[float]:

@@ -28,8 +28,13 @@ def _check_arena(arena: Arena, held: Sequence[Counter[int]]) -> None:
         others = {page for slot in used for page in range(slot * each, (slot + 1) * each)}
         assert set(pool._loose) == others - indexed - set(of_pool)
         assert pool.num_used == len(of_pool)
-    opened = {**arena._cold, **arena._kept}
-    assert len(opened) == len(arena._cold) + len(arena._kept)
+    lines = [(line, [*line]) for line in (arena._cold, arena._kept)]
+    assert [line.count for line, _ in lines] == [len(slots) for _, slots in lines]
+    in_line = [(slot, line) for line, slots in lines for slot in slots]
+    places = {slot: place for slot, place in enumerate(arena._places) if place is not None}
+    opened = {slot: pool for slot, (_, pool) in places.items()}
+    assert sorted(slot for slot, _ in in_line) == sorted(opened)
+    assert all(places[slot][0] is line for slot, line in in_line)
     assert opened == {slot: arena.pools[place] for slot, place in owners.items() if slot not in busy}
     assert sorted([*arena._free, *owners]) == list(range(arena.num_slots))
     assert arena.num_open == arena.num_slots - len(busy)

@@ -1,13 +1,15 @@
 """Holders, the free list and the order of eviction."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from oscine.engine.core import page_pool
 from oscine.engine.core.page_pool import PagePool, Pools
 from oscine.kv_group import Slots, apart
 
@@ -215,3 +217,25 @@ def test_pages_allocated_for_several_sequences_are_those_of_one_after_the_other(
     while one.can_allocate([1, 1]):
         assert one.allocate([1, 1]) == each.allocate([1, 1])
     assert not each.have_slots(1)
+
+
+def test_slots_leave_a_line_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_pool, "_MANY_LEFT", 8)  # so that entries are dropped now and then
+    random, line, expected = Random(0), page_pool._Line(30), OrderedDict[int, None]()
+    for _ in range(2000):
+        match random.randrange(3):
+            case 0:
+                out = [slot for slot in range(30) if slot not in expected]
+                slots = random.sample(out, random.randint(0, len(out)))
+                line.add(slots)
+                expected.update(dict.fromkeys(slots))
+            case 1 if expected:
+                slot = random.choice([*expected])
+                line.leave(slot)
+                del expected[slot]
+            case _:
+                count = random.randint(0, len(expected) // 4)
+                assert line.take(count) == [expected.popitem(last=False)[0] for _ in range(count)]
+        assert [*line] == [*expected]
+        assert line.count == len(expected)
+        assert len(line._entries) <= 2 * 30 + 8

@@ -40,6 +40,7 @@ class KVCacheManager:
         self.index = index(groups, root_of(prefix_seed))
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
+        self._pools = [*self.pools]  # these are asked for all the time
         self.holds = PageHolds(groups, self.pools, self.index)
         self._windows = [
             (place, group, pool)
@@ -94,9 +95,8 @@ class KVCacheManager:
 
     def start(self, request: Request, hit: PrefixHit) -> None:
         """Gives a request that starts, or starts again, the pages that the index has of it."""
-        for pool, pages, first in zip(self.pools, hit.pages, hit.first_held, strict=True):
-            for page in pages[first:]:
-                pool.retain(page)
+        for pool, pages, first in zip(self._pools, hit.pages, hit.first_held, strict=True):
+            pool.retain_some(pages[first:])
         request.pages = [list(pages) for pages in hit.pages]
         request.first_held = list(hit.first_held)
         request.num_hit_pages = request.num_registered = hit.num_pages
@@ -127,14 +127,14 @@ class KVCacheManager:
         count = self.num_pages(num_tokens) - request.num_pages
         if count <= 0:
             return []
-        added = self.pools.allocate([count] * len(self.pools))
+        added = self.pools.allocate([count] * len(self._pools))
         for place, pages in enumerate(request.pages):
             if self._steady[place] < 0:  # it always grows
                 pages += added[place]
                 continue
             grew = self._grows(request, place)
             pages += added[place]
-            self.pools[place].num_growing += self._grows(request, place) - grew
+            self._pools[place].num_growing += self._grows(request, place) - grew
         if request.samples:
             request.fast_end = min(request.num_pages * self.page_size, request.num_to_compute)
         return added
@@ -145,7 +145,7 @@ class KVCacheManager:
             return
         page_size = self.page_size
         for place, (pool, steady, added) in enumerate(
-            zip(self.pools, self._steady, self.pools.allocate_each(len(requests)), strict=True)
+            zip(self._pools, self._steady, self.pools.allocate_each(len(requests)), strict=True)
         ):
             for request, page in zip(requests, added, strict=True):
                 pages, first = request.pages[place], request.first_held[place]
@@ -172,13 +172,8 @@ class KVCacheManager:
             held, first = request.first_held[place], group.first_read(end)
             if first <= held:
                 continue
-            freed = self._pass_pages(request, place, held, first)
-            if len(freed) == 1:  # of most steps; grouping costs a microsecond more
-                ((cold, page),) = freed
-                pool.release(page, cold=cold)
-                continue
-            for cold, run in groupby(freed, _first):
-                pool.release_some([page for _, page in run], cold=cold)
+            for cold, pages in self._pass_pages(request, place, held, first):
+                pool.release_some(pages, cold=cold)
         # An early page is still to be registered.
         request.page_event = num_computed + 1 if is_early else (num_pages + 1) * self.page_size - 1
 
@@ -200,7 +195,8 @@ class KVCacheManager:
                 if first <= held:
                     continue
                 if first > held + 1:
-                    freed += self._pass_pages(request, place, held, first)
+                    runs = self._pass_pages(request, place, held, first)
+                    freed += [(cold, page) for cold, pages in runs for page in pages]
                     continue
                 pages, num_hit = request.pages[place], request.num_hit_pages
                 request.first_held[place] = first
@@ -221,7 +217,7 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Takes all pages back. Those in the index stay cached; of a prefix, the end is evicted before the start."""
         self._count_growing(request, -1)
-        for pool, pages, first in zip(self.pools, request.pages, request.first_held, strict=True):
+        for pool, pages, first in zip(self._pools, request.pages, request.first_held, strict=True):
             pool.release_some(reversed(pages[first:]))
         request.pages, request.first_held = [], []
         request.page_event, request.fast_end = NEVER, 0
@@ -232,7 +228,7 @@ class KVCacheManager:
 
     def _count_growing(self, request: Request, by: int) -> None:
         """Adds `by` to num_growing of each group in which the running request grows."""
-        for place, pool in enumerate(self.pools):
+        for place, pool in enumerate(self._pools):
             if self._grows(request, place):
                 pool.num_growing += by
 
@@ -245,14 +241,27 @@ class KVCacheManager:
         first = request.first_held[place]
         return len(request.pages[place]) - first != self._steady[place] or first < request.num_hit_pages
 
-    def _pass_pages(self, request: Request, place: int, held: int, first: int) -> list[tuple[bool, int]]:
-        """No later token of the request reads its pages from `held` to `first` of a group: whether each is cold, and
-        the page."""
+    def _pass_pages(self, request: Request, place: int, held: int, first: int) -> list[tuple[bool, list[int]]]:
+        """No later token of the request reads its pages from `held` to `first` of a group. Returns them in runs that
+        are cold, or are not."""
         grew, pages, kept = self._grows(request, place), request.pages[place], request.kept_pages[place]
         num_hit = request.num_hit_pages
         request.first_held[place] = first
-        self.pools[place].num_growing += self._grows(request, place) - grew
-        return [(i >= num_hit and i not in kept, pages[i]) for i in range(held, first)]
+        self._pools[place].num_growing += self._grows(request, place) - grew
+        if first == held + 1:
+            return [(held >= num_hit and held not in kept, pages[held : held + 1])]
+        runs: list[tuple[bool, list[int]]] = []
+        next_page = min(max(held, num_hit), first)
+        if next_page > held:
+            runs.append((False, pages[held:next_page]))
+        for page in sorted(page for page in kept if next_page <= page < first):
+            if page > next_page:
+                runs.append((True, pages[next_page:page]))
+            runs.append((False, pages[page : page + 1]))
+            next_page = page + 1
+        if first > next_page:
+            runs.append((True, pages[next_page:first]))
+        return runs
 
     def _forget(self, group: int, pages: Sequence[int]) -> None:
         if self.on_evict is not None:
@@ -262,9 +271,9 @@ class KVCacheManager:
 
     def _register(self, request: Request, num_pages: int) -> None:
         self._extend_digests(request, num_pages)
-        new = range(request.num_registered, num_pages)
-        for place, (pool, pages) in enumerate(zip(self.pools, request.pages, strict=True)):
-            pool.mark_indexed(self.index.register(place, request.digests, request.token_ids, pages, new))
+        digests, token_ids, new = request.digests, request.token_ids, range(request.num_registered, num_pages)
+        for place, (pool, pages) in enumerate(zip(self._pools, request.pages, strict=True)):
+            pool.mark_indexed(self.index.register(place, digests, token_ids, pages, new))
         request.num_registered = num_pages
 
     def _register_each(self, requests: Sequence[Request], nums_computed: Sequence[int]) -> None:
@@ -277,7 +286,7 @@ class KVCacheManager:
                 ready.append((request, range(num_known, num_pages)))
                 request.num_registered = num_pages
         if ready:
-            for place, pool in enumerate(self.pools):
+            for place, pool in enumerate(self._pools):
                 offers = [(one.digests, one.token_ids, one.pages[place], new) for one, new in ready]
                 pool.mark_indexed(self.index.register_each(place, offers))
 

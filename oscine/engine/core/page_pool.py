@@ -11,14 +11,15 @@ A slot without held pages is open: it can be given to any group of its arena. Th
 released as cold are evicted first, then the others, least recently released first.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
-from operator import itemgetter
 from typing import NamedTuple
 
 from oscine.kv_group import Slots
+
+_MANY_LEFT = 1024  # entries of slots that are not in line any more
 
 
 class Usage(NamedTuple):
@@ -140,6 +141,49 @@ class Pools:
                 yield groups[place], page
 
 
+class _Line:
+    """Slots in the order in which they came. One that leaves out of turn keeps its entry until that is the first."""
+
+    __slots__ = ("_entries", "_num_left", "count")
+
+    def __init__(self, num_slots: int) -> None:
+        self.count = 0  # slots in line
+        self._entries: deque[int] = deque()
+        self._num_left = [0] * num_slots  # of each slot: entries that it has left, which come before all others of it
+
+    def __iter__(self) -> Iterator[int]:
+        passed = self._num_left.copy()
+        for slot in self._entries:
+            if passed[slot]:
+                passed[slot] -= 1
+            else:
+                yield slot
+
+    def add(self, slots: Sequence[int]) -> None:
+        """They come last, in this order."""
+        self._entries.extend(slots)
+        self.count += len(slots)
+        if len(self._entries) > 2 * self.count + _MANY_LEFT:
+            self._entries = deque(self)
+            self._num_left = [0] * len(self._num_left)
+
+    def leave(self, slot: int) -> None:
+        self._num_left[slot] += 1
+        self.count -= 1
+
+    def take(self, count: int) -> list[int]:
+        """The first ones; there must be as many."""
+        next_entry, num_left, found = self._entries.popleft, self._num_left, list[int]()
+        self.count -= count
+        while len(found) < count:
+            slot = next_entry()
+            if num_left[slot]:
+                num_left[slot] -= 1
+            else:
+                found.append(slot)
+        return found
+
+
 class Arena:
     """Slots 0 .. num_slots - 1, and a pool of pages for each of its groups."""
 
@@ -148,20 +192,22 @@ class Arena:
         self.num_slots = num_slots
         self.pools = tuple(PlainPool(self) if count == 1 else PagePool(self, count) for count in per_slot)
         self._free = list(range(num_slots - 1, -1, -1))
-        self._cold: OrderedDict[int, PagePool] = OrderedDict()  # open slots with cached pages, and whose pages they are
-        self._kept: OrderedDict[int, PagePool] = OrderedDict()
+        self._cold, self._kept = _Line(num_slots), _Line(num_slots)  # open slots with cached pages
+        # Of each slot, if it is open and has cached pages: the line it is in, and whose pages they are.
+        self._places: list[tuple[_Line, PagePool] | None] = [None] * num_slots
 
     @property
     def num_open(self) -> int:
-        return len(self._free) + len(self._cold) + len(self._kept)
+        return len(self._free) + self._cold.count + self._kept.count
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.num_slots - self.num_open, len(self._kept), self.num_slots)
+        return Usage(self.num_slots - self.num_open, self._kept.count, self.num_slots)
 
     def next_evicted(self, count: int) -> Iterator[tuple[int, int]]:
         """(pool, page) of each cached page that the next `count` slots would evict; not cold ones."""
-        for slot, pool in islice(self._kept.items(), max(0, count - len(self._free) - len(self._cold))):
+        for slot in islice(self._kept, max(0, count - len(self._free) - self._cold.count)):
+            _, pool = self._places[slot]  # type: ignore[misc]
             place = self.pools.index(pool)
             yield from ((place, page) for page in pool.cached_in(slot))
 
@@ -169,25 +215,25 @@ class Arena:
         """An open slot, for the pool that calls. Its cached pages are evicted."""
         if self._free:
             return self._free.pop()
-        slot, pool = (self._cold or self._kept).popitem(last=False)
-        pool.evict([slot])
-        return slot
+        slots = (self._cold if self._cold.count else self._kept).take(1)
+        place = self._places[slots[0]]
+        assert place is not None
+        self._places[slots[0]] = None
+        place[1].evict(slots)
+        return slots[0]
 
     def open_some(self, count: int) -> list[int]:
         """As open(), several times."""
-        if count == 1:
-            return [self.open()]
+        if count <= 2:
+            return [self.open() for _ in range(count)]
         free = self._free
         slots = free[: -count - 1 : -1]
         del free[len(free) - len(slots) :]
         for oldest in (self._cold, self._kept):
-            num_evicted = min(count - len(slots), len(oldest))
-            if not num_evicted:
-                continue
-            evicted = [oldest.popitem(last=False) for _ in range(num_evicted)]
-            for pool, run in groupby(evicted, key=itemgetter(1)):
-                pool.evict([slot for slot, _ in run])
-            slots += [slot for slot, _ in evicted]
+            if num_evicted := min(count - len(slots), oldest.count):
+                evicted = oldest.take(num_evicted)
+                self._evict(evicted)
+                slots += evicted
         assert len(slots) == count, "more slots than are open"
         return slots
 
@@ -198,20 +244,38 @@ class Arena:
 
     def take(self, slot: int) -> None:
         """A page of this slot is held now."""
-        if self._cold.pop(slot, None) is None:
-            self._kept.pop(slot, None)
+        if (place := self._places[slot]) is not None:
+            place[0].leave(slot)
+            self._places[slot] = None
+
+    def take_some(self, slots: Iterable[int]) -> None:
+        """As take() of each."""
+        for slot in slots:
+            self.take(slot)
+
+    def _evict(self, slots: Sequence[int]) -> None:
+        """The cached pages of these slots, which have left their line."""
+        places = self._places
+        for place, run in groupby(slots, places.__getitem__):
+            assert place is not None
+            pool_slots = [*run]
+            place[1].evict(pool_slots)
+        for slot in slots:
+            places[slot] = None
 
     def give_back(self, slot: int, pool: "PagePool", *, cached: bool, cold: bool) -> None:
         """No page of this slot is held any more. `cached`: some are. `cold`: all cached ones were released so."""
-        if not cached:
-            self._free.append(slot)
-        else:
-            (self._cold if cold else self._kept)[slot] = pool
+        self.give_back_some([] if cached else [slot], [slot] if cached else [], pool, cold=cold)
 
     def give_back_some(self, free: list[int], cached: list[int], pool: "PagePool", *, cold: bool) -> None:
         """As give_back(), for slots without and with cached pages."""
         self._free += free
-        (self._cold if cold else self._kept).update(dict.fromkeys(cached, pool))
+        if cached:
+            line, places = self._cold if cold else self._kept, self._places
+            place = line, pool
+            for slot in cached:
+                places[slot] = place
+            line.add(cached)
 
 
 class PagePool:
@@ -281,6 +345,11 @@ class PagePool:
             return
         assert self._indexed[page], "a free page holds nothing to share"
         self._hold(page)
+
+    def retain_some(self, pages: Iterable[int]) -> None:
+        """As retain() of each."""
+        for page in pages:
+            self.retain(page)
 
     def release(self, page: int, *, cold: bool = False) -> None:
         """One holder fewer. The last one leaves the page cached if it is indexed (cold: to be evicted early)."""
@@ -370,6 +439,16 @@ class PlainPool(PagePool):
         for page in pages:
             holders[page] = 1
         self.num_used += len(pages)
+
+    def retain_some(self, pages: Iterable[int]) -> None:
+        holders, indexed, new = self._holders, self._indexed, list[int]()
+        for page in pages:
+            if not holders[page]:
+                assert indexed[page], "a free page holds nothing to share"
+                new.append(page)
+            holders[page] += 1
+        self.num_used += len(new)
+        self._arena.take_some(new)
 
     def release(self, page: int, *, cold: bool = False) -> None:
         holders = self._holders

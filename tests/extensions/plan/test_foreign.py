@@ -149,6 +149,17 @@ def test_hardware_without_measurements_has_the_figures_of_similar_hardware() -> 
     assert tables_of("b200_sxm", "vllm")[0].header.activations == "w4a8_mxfp4_mxfp8"
 
 
+def test_a_table_says_whose_exchange_it_has() -> None:
+    def source(system: str, framework: str, layout: GpuLayout) -> str:
+        return step_table(system, framework, "120b", layout).header.source
+
+    sharing, borrowed = GpuLayout(2, 1, 1, 2), "the exchange between engines that share experts is that of b200_sxm"
+    assert source("gb200", "trtllm", sharing).endswith(f"; {borrowed} with trtllm")
+    assert source("h200_sxm", "trtllm", sharing).endswith(f"; {borrowed} with trtllm")
+    assert borrowed not in source("b200_sxm", "trtllm", sharing)
+    assert borrowed not in source("gb200", "trtllm", GpuLayout(2, 2, 2, 1))
+
+
 def test_files_are_read_back(tmp_path: Path) -> None:
     table = shipped_ops()[0]
     write_ops(tmp_path / "ops.jsonl", table)

@@ -293,8 +293,13 @@ class CohortScheduler(Scheduler):
             return
         self._moves_pages = True
         number, offset_of, committed = self._number, self._offset, self.committed
-        if len(requests) > 1:
-            requests.sort(key=number.__getitem__)
+        if len(requests) == 1:
+            (request,) = requests
+            offset = offset_of[request]
+            self.cache.commit(request, offset + committed)
+            self.page_events.put(request, request.page_event - offset)
+            return
+        requests.sort(key=number.__getitem__)
         offsets = [offset_of[request] for request in requests]
         self.cache.commit_each(requests, [offset + committed for offset in offsets])
         events = [request.page_event - offset for request, offset in zip(requests, offsets, strict=True)]

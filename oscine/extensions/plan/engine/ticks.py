@@ -40,7 +40,9 @@ class Ticks:
 
     def pop(self, tick: int) -> list[Request]:
         """Those that are due, each once; they have no tick from now on."""
-        due = self._due.pop(tick, ())
+        due = self._due.pop(tick, None)
+        if due is None:
+            return []
         return [one for one in due if self._tick_of.get(one) == tick and self._tick_of.pop(one) == tick]
 
     def next(self) -> int:

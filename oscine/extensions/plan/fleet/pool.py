@@ -55,7 +55,8 @@ class Pool:
     """Ray Serve's part is imitated: it starts as many replicas as the policy wants, and ends the newest ones first."""
 
     def __init__(self, model: ModelSpec, role: RoleSpec, spec: EngineSpec, world: World) -> None:
-        self.role, self.spec, self.fleet = role, spec, Fleet(clock=world.agenda.clock)
+        self.role, self.spec = role, spec
+        self.fleet = Fleet(clock=world.agenda.clock, page_hash=bytes)  # PageNews tells the digests themselves
         self.changes: list[Change] = []
         self.ended: list[EngineStats] = []  # of replicas that are gone
         self.num_jumped = 0  # steps of these

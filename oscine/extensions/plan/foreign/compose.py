@@ -182,19 +182,24 @@ def composed_table(
     layout: GpuLayout,
     rest: Rest,
     *,
+    exchange: str | None = None,
     kv: str = "bfloat16",
     scaled: bool = False,
 ) -> StepTable:
-    """Raises NotMeasuredError for a model, layout or type of keys and values that the tables do not have."""
+    """`exchange`: for which hardware and framework Rest.exchange_s was fitted, if for others than these.
+
+    Raises NotMeasuredError for a model, layout or type of keys and values that the tables do not have.
+    """
     if model not in MODELS:
         raise NotMeasuredError(f"there are step times of {' and '.join(MODELS)}, not of {model}")
     own, shapes = tables[0].header, MODELS[model]
+    borrowed = f"; the exchange between engines that share experts is that of {exchange}" if exchange else ""
     header = Header(
         model=model,
         layers=shapes.layers,
         hidden=_HIDDEN,
         gpu=own.gpu,
-        source=f"composed of times of ops in {own.source}",
+        source=f"composed of times of ops in {own.source}{borrowed}",
         figures="composed",
         bytes_per_s=own.bytes_per_s,
         flops_per_s=own.flops_per_s,

@@ -79,6 +79,14 @@ def fitted_of(system: str, framework: str) -> tuple[Fitted, str]:
     raise NotMeasuredError(f"nothing was fitted for {system} with {framework}")
 
 
+def exchange_from(system: str, framework: str, layout: GpuLayout) -> str | None:
+    """The hardware and framework whose exchange between engines that share experts this layout has; None: it has its
+    own, or no such engines."""
+    if layout.engines == 1 or (system, framework) == _SHARED:
+        return None
+    return " with ".join(_SHARED)
+
+
 class KnownError(NamedTuple):
     """Of predictions for published measurements that were not fitted; mean absolute errors in percent."""
 
@@ -106,7 +114,9 @@ def step_table(
 ) -> StepTable:
     """Of shipped tables. Raises NotMeasuredError."""
     fitted, _ = fitted_of(system, framework)
-    return composed_table(tables_of(system, framework), model, layout, fitted.rest, kv=kv, scaled=scaled)
+    exchange = exchange_from(system, framework, layout)
+    tables = tables_of(system, framework)
+    return composed_table(tables, model, layout, fitted.rest, exchange=exchange, kv=kv, scaled=scaled)
 
 
 @cache

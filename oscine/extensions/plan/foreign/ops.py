@@ -63,14 +63,18 @@ class OpTable:
 
     header: OpHeader
     curves: tuple[OpCurve, ...]
-    _found: dict[Key, Curve] = field(default_factory=dict, compare=False, repr=False)
+    _curves: dict[Key, OpCurve] = field(default_factory=dict, compare=False, repr=False)
+    _found: dict[Key, Curve] = field(default_factory=dict, compare=False, repr=False)  # of these, once they were used
 
     def __post_init__(self) -> None:
-        self._found.update({one.name: Curve(zip(one.x, one.us, strict=True)) for one in self.curves})
+        self._curves.update({one.name: one for one in self.curves})
 
     def curve(self, op: str, **key: Any) -> Curve | None:
         """None if the table does not have it."""
-        return self._found.get((op, *(str(key[one]) for one in sorted(key))))
+        name = (op, *(str(key[one]) for one in sorted(key)))
+        if name not in self._found and (given := self._curves.get(name)) is not None:
+            self._found[name] = Curve(zip(given.x, given.us, strict=True))
+        return self._found.get(name)
 
     def keys(self, op: str, name: str, **fixed: Any) -> list[int]:
         """The values that one part of the key has, ascending, where the others have these values."""

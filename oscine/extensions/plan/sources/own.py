@@ -55,6 +55,7 @@ class OwnSurface:
         self._most_rows = max(p.rows for one in known or own for p in one.points)
         self._least_tokens = min(p.tokens for one in own for p in one.points if p.kind == "prompts")
         self._body_s = lru_cache(1 << 14)(self._compute_body_s)
+        self._rows_s = lru_cache(1 << 14)(lambda rows: self._times.decode_s(group, rows, 0))
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         figures: Class = "composed" if step.prompt_sequences else "interpolated"
@@ -72,13 +73,13 @@ class OwnSurface:
 
     def _compute_body_s(self, rows: int, tokens: int, pairs: int) -> float:
         everything = rows + tokens
-        decode_s = self._times.decode_s(self._group, everything, 0)
+        decode_s = self._rows_s(everything)
         if not tokens:
             return decode_s
         most = max(everything, self._least_tokens)
         prompts_s = self._times.prompts_s(self._group, most, max(1, round(2 * pairs / everything) - 1))
         return max(
-            self._times.decode_s(self._group, max(rows, 1), 0),
+            self._rows_s(max(rows, 1)),
             min(prompts_s, decode_s) if most > everything else prompts_s,
         )
 

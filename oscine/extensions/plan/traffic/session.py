@@ -17,11 +17,12 @@ class Turn:
 
 _PAGE_BITS, _OWNER_BITS = 24, 39  # the router looks at 8 bytes of an address
 MAX_OWNER = (1 << _OWNER_BITS) - 1
+_ALONE = 1 << _OWNER_BITS
 
 
 def pages(owner: int, first: int, end: int, *, alone: bool = False) -> list[bytes]:
     """Addresses of pages. `alone`: no other request has such pages, so the owner is another one."""
-    base = (alone << _OWNER_BITS | owner) << _PAGE_BITS
+    base = ((_ALONE if alone else 0) | owner) << _PAGE_BITS
     return [(base + page).to_bytes(8, "big") for page in range(first, end)]
 
 
@@ -34,7 +35,9 @@ class Pages:
 
     def __call__(self, first: int, end: int) -> list[bytes]:
         num_shared = len(self.shared)
-        if first >= num_shared:  # of most calls, for one page each
+        if first >= num_shared:
+            if end - first == 1:  # of most calls
+                return [((_ALONE | self.owner) << _PAGE_BITS | first).to_bytes(8, "big")]
             return pages(self.owner, first, end, alone=True)
         own = pages(self.owner, max(first, num_shared), end, alone=True) if end > num_shared else []
         return [*self.shared[first:end], *own]

@@ -40,11 +40,12 @@ def read_trace(path: Path, page_size: int, *, count: int | None = None) -> list[
     if BLOCK % page_size:
         raise ValueError(f"a page size of {page_size} does not divide the blocks of a trace, of {BLOCK} tokens")
     decode = msgspec.json.Decoder(Line).decode
+    blocks: dict[int, list[bytes]] = {}
     found: list[Arrival] = []
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
             if text.strip():
-                found.append(_arrival(number, decode(text), page_size))
+                found.append(_arrival(number, decode(text), page_size, blocks))
         except (msgspec.DecodeError, ValueError) as error:
             raise ValueError(f"{path}:{number}: not a request of a trace: {error}") from None
     if not found:
@@ -53,7 +54,8 @@ def read_trace(path: Path, page_size: int, *, count: int | None = None) -> list[
     return [one._replace(ns=one.ns - found[0].ns) for one in found[:count]]
 
 
-def _arrival(number: int, line: Line, page_size: int) -> Arrival:
+def _arrival(number: int, line: Line, page_size: int, blocks: dict[int, list[bytes]]) -> Arrival:
+    """`blocks`: addresses of the pages of known blocks. Equal ones are one object, which dictionaries find sooner."""
     if line.timestamp < 0 or line.input_length < 1 or line.output_length < 0:
         raise ValueError("it has a negative time or length")
     num_blocks = -(-line.input_length // BLOCK)
@@ -63,13 +65,17 @@ def _arrival(number: int, line: Line, page_size: int) -> Arrival:
         )
     if (bad := next((one for one in line.hash_ids if not 0 <= one <= MAX_OWNER), None)) is not None:
         raise ValueError(f"hash_ids must be from 0 to {MAX_OWNER}, not {bad}")
-    addresses = _addresses(number, line, page_size)
+    addresses = _addresses(number, line, page_size, blocks)
     turn = Turn(line.input_length, max(1, line.output_length), addresses)
     return Arrival(ns_of(line.timestamp / 1e3), (turn,))
 
 
-def _addresses(number: int, line: Line, page_size: int) -> Addresses:
+def _addresses(number: int, line: Line, page_size: int, blocks: dict[int, list[bytes]]) -> Addresses:
     """A block has the pages of its place. A page of the answer, or with the end of the prompt, is of this request."""
     pages_of_block = BLOCK // page_size
-    known = [address for block in line.hash_ids for address in pages(block, 0, pages_of_block)]
+    known: list[bytes] = []
+    for block in line.hash_ids:
+        if (addresses := blocks.get(block)) is None:
+            addresses = blocks[block] = pages(block, 0, pages_of_block)
+        known += addresses
     return Pages(known[: line.input_length // page_size], number)

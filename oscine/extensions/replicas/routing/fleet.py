@@ -5,7 +5,7 @@ It belongs to one event loop: its subscriptions run there, and everything is cal
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from urllib.parse import urlsplit
@@ -26,12 +26,17 @@ _PLACED_KEPT = 4096  # requests, which may still be withdrawn
 class Fleet:
     """All replicas of a deployment. A change of what they can take is told to `on_change`."""
 
-    def __init__(self, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        """`key`: the cluster's; see oscine.engine.wire.tcp."""
+    def __init__(
+        self,
+        key: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        page_hash: Callable[[bytes], Hashable] = page_hash,
+    ) -> None:
+        """`key`: the cluster's; see oscine.engine.wire.tcp. `page_hash`: what events call the page with a digest."""
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None
-        self._clock = clock
+        self._clock, self._page_hash = clock, page_hash
         self._views: dict[str, ReplicaView] = {}
         self._loads = KnownLoads(self._views)
         self._recent = RecentPlacements()
@@ -136,7 +141,7 @@ class Fleet:
 
     def overlap_pages(self, digests: Sequence[bytes]) -> dict[str, int]:
         """Replica -> leading pages that it has, or will have when it has computed what was placed on it."""
-        pages = self.index.overlap(map(page_hash, digests))
+        pages = self.index.overlap(map(self._page_hash, digests))
         recent = self._recent.find(digests, max(pages.values(), default=0), self._clock())
         if recent is not None and recent[0] in self._views:
             replica, num_pages = recent

@@ -79,13 +79,15 @@ class KVIndex:
         """Replica -> how many leading pages of a prompt it has; replicas without the first one are left out."""
         holders, overlap = self._holders, dict[str, int]()
         having, count = self._all, 0
+        if not having:
+            return overlap
         for page in pages:
             held = having & holders.get(page, 0)
             if held != having:
                 self._note(overlap, having ^ held, count)
                 having = held
-            if not having:
-                return overlap
+                if not having:
+                    return overlap
             count += 1
         self._note(overlap, having, count)
         return overlap

@@ -76,6 +76,17 @@ def test_a_body_is_passed_on_as_it_came(tmp_path: Path) -> None:
     assert (found.body, found.model) == (b'{"model" : "m", "x": 1.0e5 }', "m")
 
 
+def test_a_line_that_was_cut_within_an_emoji_is_a_request(tmp_path: Path) -> None:
+    """As requests are: all that is read of it has U+FFFD, also when it is read again."""
+    path, cut = tmp_path / "in", "Done \ud83d"
+    first, second, third = read(path, line(cut, user=cut) + b"\n" + line("b") + b"\n" + line("b\ude00", stream=cut))
+    assert (first.custom_id, first.problem, second.problem) == ("Done \ufffd", "", "")
+    assert json.loads(first.body) == {"messages": [], "user": "Done \ufffd"}
+    assert (third.custom_id, third.code) == ("b\ufffd", "invalid_request")
+    with BatchInput.open(path) as lines:
+        assert lines.again(first).body == first.body
+
+
 @pytest.mark.parametrize("body", [b"[]", b'"hi"', b'{"model": [1]}', b'{"stream": 5}', b'{"stream": true}'])
 def test_a_body_that_is_no_request_is_told_before_the_batch_runs(tmp_path: Path, body: bytes) -> None:
     (found,) = read(tmp_path / "in", b'{"custom_id": "a", "url": "%s", "body": %s}' % (CHAT.encode(), body))

@@ -157,6 +157,30 @@ def test_a_call_is_answered_in_the_conversation(server: ScriptedServer) -> None:
     assert kinds == ["message", "function_call", "function_call_output", "message"]
 
 
+def test_a_call_and_its_result_are_deleted_in_either_order(server: ScriptedServer) -> None:
+    """A result without its call is left out of the prompt, and a call without its result stays."""
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "85"}
+    search = {"type": "tool_search_call", "call_id": "s", "arguments": {}}
+    found = {"type": "tool_search_output", "call_id": "s", "tools": []}
+    asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "f", "arguments": "{}"}
+    consent = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False}
+    for first, second in [(call, result), (search, found), (asked, consent), (result, call), (found, search)]:
+        is_reversed = first in (result, found)
+        given = (second, first) if is_reversed else (first, second)
+        made = new(server, HI, *given)
+        one, other = sorted(items_of(server, made.id, order="asc")[1:], key=lambda item: item.type != first["type"])
+        for item, left in ((one, other), (other, None)):
+            ask(server, lambda client, item=item: client.conversations.items.delete(item.id, conversation_id=made.id))
+            says(server)
+            respond(server, made.id, "And?", store=False)
+            assert ("functions.add" in prompt_of(server)) is (left is not None and is_reversed and first is result)
+            assert "85" not in prompt_of(server)
+            ask(server, lambda client: client.conversations.items.create(made.id, items=[HI]))
+        with pytest.raises(openai.BadRequestError, match="call_id|approval_request_id"):
+            ask(server, lambda client: client.conversations.items.create(made.id, items=[given[1]]))
+
+
 def test_a_response_in_the_background_continues_it(server: ScriptedServer) -> None:
     made = new(server)
     says(server)

@@ -15,6 +15,7 @@ import pytest
 
 from oscine.api.apis import make_service
 from oscine.api.app import create_app
+from oscine.api.common import deleted_rows
 from oscine.api.common.asgi import Receive, Scope, Send
 from oscine.api.common.errors import APIError
 from oscine.api.serving.service import Service
@@ -330,8 +331,33 @@ def test_a_list_begins_behind_an_entry_of_its_owner_alone(tmp_path: Path) -> Non
             await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
         page = await store.files.page("a", 9, after="file-3")
         assert [file.id for file in page] == ["file-1"]
-        assert not await store.files.page("a", 9, after="file-2")
-        assert not await store.batches.page("a", 9, after="file-3")
+        for records in (store.files, store.batches):
+            with pytest.raises(APIError, match="'after': there is no"):
+                await records.page("a", 9, after="file-2")
+
+    with_files(tmp_path, work)
+
+
+def test_a_list_goes_on_behind_a_file_that_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: FileStore) -> None:
+        names = [f"file-{i}" for i in range(6)]
+        for name in names:
+            await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), "a")
+        seen, after = [], None
+        while page := await store.files.page("a", 2, after=after, ascending=True):
+            for file in page:
+                await store.delete_file(file.id, "a")
+            seen += [file.id for file in page]
+            after = seen[-1]
+        assert seen == names
+        assert await store.files.page("a", 2, after="file-4") == []
+        monkeypatch.setattr(deleted_rows, "MAX_ROWS", 2)
+        await store.files.put(FileObject(id="file-6", bytes=1, created_at=1, filename="x", purpose="batch"), "a")
+        await store.delete_file("file-6", "a")
+        assert await store.files.page("a", 2, after="file-5") == []
+        for after, owner in (("file-4", "a"), ("file-5", "b")):
+            with pytest.raises(APIError, match=f"there is no file '{after}'"):
+                await store.files.page(owner, 2, after=after)
 
     with_files(tmp_path, work)
 

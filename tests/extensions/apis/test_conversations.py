@@ -98,12 +98,16 @@ def test_items_are_added_listed_and_deleted(server: ScriptedServer) -> None:
     for limit in (1, 2, 4, 100):
         assert texts(items_of(server, made.id, order="asc", limit=limit)) == expected
         assert texts(items_of(server, made.id, limit=limit)) == expected[::-1]
+    with pytest.raises(openai.BadRequestError, match="there is no item 'msg_other'"):
+        items_of(server, made.id, after="msg_other")
     third = items_of(server, made.id, order="asc")[3]
     found = ask(server, lambda client: client.conversations.items.retrieve(third.id, conversation_id=made.id))
     assert found == third
     left = ask(server, lambda client: client.conversations.items.delete(third.id, conversation_id=made.id))
     assert left == made
     assert texts(items_of(server, made.id, order="asc")) == ["0", "1", "2", "4", "5"]
+    assert texts(items_of(server, made.id, order="asc", after=third.id)) == ["4", "5"]
+    assert texts(items_of(server, made.id, after=third.id)) == ["2", "1", "0"]
     gone: list[Work[Any]] = [
         lambda client: client.conversations.items.retrieve(third.id, conversation_id=made.id),
         lambda client: client.conversations.items.delete(third.id, conversation_id=made.id),
@@ -157,28 +161,46 @@ def test_a_call_is_answered_in_the_conversation(server: ScriptedServer) -> None:
     assert kinds == ["message", "function_call", "function_call_output", "message"]
 
 
-def test_a_call_and_its_result_are_deleted_in_either_order(server: ScriptedServer) -> None:
+CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "85"}
+SEARCH = {"type": "tool_search_call", "call_id": "s", "arguments": {}}
+FOUND = {"type": "tool_search_output", "call_id": "s", "tools": []}
+ASKED = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "f", "arguments": "{}"}
+REFUSED = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False}
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "order", "called"),
+    [
+        (CALL, RESULT, (1, 2), [False, False]),
+        (CALL, RESULT, (2, 1), [True, False]),
+        (SEARCH, FOUND, (1, 2), [False, False]),
+        (ASKED, REFUSED, (1, 2), [False, False]),
+    ],
+)
+def test_a_call_and_its_result_are_deleted_in_either_order(
+    server: ScriptedServer, call: Json, result: Json, order: tuple[int, int], called: list[bool]
+) -> None:
     """A result without its call is left out of the prompt, and a call without its result stays."""
-    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
-    result = {"type": "function_call_output", "call_id": "c", "output": "85"}
-    search = {"type": "tool_search_call", "call_id": "s", "arguments": {}}
-    found = {"type": "tool_search_output", "call_id": "s", "tools": []}
-    asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "f", "arguments": "{}"}
-    consent = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False}
-    for first, second in [(call, result), (search, found), (asked, consent), (result, call), (found, search)]:
-        is_reversed = first in (result, found)
-        given = (second, first) if is_reversed else (first, second)
-        made = new(server, HI, *given)
-        one, other = sorted(items_of(server, made.id, order="asc")[1:], key=lambda item: item.type != first["type"])
-        for item, left in ((one, other), (other, None)):
-            ask(server, lambda client, item=item: client.conversations.items.delete(item.id, conversation_id=made.id))
-            says(server)
-            respond(server, made.id, "And?", store=False)
-            assert ("functions.add" in prompt_of(server)) is (left is not None and is_reversed and first is result)
-            assert "85" not in prompt_of(server)
-            ask(server, lambda client: client.conversations.items.create(made.id, items=[HI]))
-        with pytest.raises(openai.BadRequestError, match="call_id|approval_request_id"):
-            ask(server, lambda client: client.conversations.items.create(made.id, items=[given[1]]))
+    made = new(server, HI, call, result)
+    listed, seen = items_of(server, made.id, order="asc"), []
+
+    def delete(index: int) -> Work[Any]:
+        return lambda client: client.conversations.items.delete(listed[index].id, conversation_id=made.id)
+
+    def add(item: Any) -> Work[Any]:
+        return lambda client: client.conversations.items.create(made.id, items=[item])
+
+    for index in order:
+        ask(server, delete(index))
+        says(server)
+        respond(server, made.id, "And?", store=False)
+        seen.append("functions.add" in prompt_of(server))
+        assert "85" not in prompt_of(server)
+        ask(server, add(HI))
+    assert seen == called
+    with pytest.raises(openai.BadRequestError, match="before it has the id"):
+        ask(server, add(result))
 
 
 def test_a_response_in_the_background_continues_it(server: ScriptedServer) -> None:

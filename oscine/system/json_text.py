@@ -55,6 +55,6 @@ def decode_whole(text: AnyStr, kind: type[T]) -> tuple[AnyStr, T]:
     return whole, msgspec.json.decode(whole, type=kind)
 
 
-def decode_json(text: bytes | str, kind: type[T]) -> T:
+def decode_json(text: AnyStr, kind: type[T]) -> T:
     """Raises what msgspec.json.decode raises, but for lone surrogates: they become U+FFFD."""
     return decode_whole(text, kind)[1]

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from oscine.llm.errors import RequestError
 from oscine.llm.forms import Schema, schema_of
 from oscine.llm.results import ToolCall
+from oscine.system.json_text import decode_json
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
 _PARAMETER = re.compile(r"^\s+\*{0,2}(?P<name>\w+)\s*(?:\([^)]*\))?:\s*(?P<what>.+)$", re.MULTILINE)
@@ -65,7 +66,7 @@ class Function:
         A function that is not async runs in a thread of its own.
         """
         try:
-            given = msgspec.json.decode(arguments or "{}", type=self._arguments)
+            given = decode_json(arguments or "{}", self._arguments)
         except (msgspec.DecodeError, RecursionError) as error:  # ValidationError is a DecodeError
             return f"Error: {error}"
         kwargs = {name: value for name in given.__struct_fields__ if (value := getattr(given, name)) is not UNSET}

@@ -1,6 +1,7 @@
 """Clients that disconnect, stall, or send malformed requests: real sockets, a real server."""
 
 import http.client
+import json
 import socket
 
 import psutil
@@ -125,6 +126,32 @@ def test_pipelined_requests_are_answered_in_order(fake_server: ServerProcess) ->
         client.post(chat_body(max_tokens=101), "Connection: close")
         answers = client.read_to_end()
     assert answers.index(b'"completion_tokens":100,') < answers.index(b'"completion_tokens":101,')
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (b"\0 is no request\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno header\r\n\r\n", 400),
+        (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000, 431),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_requests_before_what_is_none_are_answered(
+    fake_server: ServerProcess, bad: bytes, status: int, *, ends: bool
+) -> None:
+    body = json.dumps(chat_body(max_tokens=20)).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    good = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with RawClient(fake_server) as client:
+        client.socket.sendall(good + good + bad)
+        if ends:
+            client.socket.shutdown(socket.SHUT_WR)
+        answers = client.read_to_end()
+    parts = [part for part in answers.split(b"HTTP/1.1 ")[1:] if not part.startswith(b"100 ")]
+    assert [int(part.split()[0]) for part in parts] == [200, 200, status]
+    assert [b'"choices":' in part for part in parts] == [True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["trailers", "one trailer", "chunk extension"])

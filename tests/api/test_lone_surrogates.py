@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscine.api.http.lone_surrogates import decode_json, replace_lone_surrogates
+from oscine.api.serving.schemas import arguments_object
+from oscine.api.turns.custom_tools import read_input
+from oscine.system.json_text import decode_json, replace_lone_surrogates
 from tests.api.scripted_server import ScriptedServer
 from tests.extensions.apis.socket_server import SocketServer
 
@@ -62,6 +64,13 @@ def test_one_does_not_end_a_job(scripted: ScriptedServer, path: str, body: dict[
     answer = scripted.post(path, {**body, "model": scripted.service.names[0]})
     assert answer.status_code == 200, answer.text
     assert MENDED in scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
+
+
+def test_one_in_what_the_model_writes() -> None:
+    """The arguments of its calls are JSON in JSON."""
+    written = json.dumps({"input": HALF})
+    assert arguments_object(written) == {"input": MENDED}
+    assert read_input(written) == MENDED
 
 
 def test_one_over_a_websocket(model_folder: Path) -> None:

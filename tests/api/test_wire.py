@@ -120,6 +120,23 @@ def test_a_head_that_never_ends_is_given_up(sent: bytes) -> None:
     serve(test)
 
 
+def test_a_late_head_does_not_end_the_request_before_it() -> None:
+    go = asyncio.Event()
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /")
+        connection = await connection_of(state)
+        await until(lambda: connection._reader.in_message and connection._reader.head_timer is not None, "a head")
+        pass_time(LONG_S)
+        await until(lambda: connection.refusal is not None, "the end of the time")
+        go.set()
+        data = await answer(reader)
+        assert data.index(b"HTTP/1.1 200 ") < data.index(b"HTTP/1.1 408 ")
+
+    serve(test, answers_after(go))
+
+
 def test_a_server_that_leaves_ends_a_connection_with_its_next_answer() -> None:
     leaving = asyncio.Event()
 
@@ -441,7 +458,10 @@ def test_a_request_that_is_answered_hears_that_the_client_left_also_with_others_
 
     async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
         reader, writer = await connect()
-        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(3)) + b"\x00garbage\r\n")
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % i for i in range(3)))
+        connection = await connection_of(state)
+        await until(lambda: len(connection.pipeline) == 2, "the requests behind it")
+        connection.transport.abort()
         await answer(reader)
         writer.close()
         await until(lambda: bool(ends), "the end of the request")

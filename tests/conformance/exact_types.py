@@ -63,7 +63,8 @@ def _meant(error: ValidationError) -> list[Any]:
 
 def _differences(parsed: Any, given: Any, where: str) -> Iterator[str]:
     if isinstance(parsed, BaseModel):
-        for name in {*(parsed.model_extra or ())} - MORE.get(type(parsed).__name__, set()):
+        more = {name for kind in type(parsed).__mro__ for name in MORE.get(kind.__name__, ())}
+        for name in {*(parsed.model_extra or ())} - more:
             yield f"{where}: {type(parsed).__name__} has no field {name!r}"
         if "type" in given and "type" not in type(parsed).model_fields:
             yield f"{where}: {type(parsed).__name__} was read for an object of type {given['type']!r}"

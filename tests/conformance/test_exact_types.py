@@ -22,6 +22,7 @@ from openai.pagination import SyncCursorPage, SyncPage
 from openai.types import (
     Batch,
     Completion,
+    CompletionChoice,
     FileDeleted,
     FileObject,
     Model,
@@ -30,6 +31,8 @@ from openai.types import (
     VectorStoreSearchResponse,
 )
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItem, ConversationItemList
 from openai.types.responses import (
     CompactedResponse,
@@ -61,6 +64,42 @@ class Compacted(CompactedResponse):
     output: list[ResponseItem]  # type: ignore[assignment]
 
 
+class _UnfinishedChoice(CompletionChoice):
+    """The package has whole answers alone: in OpenAI's streams the reason is null until the end."""
+
+    finish_reason: Literal["stop", "length"] | None  # type: ignore[assignment]
+
+
+class CompletionChunk(Completion):
+    choices: list[_UnfinishedChoice]  # type: ignore[assignment]
+
+
+class _CustomInput(pydantic.BaseModel, extra="forbid"):
+    name: str | None = None
+    input: str | None = None
+
+
+class _CustomDelta(pydantic.BaseModel, extra="forbid"):
+    """A custom call in a stream, for which the package has no type: as the call of a whole answer."""
+
+    index: int
+    id: str | None = None
+    type: Literal["custom"] | None = None
+    custom: _CustomInput
+
+
+class _Delta(ChoiceDelta):
+    tool_calls: list[_CustomDelta | ChoiceDeltaToolCall] | None = None  # type: ignore[assignment]
+
+
+class _ChunkChoice(ChunkChoice):
+    delta: _Delta
+
+
+class ChatChunk(ChatCompletionChunk):
+    choices: list[_ChunkChoice]  # type: ignore[assignment]
+
+
 class Nested(pydantic.BaseModel, extra="allow"):
     items: list[ResponseItem]
 
@@ -78,8 +117,8 @@ ID = "[a-z]+[_-][A-Za-z0-9_-]+"
 ROUTES: dict[str, tuple[Any, Any]] = {
     "GET /v1/models": (SyncPage[Model], None),
     "GET /v1/models/fake": (Model, None),
-    "POST /v1/chat/completions": (ChatCompletion, ChatCompletionChunk),
-    "POST /v1/completions": (Completion, None),
+    "POST /v1/chat/completions": (ChatCompletion, ChatChunk),
+    "POST /v1/completions": (Completion, CompletionChunk),
     "POST /v1/files": (FileObject, None),
     "GET /v1/files": (SyncCursorPage[FileObject], None),
     f"GET /v1/files/{ID}": (FileObject, None),
@@ -87,6 +126,7 @@ ROUTES: dict[str, tuple[Any, Any]] = {
     "POST /v1/batches": (Batch, None),
     "GET /v1/batches": (SyncCursorPage[Batch], None),
     f"GET /v1/batches/{ID}": (Batch, None),
+    f"POST /v1/batches/{ID}/cancel": (Batch, None),
     "POST /v1/vector_stores": (VectorStore, None),
     "GET /v1/vector_stores": (SyncCursorPage[VectorStore], None),
     f"GET /v1/vector_stores/{ID}": (VectorStore, None),
@@ -174,6 +214,13 @@ def plays(server: SocketServer, *turns: tuple[str | int, ...]) -> None:
         yield GenerationOutput(request.request_id, ids[-2 + len(ids) % 2 :], finish_reason="stop")
 
     server.engine.script = script
+
+
+def hangs(server: SocketServer, text: str) -> None:
+    """Each request says this and goes on until it is cancelled."""
+    t = server.tokenizer
+    ids = [i for part in said(server, text)[:-1] for i in ([part] if isinstance(part, int) else t.encode(part))]
+    server.engine.script = lambda request: [GenerationOutput(request.request_id, ids)]
 
 
 def said(server: SocketServer, text: str) -> tuple[str | int, ...]:
@@ -344,6 +391,20 @@ def compaction_counts_and_the_background(server: SocketServer, client: openai.Op
     client.responses.delete(response_id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response_id)
+    for tools in ([], [{"type": "function", "name": "add", "parameters": None, "strict": None}]):
+        hangs(server, "Half of")
+        asked: Any = {"model": "fake", "input": "hi", "background": True, "tools": tools, "metadata": {"a": "b"}}
+        response_id = client.responses.create(**asked).id
+
+        def has_begun(response_id: str = response_id) -> bool:
+            return bool(client.responses.retrieve(response_id).output)
+
+        wait_until(has_begun, "the beginning of the answer")
+        assert client.responses.cancel(response_id).status == "cancelled"
+        stored = client.responses.retrieve(response_id)
+        assert (stored.status, [item.type for item in stored.output]) == ("cancelled", ["reasoning", "message"])
+        list(client.responses.retrieve(response_id, stream=True))
+        client.responses.input_items.list(response_id)
     with pytest.raises(openai.BadRequestError):
         client.responses.compact(model="fake", input=[{"type": "compaction", "encrypted_content": "x"}])
 
@@ -356,12 +417,17 @@ def plain_answers_and_batches(server: SocketServer, client: openai.OpenAI) -> No
     tools: Any = [{"type": "custom", "custom": {"name": "patch", "format": grammar}}]
     asked: Any = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "tools": tools}
     turn = called(server, "functions.patch", "ab")
-    plays(server, turn)
+    plays(server, turn, turn)
     assert chat.create(**asked).choices[0].finish_reason == "tool_calls"
+    *_, last = chat.create(**asked, stream=True)
+    assert last.choices[0].finish_reason == "tool_calls"
     plays(server, called(server, "functions.add", "{}"), *[said(server, "Yes.")] * 3)
-    asked["tools"] = [{"type": "function", "function": {"name": "add"}}]  # no type has a custom call of a stream
+    asked["tools"] = [{"type": "function", "function": {"name": "add"}}]
     list(chat.create(**asked, stream=True, stream_options={"include_usage": True}))
-    client.completions.create(model="fake", prompt="hi")
+    text: Any = {"model": "fake", "prompt": "hi", "logprobs": 1}
+    client.completions.create(**text)
+    *_, end, usage = client.completions.create(**text, stream=True, stream_options={"include_usage": True})
+    assert (end.choices[0].finish_reason, usage.choices) == ("stop", [])
     line = {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"model": "fake", "input": "hi"}}
     plays(server, said(server, "Yes."))
     file = client.files.create(file=("a.jsonl", json.dumps(line).encode()), purpose="batch")
@@ -369,6 +435,11 @@ def plain_answers_and_batches(server: SocketServer, client: openai.OpenAI) -> No
         input_file_id=file.id, endpoint="/v1/responses", completion_window="24h", metadata={"a": "b"}
     )
     wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch")
+    hangs(server, "Half of")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress", "the beginning of the batch")
+    client.batches.cancel(batch.id)
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "cancelled", "the end of the batch")
     assert client.batches.list().data
 
 

@@ -132,6 +132,8 @@ class _RequestReader:
         self.on_url = http.on_url
 
     def receive(self, data: bytes) -> None:
+        if self._http.refusal is not None:
+            return
         if self.unparsed or self._http.pipeline:
             self._keep(data)
         else:
@@ -159,7 +161,7 @@ class _RequestReader:
         A body is one slice, as no request is within it.
         """
         begin = 0
-        while begin < len(data) and not self._http.transport.is_closing():
+        while begin < len(data) and not self._http.transport.is_closing() and self._http.refusal is None:
             if self._http.pipeline:
                 self._keep(data[begin:])
                 return
@@ -221,14 +223,17 @@ class _RequestReader:
     def on_headers_complete(self) -> None:
         self.in_head = False
         self._head_bytes = self._framing_bytes = 0
-        if self.head_timer is not None:
-            self.head_timer.cancel()
-            self.head_timer = None
+        self.end_head_timer()
         parser, headers = self._http.parser, self._http.headers
         if parser.should_upgrade() and not self._http.is_for_websocket():
             framing = (b"%b: %b" % (n, v) for n, v in headers if n in (b"content-length", b"transfer-encoding"))
             parser.framing = next(framing, b"")
         self._http.on_headers_complete()
+
+    def end_head_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
 
     def on_chunk_header(self) -> None:
         self._accounted_bytes += _CHUNK_FRAMING_BYTES
@@ -295,6 +300,7 @@ class BoundedHttp(HttpToolsProtocol):
     _handshake: "asyncio.Task[None] | None" = None
     _above_limit = False  # whether all other connections had requests when it was accepted
     _running: Any = None  # the request that is being answered; others may have been read behind it
+    refusal: APIError | None = None  # of what follows the requests that are answered before it; nothing more is read
 
     def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
         """Counts a TLS connection before its handshake. Cancelling the handshake ends the connection."""
@@ -353,6 +359,8 @@ class BoundedHttp(HttpToolsProtocol):
     @property
     def is_done(self) -> bool:
         """Whether no request is to be answered, after the end of what the client sends."""
+        if self.refusal is not None:  # which closes the connection
+            return False
         if self._reader.unparsed or self.pipeline:
             return False
         in_body = self._reader.in_message and not self._reader.in_head  # of the request that runs
@@ -410,6 +418,9 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
+        if self.refusal is not None:
+            self.refuse(self.refusal)
+            return
         reader = self._reader
         if self.cycle.response_complete:
             self.limit.idle[self] = None
@@ -422,8 +433,12 @@ class BoundedHttp(HttpToolsProtocol):
         self.refuse(APIError("This is not a valid HTTP request."))
 
     def refuse(self, error: APIError) -> None:
-        """Writes the response itself, as there is no request, and closes."""
+        """Writes the response itself, as there is no request, and closes: once the requests before it are answered."""
         if self.transport.is_closing():
+            return
+        if self._answers_others():
+            self.refusal, self._reader.unparsed = error, b""
+            self._reader.end_head_timer()
             return
         self.on_refused(self.client[0] if self.client else None, error)
         body = error.body()
@@ -431,6 +446,13 @@ class BoundedHttp(HttpToolsProtocol):
         lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in (fields | error.headers).items()), "", ""]
         self.transport.write("\r\n".join(lines).encode() + body)
         self.transport.close()
+
+    def _answers_others(self) -> bool:
+        """Whether requests that were read whole are being answered. Drops a queued one that was not."""
+        if self.pipeline and self.pipeline[0][0].more_body:  # the newest
+            self.pipeline.popleft()
+        running = self._running
+        return running is not None and not running.more_body and not running.response_complete
 
 
 def _full() -> APIError:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from msgspec import Struct
 
@@ -37,6 +36,7 @@ from oscine.chat.messages import FunctionTool, ResponseSchema
 from oscine.chat.schemas.reduction import MAX_BYTES
 from oscine.system.grammar_sandbox.check import GrammarCheck, Problem
 from oscine.system.grammar_sandbox.pool import TooManyGrammarsError, UndecidedError, sandbox
+from oscine.system.json_text import decode_json
 
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _TYPES = ("text", "json_object", "json_schema")
@@ -163,7 +163,7 @@ def _json(schema: dict[str, Any] | str, param: str) -> Form:
         check(len(schema) <= _LONGEST_SCHEMA, param, f"at most {_LONGEST_SCHEMA} characters", len(schema))
         try:
             memory_of(schema.encode("utf-8", "surrogatepass"))  # refuses too many values
-            schema = msgspec.json.decode(schema, type=dict[str, Any])
+            schema = decode_json(schema, dict[str, Any])
         except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
             raise invalid(param, f"it is no JSON schema: {error}") from None
     return Form(JsonFormat(schema, any_format=True), param)

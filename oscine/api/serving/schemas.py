@@ -15,7 +15,6 @@ from oscine.api.common.errors import APIError, from_validation, invalid
 from oscine.api.common.keys import Caller
 from oscine.api.common.memory import Held, memory_of
 from oscine.api.common.work import INLINE_SIZE, run_in_thread
-from oscine.api.http.lone_surrogates import decode_json
 from oscine.api.serving.parameters import (
     MAX_TOOLS,
     Natural,
@@ -29,6 +28,7 @@ from oscine.api.serving.parameters import (
 )
 from oscine.chat.effort import EFFORTS, Effort
 from oscine.system.collector import set_apart
+from oscine.system.json_text import decode_json
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Verbosity = Literal["low", "medium", "high"]
@@ -87,7 +87,7 @@ class FunctionCall(Struct, gc=False):
 def arguments_object(arguments: str) -> dict[str, Any]:
     """The arguments of a call as an object. A text that is no JSON object is kept in the field `invalid_json`."""
     try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        return decode_json(arguments or "{}", dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return {"invalid_json": arguments}
 

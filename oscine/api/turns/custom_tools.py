@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from oscine.api.common.errors import invalid, unsupported
 from oscine.chat.messages import FunctionTool, InputGrammar
+from oscine.system.json_text import decode_json
 
 _INPUT: dict[str, Any] = {
     "type": "object",
@@ -48,6 +49,6 @@ def written(text: str, *, raw: bool) -> str:
 def read_input(arguments: str) -> str:
     """The text for a tool without a grammar: `input`, or all that the model wrote if it is no such JSON."""
     try:
-        return msgspec.json.decode(arguments, type=_Written).input
+        return decode_json(arguments, _Written).input
     except (ValueError, RecursionError):
         return arguments

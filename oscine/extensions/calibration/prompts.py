@@ -14,6 +14,7 @@ from oscine.api.turns.conversation import conversation
 from oscine.chat.harmony import HarmonyRenderer, PromptTooLong
 from oscine.chat.messages import Conversation, ConversationError, Message
 from oscine.chat.tokenizer import Tokenizer
+from oscine.system.json_text import decode_json
 from oscine.system.model_files import open_file, shown
 
 JSON_LINES = ".jsonl"  # ends the names of files of chat requests
@@ -57,7 +58,7 @@ def _question(line: bytes) -> Conversation:
 def _request(line: bytes) -> Conversation:
     """Of a chat completion's request, a line of a batch with one, or a list of messages."""
     try:
-        found: Any = msgspec.json.decode(line)
+        found: Any = decode_json(line, Any)
     except msgspec.DecodeError as error:
         raise ValueError(f"not JSON: {error}") from None
     if isinstance(found, list):

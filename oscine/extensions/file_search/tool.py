@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Self
 
-import msgspec
 from msgspec import Meta, Struct
 
 from oscine.api.common.errors import APIError
@@ -20,6 +19,7 @@ from oscine.extensions.file_search.schemas.objects import Filters, NumResults, Q
 from oscine.extensions.file_search.search import Hit, Question
 from oscine.extensions.file_search.storage.stores import StoreRow
 from oscine.extensions.file_search.vector_stores import VectorStores
+from oscine.system.json_text import decode_json
 
 NAMESPACE = "file_search"
 _VIEW = 48_000  # characters of the results of a call, about 12,000 tokens
@@ -100,7 +100,7 @@ class FileSearchTool(Tool):
 
     async def call(self, recipient: str, content: str) -> ToolResult:
         try:
-            queries = msgspec.json.decode(content, type=_Arguments).queries
+            queries = decode_json(content, _Arguments).queries
         except (ValueError, RecursionError):
             message = 'Error: the arguments must be JSON such as {"queries": ["a question"]}.'
             return ToolResult(message, FileSearch((), None), is_error=True)

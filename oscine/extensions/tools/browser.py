@@ -16,6 +16,7 @@ import msgspec
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.toolbox import CITATION_END, Citation, Details, Source, Tool, ToolResult, WebFind, WebOpen, WebSearch
 from oscine.extensions.tools.browser_page import Document, Page, lines_of, link, page_of
+from oscine.system.json_text import decode_json
 
 NAMESPACE = "browser"
 _VIEW = 8_000  # characters of a view, about 2,000 tokens
@@ -197,7 +198,7 @@ def _shown(url: str, title: str, results: Sequence[Any] = ()) -> _Shown:
 def _object(content: str) -> dict[str, Any]:
     """Raises ValueError unless this is a JSON object."""
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return decode_json(content, dict[str, Any])
     except RecursionError:
         raise ValueError("the arguments are nested too deeply.") from None
 

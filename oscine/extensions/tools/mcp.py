@@ -18,6 +18,7 @@ from oscine.chat.toolbox import McpCall, McpListing, Tool, ToolResult, bounded
 from oscine.chat.tools import NAME, NAMESPACE, TRAINED
 from oscine.extensions.tools.mcp_session import Block, CallResult, Connection, ListedTool, OfferedTool, ServerEntry
 from oscine.extensions.tools.mcp_wire import ServerError
+from oscine.system.json_text import decode_json
 from oscine.system.model_files import shown
 from oscine.system.yaml_text import parse_yaml
 
@@ -121,7 +122,7 @@ class McpTool(Tool):
     async def _answer(self, tool: OfferedTool, content: str) -> tuple[str, bool]:
         """What the tool says, and whether it is an error."""
         try:
-            arguments = msgspec.json.decode(content.strip() or "{}", type=dict[str, Any])
+            arguments = decode_json(content.strip() or "{}", dict[str, Any])
         except (ValueError, RecursionError) as error:
             return f"Error: the arguments are no JSON object: {error}", True
         try:
@@ -176,7 +177,7 @@ def _json_text(raw: bytes) -> str:
     if len(raw) > _WHOLE:
         return raw.decode(errors="replace")
     try:
-        return json.dumps(msgspec.json.decode(raw), ensure_ascii=False)
+        return json.dumps(decode_json(raw, object), ensure_ascii=False)
     except (ValueError, RecursionError) as error:
         return f"[structured content that cannot be read: {error}]"
 

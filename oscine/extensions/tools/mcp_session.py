@@ -16,6 +16,7 @@ import httpx2
 import msgspec
 
 from oscine.extensions.tools.mcp_wire import BrokenError, HttpWire, PipeWire, ServerError, Wire
+from oscine.system.json_text import decode_json
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ class _Versions(msgspec.Struct, rename="camel"):
 
 def _decode(raw: msgspec.Raw, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode_json(bytes(raw), kind)
     except (ValueError, RecursionError) as error:
         raise ServerError(f"its answer is malformed: {error}") from None
 

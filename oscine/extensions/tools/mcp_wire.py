@@ -14,6 +14,7 @@ import httpx2
 import msgspec
 
 from oscine.chat.toolbox import bounded
+from oscine.system.json_text import decode_json
 
 MAX_MESSAGE_BYTES = 4 << 20
 _MAX_UNASKED_BYTES = 16 << 20  # of messages between two answers
@@ -75,7 +76,7 @@ class Wire(Protocol):
 
 def _read(data: bytes) -> Message:
     try:
-        return msgspec.json.decode(data, type=Message)
+        return decode_json(data, Message)
     except (ValueError, RecursionError) as error:
         raise ServerError(f"its message is malformed: {error}") from None
 

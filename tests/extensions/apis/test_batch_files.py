@@ -15,6 +15,7 @@ import pytest
 
 from oscine.api.apis import make_service
 from oscine.api.app import create_app
+from oscine.api.common import deleted_rows
 from oscine.api.common.asgi import Receive, Scope, Send
 from oscine.api.common.errors import APIError
 from oscine.api.serving.service import Service
@@ -74,6 +75,17 @@ def test_a_body_is_passed_on_as_it_came(tmp_path: Path) -> None:
         tmp_path / "in", b'{"custom_id": "a", "url": "%s", "body": {"model" : "m", "x": 1.0e5 }}' % CHAT.encode()
     )
     assert (found.body, found.model) == (b'{"model" : "m", "x": 1.0e5 }', "m")
+
+
+def test_a_line_that_was_cut_within_an_emoji_is_a_request(tmp_path: Path) -> None:
+    """As requests are: all that is read of it has U+FFFD, also when it is read again."""
+    path, cut = tmp_path / "in", "Done \ud83d"
+    first, second, third = read(path, line(cut, user=cut) + b"\n" + line("b") + b"\n" + line("b\ude00", stream=cut))
+    assert (first.custom_id, first.problem, second.problem) == ("Done \ufffd", "", "")
+    assert json.loads(first.body) == {"messages": [], "user": "Done \ufffd"}
+    assert (third.custom_id, third.code) == ("b\ufffd", "invalid_request")
+    with BatchInput.open(path) as lines:
+        assert lines.again(first).body == first.body
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"hi"', b'{"model": [1]}', b'{"stream": 5}', b'{"stream": true}'])
@@ -319,8 +331,33 @@ def test_a_list_begins_behind_an_entry_of_its_owner_alone(tmp_path: Path) -> Non
             await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
         page = await store.files.page("a", 9, after="file-3")
         assert [file.id for file in page] == ["file-1"]
-        assert not await store.files.page("a", 9, after="file-2")
-        assert not await store.batches.page("a", 9, after="file-3")
+        for records in (store.files, store.batches):
+            with pytest.raises(APIError, match="'after': there is no"):
+                await records.page("a", 9, after="file-2")
+
+    with_files(tmp_path, work)
+
+
+def test_a_list_goes_on_behind_a_file_that_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: FileStore) -> None:
+        names = [f"file-{i}" for i in range(6)]
+        for name in names:
+            await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), "a")
+        seen, after = [], None
+        while page := await store.files.page("a", 2, after=after, ascending=True):
+            for file in page:
+                await store.delete_file(file.id, "a")
+            seen += [file.id for file in page]
+            after = seen[-1]
+        assert seen == names
+        assert await store.files.page("a", 2, after="file-4") == []
+        monkeypatch.setattr(deleted_rows, "MAX_ROWS", 2)
+        await store.files.put(FileObject(id="file-6", bytes=1, created_at=1, filename="x", purpose="batch"), "a")
+        await store.delete_file("file-6", "a")
+        assert await store.files.page("a", 2, after="file-5") == []
+        for after, owner in (("file-4", "a"), ("file-5", "b")):
+            with pytest.raises(APIError, match=f"there is no file '{after}'"):
+                await store.files.page(owner, 2, after=after)
 
     with_files(tmp_path, work)
 

@@ -98,12 +98,16 @@ def test_items_are_added_listed_and_deleted(server: ScriptedServer) -> None:
     for limit in (1, 2, 4, 100):
         assert texts(items_of(server, made.id, order="asc", limit=limit)) == expected
         assert texts(items_of(server, made.id, limit=limit)) == expected[::-1]
+    with pytest.raises(openai.BadRequestError, match="there is no item 'msg_other'"):
+        items_of(server, made.id, after="msg_other")
     third = items_of(server, made.id, order="asc")[3]
     found = ask(server, lambda client: client.conversations.items.retrieve(third.id, conversation_id=made.id))
     assert found == third
     left = ask(server, lambda client: client.conversations.items.delete(third.id, conversation_id=made.id))
     assert left == made
     assert texts(items_of(server, made.id, order="asc")) == ["0", "1", "2", "4", "5"]
+    assert texts(items_of(server, made.id, order="asc", after=third.id)) == ["4", "5"]
+    assert texts(items_of(server, made.id, after=third.id)) == ["2", "1", "0"]
     gone: list[Work[Any]] = [
         lambda client: client.conversations.items.retrieve(third.id, conversation_id=made.id),
         lambda client: client.conversations.items.delete(third.id, conversation_id=made.id),
@@ -155,6 +159,48 @@ def test_a_call_is_answered_in_the_conversation(server: ScriptedServer) -> None:
     assert f"{called}<|start|>functions.add to=assistant<|channel|>commentary<|message|>85<|end|>" in prompt_of(server)
     kinds = [item.type for item in items_of(server, made.id, order="asc")]
     assert kinds == ["message", "function_call", "function_call_output", "message"]
+
+
+CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "85"}
+SEARCH = {"type": "tool_search_call", "call_id": "s", "arguments": {}}
+FOUND = {"type": "tool_search_output", "call_id": "s", "tools": []}
+ASKED = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "f", "arguments": "{}"}
+REFUSED = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False}
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "order", "called"),
+    [
+        (CALL, RESULT, (1, 2), [False, False]),
+        (CALL, RESULT, (2, 1), [True, False]),
+        (SEARCH, FOUND, (1, 2), [False, False]),
+        (ASKED, REFUSED, (1, 2), [False, False]),
+    ],
+)
+def test_a_call_and_its_result_are_deleted_in_either_order(
+    server: ScriptedServer, call: Json, result: Json, order: tuple[int, int], called: list[bool]
+) -> None:
+    """A result without its call is left out of the prompt, and a call without its result stays."""
+    made = new(server, HI, call, result)
+    listed, seen = items_of(server, made.id, order="asc"), []
+
+    def delete(index: int) -> Work[Any]:
+        return lambda client: client.conversations.items.delete(listed[index].id, conversation_id=made.id)
+
+    def add(item: Any) -> Work[Any]:
+        return lambda client: client.conversations.items.create(made.id, items=[item])
+
+    for index in order:
+        ask(server, delete(index))
+        says(server)
+        respond(server, made.id, "And?", store=False)
+        seen.append("functions.add" in prompt_of(server))
+        assert "85" not in prompt_of(server)
+        ask(server, add(HI))
+    assert seen == called
+    with pytest.raises(openai.BadRequestError, match="before it has the id"):
+        ask(server, add(result))
 
 
 def test_a_response_in_the_background_continues_it(server: ScriptedServer) -> None:

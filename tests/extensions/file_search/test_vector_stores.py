@@ -96,9 +96,14 @@ def test_pages_of_stores_are_in_order_and_have_each_once(server: ServerProcess) 
         before = client.vector_stores.list(limit=2, order="asc", before=made[3])
         assert [store.id for store in before.data] == made[1:3]
         assert before.has_more
-        for store in made:
-            client.vector_stores.delete(store)
-        assert not client.vector_stores.list().data
+        listed = []
+        for store in client.vector_stores.list(limit=2):  # which asks for the page behind one that is deleted
+            client.vector_stores.delete(store.id)
+            listed.append(store.id)
+        assert listed == made[::-1]
+        assert not client.vector_stores.list(after=made[0]).data
+        with pytest.raises(openai.BadRequestError, match="'before': there is no object 'vs_0' in this list"):
+            client.vector_stores.list(before="vs_0")
 
 
 def test_another_key_finds_nothing(server: ServerProcess, client: OpenAI) -> None:
@@ -186,6 +191,10 @@ def test_files_are_listed_by_status_and_page(client: OpenAI) -> None:
     assert [file.id for file in failed] == listed[-1:]
     after = client.vector_stores.files.list(store, filter="completed", order="asc", after=listed[2])
     assert [file.id for file in after] == listed[3:5]
+    client.vector_stores.files.delete(listed[3], vector_store_id=store)
+    assert [file.id for file in client.vector_stores.files.list(store, order="asc", after=listed[3])] == listed[4:]
+    before = client.vector_stores.files.list(store, order="asc", before=listed[3])
+    assert [file.id for file in before.data] == listed[:3]
     one = client.vector_stores.files.update(listed[0], vector_store_id=store, attributes={"kind": "memo", "done": True})
     assert one.attributes == {"kind": "memo", "done": True}
     assert names(client, store, "text", filters={"type": "eq", "key": "done", "value": True}) == ["0.txt"]

@@ -101,6 +101,8 @@ def test_images_and_resources_are_named() -> None:
     [
         ({"content": [], "structuredContent": {"x": "é", "y": [1, None]}}, '{"x": "é", "y": [1, null]}'),
         ({"structuredContent": {"x": 1}}, '{"x": 1}'),
+        ({"content": [{"type": "text", "text": "cut \ud83d"}]}, "cut \ufffd"),  # within an emoji
+        ({"structuredContent": {"x": "cut \ud83d"}}, '{"x": "cut \ufffd"}'),
         ({"content": []}, "[no output]"),
         ({"content": [], "structuredContent": None, "isError": None}, "[no output]"),
         ({"content": [{"type": "text", "text": "a", "name": None, "uri": None, "resource": None}]}, "a"),

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from oscine.system.json_text import decode_json, decode_whole
 from oscine.system.model_files import open_file
 from oscine.system.owned_folder import take_lock
 
@@ -271,8 +272,8 @@ class BatchInput:
             problem = f"Line {number} is longer than {self._longest} bytes."
             return BatchLine(line_id, None, number=number, problem=problem, code="line_too_long")
         try:
-            given = msgspec.json.decode(line, type=_Given)
-            body = _body(line)
+            whole, given = decode_whole(line, _Given)
+            body = _body(whole)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem, code = f"Line {number} is no request of a batch: {error}.", "invalid_json_line"
             if isinstance(error, msgspec.ValidationError):
@@ -298,12 +299,12 @@ class BatchInput:
 
 
 def _body(line: bytes) -> bytes:
-    return bytes(msgspec.json.decode(line, type=_Body).body)
+    return bytes(decode_json(line, _Body).body)
 
 
 def _custom_id(line: bytes) -> str | None:
     """The custom_id of a line that is malformed elsewhere."""
     try:
-        return msgspec.json.decode(line, type=_Named).custom_id
+        return decode_json(line, _Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

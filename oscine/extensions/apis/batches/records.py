@@ -15,10 +15,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from oscine.api.common.errors import APIError, unavailable
+from oscine.api.common import deleted_rows
+from oscine.api.common.errors import APIError, invalid, unavailable
 from oscine.extensions.apis.batches.schemas import TERMINAL, BatchObject, FileObject
 
-_SCHEMA = """
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS records (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     kind TEXT NOT NULL,
@@ -31,6 +32,7 @@ CREATE TABLE IF NOT EXISTS records (
     body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS records_by_owner ON records (kind, owner, number);
+{deleted_rows.SCHEMA}
 """
 _INSERT = "INSERT INTO records (kind, id, owner, purpose, size, active, expires_s, body)"
 _ROW = ":kind, :id, :owner, :purpose, :size, :active, :expires_s, :body"
@@ -50,9 +52,10 @@ RETURNING id
 _PAGE = """
 SELECT body FROM records
 WHERE kind = :kind AND owner = :owner AND (:purpose IS NULL OR purpose = :purpose)
-AND (:after IS NULL OR number {sign} (SELECT number FROM records WHERE kind = :kind AND owner = :owner AND id = :after))
+AND (:place IS NULL OR number {sign} :place)
 ORDER BY number {order} LIMIT :limit
 """
+_PLACE = "SELECT number FROM records WHERE kind = ? AND owner = ? AND id = ?"
 _WAIT_S = 10.0  # for another server that writes
 T = TypeVar("T")
 R = TypeVar("R", FileObject, BatchObject)
@@ -132,11 +135,34 @@ class Records(Generic[R]):
     async def page(
         self, owner: str, limit: int, *, purpose: str | None = None, after: str | None = None, ascending: bool = False
     ) -> list[R]:
-        """The newest first, unless `ascending`."""
+        """The newest first, unless `ascending`. `after` may be deleted. Raises APIError 400 if it is not known."""
         sign, order = (">", "ASC") if ascending else ("<", "DESC")
-        values = {"kind": self._kind, "owner": owner, "purpose": purpose, "after": after, "limit": limit}
-        rows = await self._table.execute(_PAGE.format(sign=sign, order=order), values)
+
+        def read() -> list[Any]:
+            place = None if after is None else self._place(owner, after)
+            values = {"kind": self._kind, "owner": owner, "purpose": purpose, "place": place, "limit": limit}
+            return self._table.query(_PAGE.format(sign=sign, order=order), values)
+
+        rows = await self._table.do(read)
         return [msgspec.json.decode(body, type=self._type) for (body,) in rows]
+
+    def _place(self, owner: str, record_id: str) -> int:
+        """For the table's thread."""
+        rows = self._table.query(_PLACE, (self._kind, owner, record_id))
+        place = rows[0][0] if rows else deleted_rows.deleted_place(self._table.query, self._list(owner), record_id)
+        if place is None:
+            raise invalid("after", f"there is no {self._kind} {record_id!r}")
+        return int(place)
+
+    def remove(self, record_id: str, owner: str) -> bool:
+        """Whether it was there. For the table's thread."""
+        for (place,) in self._table.query(_PLACE, (self._kind, owner, record_id)):
+            deleted_rows.remember(self._table.query, self._list(owner), record_id, place)
+        delete = "DELETE FROM records WHERE kind = ? AND owner = ? AND id = ? RETURNING id"
+        return bool(self._table.query(delete, (self._kind, owner, record_id)))
+
+    def _list(self, owner: str) -> str:
+        return f"{self._kind} of {owner}"
 
     async def use(self, owner: str) -> tuple[int, int]:
         """How many there are, and their bytes."""

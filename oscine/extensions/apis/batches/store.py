@@ -114,8 +114,7 @@ class FileStore:
         return deleted
 
     def _delete(self, file_id: str, owner: str) -> bool:
-        delete = "DELETE FROM records WHERE kind = 'file' AND id = ? AND owner = ? RETURNING id"
-        deleted = bool(self._table.query(delete, (file_id, owner)))
+        deleted = self.files.remove(file_id, owner)
         if deleted:
             self.path(file_id).unlink(missing_ok=True)
         return deleted

@@ -150,7 +150,7 @@ def _new_items(before: Sequence[KeptItem], given: Sequence[Object], seal: Seal) 
     earlier = [of.item for of in before]
     tools = ClientTools((), [*new_tools(earlier, "conversation"), *new_tools(items, "items")])
     history = ItemHistory(tools, seal)
-    history.add(earlier, {of.item["id"]: of.call for of in before if of.call is not None}, "conversation")
+    history.add(earlier, {of.item["id"]: of.call for of in before if of.call is not None}, "conversation", kept=True)
     history.add(items, {}, "items")
     return items
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-SCHEMA = """
+from oscine.api.common import deleted_rows
+
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -25,6 +27,7 @@ CREATE TABLE IF NOT EXISTS conversation_items (
     body BLOB NOT NULL,
     UNIQUE (conversation, id)
 );
+{deleted_rows.SCHEMA}
 """
 _GET = "SELECT id, created_s, size, metadata, state FROM conversations WHERE id = ? AND owner = ? AND used_s >= ?"
 _BASE = 256  # bytes that a conversation without items counts
@@ -97,27 +100,36 @@ class ConversationTables:
     def page(
         self, db: sqlite3.Connection, conversation_id: str, after: str | None, limit: int, *, ascending: bool
     ) -> list[bytes] | None:
-        """Items in their order or against it, beyond `after`; None: there is no such item."""
-        place: tuple[int] | None = None
+        """Items in their order or against it, beyond `after`, which may be deleted; None: no such item is known."""
+        place: int | None = None
         if after is not None:
-            found = "SELECT place FROM conversation_items WHERE conversation = ? AND id = ?"
-            place = db.execute(found, (conversation_id, after)).fetchone()
+            place = self._place(db, conversation_id, after)
+            if place is None:
+                place = deleted_rows.deleted_place(db.execute, conversation_id, after)
             if place is None:
                 return None
         beyond, order = (">", "ASC") if ascending else ("<", "DESC")
         where = "conversation = ?" if place is None else f"conversation = ? AND place {beyond} ?"
+        values = (conversation_id, limit) if place is None else (conversation_id, place, limit)
         query = f"SELECT body FROM conversation_items WHERE {where} ORDER BY place {order} LIMIT ?"
-        return [body for (body,) in db.execute(query, (conversation_id, *(place or ()), limit)).fetchall()]
+        return [body for (body,) in db.execute(query, values).fetchall()]
+
+    def _place(self, db: sqlite3.Connection, conversation_id: str, item_id: str) -> int | None:
+        query = "SELECT place FROM conversation_items WHERE conversation = ? AND id = ?"
+        row = db.execute(query, (conversation_id, item_id)).fetchone()
+        return None if row is None else int(row[0])
 
     def remove(self, db: sqlite3.Connection, conversation_id: str, owner: str, item_id: str) -> int | None:
         if self.get(db, conversation_id, owner) is None:
             return None
-        gone = "DELETE FROM conversation_items WHERE conversation = ? AND id = ? RETURNING length(body)"
+        gone = "DELETE FROM conversation_items WHERE conversation = ? AND id = ? RETURNING length(body), place"
         row = db.execute(gone, (conversation_id, item_id)).fetchone()
         if row is None:
             return None
-        db.execute("UPDATE conversations SET size = size - ? WHERE id = ?", (row[0], conversation_id))
-        return -int(row[0])
+        size, place = row
+        deleted_rows.remember(db.execute, conversation_id, item_id, place)
+        db.execute("UPDATE conversations SET size = size - ? WHERE id = ?", (size, conversation_id))
+        return -int(size)
 
     def delete(self, db: sqlite3.Connection, conversation_id: str, owner: str) -> int | None:
         row = db.execute(

@@ -220,16 +220,21 @@ class ItemHistory:
         self._calls: list[chat.ToolCall] = []
         self._call_ids: set[str] = set()
         self._mcp_requests: dict[str, _McpRequest] = {}  # for the user's consent, by their ids
+        self._kept = False  # whether the items that are added now are kept by the server
 
     def messages(self) -> tuple[chat.Message, ...]:
         self._flush()
         return tuple(self._messages)
 
-    def add(self, items: Iterable[Object], calls: Mapping[str, Sequence[str]], where: str) -> None:
+    def add(
+        self, items: Iterable[Object], calls: Mapping[str, Sequence[str]], where: str, *, kept: bool = False
+    ) -> None:
         """`calls` are the built-in calls among the items by id: recipient, content, channel and result.
 
-        `where` is the parameter that the items came in, for APIError.
+        `where` is the parameter that the items came in, for APIError. `kept`: by the server, where a client may have
+        deleted a call; its result is then left out.
         """
+        self._kept = kept
         for i, item in enumerate(items):
             self._add(item, calls.get(item["id"]), f"{where}[{i}]")
 
@@ -355,6 +360,8 @@ class ItemHistory:
     def _result(self, call_id: str | None, name: str | None, text: str, where: str) -> None:
         """`name`: of the function, for a result without a call_id."""
         if call_id is not None and call_id not in self._call_ids:
+            if self._kept:
+                return
             raise invalid(f"{where}.call_id", f"no call before it has the id {call_id!r}")
         self._flush()
         self._messages.append(chat.Message("tool", text, tool_call_id=call_id, name=name))
@@ -363,6 +370,8 @@ class ItemHistory:
         """A refusal becomes the result of the call; an approved call is an item of its own."""
         request = self._mcp_requests.get(consent.approval_request_id)
         if request is None:
+            if self._kept:
+                return
             why = f"no request before it has the id {consent.approval_request_id!r}"
             raise invalid(f"{where}.approval_request_id", why)
         if not consent.approve:

@@ -210,7 +210,7 @@ async def make_plan(
         history, wanted = ItemHistory(tools, store.seal), body
         for given, calls_in in past.parts:
             wanted = configured(wanted, given, past.param)
-            history.add(given, calls_in, past.param)
+            history.add(given, calls_in, past.param, kept=True)
         history.add(items, calls, "input")
         return tools, items, history.messages(), configured(wanted, items, "input")
 

@@ -14,13 +14,13 @@ from oscine.api.common.asgi import INSIDE, Receive, Scope, Send
 from oscine.api.common.errors import APIError, from_validation, invalid, unsupported
 from oscine.api.common.memory import memory_of
 from oscine.api.common.work import BODIES, run_in_thread
-from oscine.api.http.lone_surrogates import replace_lone_surrogates
 from oscine.api.http.websocket import BUSY
 from oscine.api.serving.service import Service
 from oscine.extensions.apis.responses.run import Within
 from oscine.extensions.apis.websocket.frames import Head, Json, Steer, changed, refusal, with_lane
 from oscine.extensions.apis.websocket.memory import ConnectionMemory, RecentResponses
 from oscine.extensions.apis.websocket.request import ConnectionRequest
+from oscine.system.json_text import decode_whole
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class _Connection:
         try:
             self._service.bodies.take(len(frame))
             try:
-                whole, head = await run_in_thread(lambda: _headed(frame), len(frame), BODIES)
+                whole, head = await run_in_thread(lambda: _decoded(frame, Head), len(frame), BODIES)
             finally:
                 self._service.bodies.give_back(len(frame))
             if head.type == "response.create":
@@ -315,24 +315,13 @@ def _steer_of(frame: str) -> Steer:
         memory_of(frame.encode())
     except ValueError as error:
         raise invalid("input", str(error)) from None
-    return _decoded(frame, Steer)
+    return _decoded(frame, Steer)[1]
 
 
-def _headed(frame: str) -> tuple[str, Head]:
-    """The frame without lone surrogates, and what it begins with. Raises APIError."""
+def _decoded(frame: str, kind: type[T]) -> tuple[str, T]:
+    """The frame without lone surrogates, and what it says. Raises APIError."""
     try:
-        return frame, _decoded(frame, Head)
-    except APIError:
-        whole = replace_lone_surrogates(frame.encode()).decode()
-        if whole == frame:
-            raise
-        return whole, _decoded(whole, Head)
-
-
-def _decoded(frame: str, kind: type[T]) -> T:
-    """Raises APIError."""
-    try:
-        return msgspec.json.decode(frame, type=kind)
+        return decode_whole(frame, kind)
     except msgspec.ValidationError as error:
         raise from_validation(error) from None
     except (msgspec.DecodeError, RecursionError):

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from oscine.api.common.deleted_rows import remember
 from oscine.extensions.file_search.reader.messages import ErrorCode
 from oscine.extensions.file_search.storage.database import PLACE_BITS, Database
-from oscine.extensions.file_search.storage.files import USED
+from oscine.extensions.file_search.storage.files import USED, files_of
+from oscine.extensions.file_search.storage.stores import stores_of
 from oscine.extensions.file_search.storage.words import spaced
 
 MAX_CHUNKS = 1 << PLACE_BITS  # of a file
@@ -84,19 +86,26 @@ class Chunks:
     def sweep(self) -> bool:
         """Removes some chunks of what is gone. Whether there may be more."""
         with self._db.transaction():
-            rows = self._db.rows("SELECT number, store FROM files WHERE gone LIMIT 1")
+            rows = self._db.rows("SELECT number, store, id FROM files WHERE gone LIMIT 1")
             if not rows:
+                for store_id, owner, number in self._db.rows("SELECT id, owner, number FROM stores WHERE gone"):
+                    remember(self._db.execute, stores_of(owner), store_id, number)
                 self._db.execute("DELETE FROM stores WHERE gone")
                 return False
-            ((file, store),) = rows
+            ((file, store, file_id),) = rows
             if not self._clear(file, store):
+                if self._has(store):
+                    remember(self._db.execute, files_of(store), file_id, file)
                 self._db.execute("DELETE FROM files WHERE number = ?", (file,))
         return True
+
+    def _has(self, store: int) -> bool:
+        return bool(self._db.rows("SELECT 1 FROM stores WHERE number = ? AND NOT gone", (store,)))
 
     def _clear(self, file: int, store: int) -> bool:
         """Removes some chunks of a file. Whether there may be more. Within a transaction."""
         some = f"SELECT number FROM chunks WHERE {_OF_FILE} LIMIT {_PIECE}"
-        if self._db.rows("SELECT 1 FROM stores WHERE number = ? AND NOT gone", (store,)):
+        if self._has(store):
             self._db.execute(
                 f"INSERT INTO words_{store} (words_{store}, rowid, text) "
                 f"SELECT 'delete', number, spaced(text) FROM chunks WHERE number IN ({some})",

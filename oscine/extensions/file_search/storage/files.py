@@ -29,6 +29,11 @@ WHERE NOT gone AND store IN (SELECT number FROM stores WHERE owner = (SELECT own
 """
 
 
+def files_of(store: int) -> str:
+    """The name of its list, for deleted_rows."""
+    return f"files of {store}"
+
+
 class NewFile(NamedTuple):
     id: str  # of the uploaded file
     filename: str
@@ -78,8 +83,9 @@ class Files:
         query, values = _FILES, {"store": store.number, "status": status, "batch": batch_id}
         query += " AND status = :status" if status is not None else ""
         query += " AND batch = (SELECT number FROM batches WHERE id = :batch)" if batch_id is not None else ""
-        inner = "SELECT number FROM files WHERE store = :store AND NOT gone AND id ="
-        return [_file(store.shown.id, row) for row in self._db.page(query, inner, page, values)]
+        anchor = "SELECT number FROM files WHERE store = :store AND id = :id ORDER BY gone, number DESC LIMIT 1"
+        rows = self._db.page(query, anchor, files_of(store.number), page, values)
+        return [_file(store.shown.id, row) for row in rows]
 
     def set_attributes(self, store: int, file_id: str, attributes: Attributes) -> None:
         update = "UPDATE files SET attributes = ? WHERE store = ? AND id = ? AND NOT gone"

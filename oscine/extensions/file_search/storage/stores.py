@@ -35,6 +35,11 @@ def counts_of(counts: Sequence[int]) -> FileCounts:
     return FileCounts(in_progress, completed, failed, cancelled, sum(counts))
 
 
+def stores_of(owner: str) -> str:
+    """The name of their list, for deleted_rows."""
+    return f"stores of {owner}"
+
+
 class FullError(Exception):
     """A limit is reached. The message says which."""
 
@@ -61,8 +66,8 @@ class Stores:
 
     def page(self, owner: str, page: ListQuery) -> list[VectorStore]:
         """At most one more than the limit of the page."""
-        inner = "SELECT number FROM stores WHERE owner = :owner AND id = "
-        rows = self._db.page(_STORES, inner, page, {"owner": owner})
+        anchor = "SELECT number FROM stores WHERE owner = :owner AND id = :id"
+        rows = self._db.page(_STORES, anchor, stores_of(owner), page, {"owner": owner})
         return [self._store_row(row).shown for row in rows]
 
     def change(self, number: int, **fields: Any) -> None:

@@ -1,7 +1,7 @@
-"""Lone surrogates in JSON: clients write one when they cut a text in the middle of an emoji."""
+"""JSON with lone surrogates: clients write one when they cut a text in the middle of an emoji."""
 
 import re
-from typing import TypeVar
+from typing import AnyStr, TypeVar
 
 import msgspec
 
@@ -38,14 +38,23 @@ def _is_escaped(text: bytes, at: int) -> bool:
         size *= 8
 
 
-def decode_json(text: bytes, kind: type[T]) -> T:
-    """Raises what msgspec.json.decode raises, but for lone surrogates: they become U+FFFD."""
+def decode_whole(text: AnyStr, kind: type[T]) -> tuple[AnyStr, T]:
+    """The JSON with U+FFFD for lone surrogates, and its value. Raises what msgspec.json.decode raises for others."""
     try:
-        return msgspec.json.decode(text, type=kind)
+        return text, msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        whole = replace_lone_surrogates(text)
+        whole: AnyStr
+        if isinstance(text, str):
+            whole = replace_lone_surrogates(text.encode()).decode()
+        else:
+            whole = replace_lone_surrogates(text)
         if whole == text:
             raise
-    return msgspec.json.decode(whole, type=kind)
+    return whole, msgspec.json.decode(whole, type=kind)
+
+
+def decode_json(text: AnyStr, kind: type[T]) -> T:
+    """Raises what msgspec.json.decode raises, but for lone surrogates: they become U+FFFD."""
+    return decode_whole(text, kind)[1]

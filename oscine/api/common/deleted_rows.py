@@ -1,0 +1,37 @@
+"""Places of deleted rows, so that a listing goes on behind an object that was deleted meanwhile.
+
+Clients page with the id of the last object that they got, and some delete each object as it comes. Any SQLite database
+may have this table. It keeps the newest MAX_ROWS.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS deleted (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    list TEXT NOT NULL,
+    id TEXT NOT NULL,
+    place INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS deleted_by_id ON deleted (list, id);
+"""
+MAX_ROWS = 10_000
+_LONGEST_ID = 256  # characters; clients choose the ids of some items
+
+Execute = Callable[[str, Sequence[Any]], Any]
+
+
+def remember(execute: Execute, list_name: str, object_id: str, place: int) -> None:
+    """Call it before the row is deleted, or in the same transaction. `place`: by which the list is ordered, and which
+    no other row gets."""
+    if len(object_id) <= _LONGEST_ID:
+        execute("INSERT INTO deleted (list, id, place) VALUES (?, ?, ?)", (list_name, object_id, place))
+        execute("DELETE FROM deleted WHERE number <= (SELECT max(number) FROM deleted) - ?", (MAX_ROWS,))
+
+
+def deleted_place(execute: Execute, list_name: str, object_id: str) -> int | None:
+    """The place of an object that is no longer in the list; None if it is not known."""
+    found = execute("SELECT max(place) FROM deleted WHERE list = ? AND id = ?", (list_name, object_id))
+    ((place,),) = found
+    return None if place is None else int(place)

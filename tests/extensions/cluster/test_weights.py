@@ -47,12 +47,12 @@ def blob_of(hub: LocalHub, folder: Path) -> Blob:
 
 
 def is_half(blob: Blob) -> bool:
-    return blob.partial.exists() and blob.partial.stat().st_size == HALF
+    return blob.partial.exists() and blob.partial.stat().st_size >= HALF
 
 
 def test_three_machines_that_start_together_download_once(hub: LocalHub, tmp_path: Path) -> None:
     """The hub stops in the middle until all have what the first one has got so far."""
-    hub.stalls_after, directory = HALF, Holders()
+    hub.stalls_after, hub.trickle_s, directory = HALF, 1.0, Holders()
     blobs = [blob_of(hub, tmp_path / str(number)) for number in range(3)]
 
     def fetch(number: int) -> None:
@@ -68,7 +68,7 @@ def test_three_machines_that_start_together_download_once(hub: LocalHub, tmp_pat
             hub.end_stalls()
         for one in running:
             one.result()
-    assert hub.ranges(FILE) == ["", f"bytes={HALF}-"]  # the second one is that of the broken connection
+    assert hub.resumed_at(FILE) >= HALF, "where the connection broke"
     assert all(blob.path.read_bytes() == CONTENT for blob in blobs)
 
 
@@ -76,7 +76,7 @@ def test_another_machine_goes_on_where_a_killed_one_was(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_ANSWER_S", 0.5)
-    hub.stalls_after, directory = HALF, Holders()
+    hub.stalls_after, hub.trickle_s, directory = HALF, 1.0, Holders()
     first, second = (blob_of(hub, tmp_path / name) for name in ("first", "second"))
     command = [sys.executable, "-c", FIRST, first.url, str(first.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -89,7 +89,7 @@ def test_another_machine_goes_on_where_a_killed_one_was(
             hub.end_stalls()
             running.result()
     assert second.path.read_bytes() == CONTENT
-    assert hub.ranges(FILE) == ["", f"bytes={HALF}-"]
+    assert hub.resumed_at(FILE) >= HALF
 
     # The killed process has left half of the file and no lock: the next one of its machine needs no hub for the rest.
     with (

@@ -4,6 +4,7 @@ It ends with the replica that made it. The next question makes another one, whic
 from the hub once more.
 """
 
+import time
 from typing import Any
 
 import ray
@@ -12,7 +13,7 @@ from ray.exceptions import RayError
 from oscine.extensions.replicas.weights import Holders
 
 _ANSWER_S = 30.0  # the actor may have to start first
-_TRIES = 2
+_TRIES, _AGAIN_S = 20, 0.5  # an actor whose maker was killed is found for a while
 
 
 class RayDirectory:
@@ -35,5 +36,5 @@ class RayDirectory:
                 made = ray.remote(Holders).options(name=self._name, get_if_exists=True, num_cpus=0).remote()
                 return ray.get(getattr(made, method).remote(*arguments), timeout=_ANSWER_S)
             except RayError:  # it ended with its maker
-                continue
+                time.sleep(_AGAIN_S)
         return None

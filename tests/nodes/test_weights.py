@@ -74,7 +74,7 @@ def test_a_download_whose_process_is_killed_goes_on_elsewhere() -> None:
                 START_S,
             )
             assert not updating.done(), updating.result()
-            [first] = hub.clients[WEIGHTS]
+            [first] = set(hub.clients[WEIGHTS])
             [downloading] = [node for node in workers if node.address == first]
             kill_downloading(downloading)
         finally:

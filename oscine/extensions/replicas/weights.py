@@ -24,7 +24,7 @@ from oscine.engine.wire.tcp import bind_tcp, connect, expect_heartbeats
 logger = logging.getLogger(__name__)
 
 _PIECE = 4 << 20  # bytes
-_ANSWER_S = 5.0  # a machine that has not answered for so long is lost
+_ANSWER_S = 20.0  # a machine that has not answered for so long is lost; more than a busy one needs
 _LATER_S = 0.1  # between two questions for bytes that are not there yet
 _STALL_S = 30.0  # without a new byte: the machine may be cut off from the hub
 _PART, _LATER, _ABSENT = b"part", b"later", b"absent"

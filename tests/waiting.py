@@ -7,11 +7,13 @@ from collections.abc import Callable
 DEADLINE_S = 60.0
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, *, every_s: float = 0.005
+) -> None:
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.005)
+        time.sleep(every_s)
 
 
 async def until(condition: Callable[[], bool], what: str = "", deadline_s: float = DEADLINE_S) -> None:

@@ -6,19 +6,22 @@ then finds the file as one of its blobs, and links it.
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _PIECE = 1 << 20  # bytes
@@ -49,6 +52,21 @@ class Blob:
         return next((path.stat().st_size for path in (self.path, self.partial) if path.exists()), 0)
 
 
+class Peers(Protocol):
+    """Other machines that have the same files, or are downloading them. Its methods are called in several threads."""
+
+    def share(self, blobs: list[Blob]) -> None:
+        """Lets other machines read these files, or as much of them as is here."""
+        ...
+
+    def pieces(self, blob: Blob, start: int) -> Generator[bytes]:
+        """The bytes of a file from `start` on, and an empty piece at times while it waits for more.
+
+        Ends early where no other machine has more and the hub is to be asked.
+        """
+        ...
+
+
 def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: Callable[[str], bool]) -> list[Blob]:
     """Raises the errors of huggingface_hub, and ValueError for a file that has no hash for a name."""
     from huggingface_hub import HfApi, constants, hf_hub_url
@@ -68,10 +86,16 @@ def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: 
     return blobs
 
 
-def fetch_blobs(blobs: list[Blob]) -> None:
-    """Downloads what is missing, with one progress bar. Raises ValueError for what the user can mend."""
+def fetch_blobs(blobs: list[Blob], peers: Peers | None = None) -> None:
+    """Downloads what is missing, with one progress bar: from `peers` if they have it, else from the hub.
+
+    Raises ValueError for what the user can mend.
+    """
     from huggingface_hub import constants
     from tqdm import tqdm
+
+    if peers is not None:
+        peers.share(blobs)
 
     missing = [blob for blob in blobs if not blob.path.exists()]
     if not missing:
@@ -86,7 +110,7 @@ def fetch_blobs(blobs: list[Blob]) -> None:
         ThreadPoolExecutor(_AT_ONCE) as threads,
     ):
         try:  # the end of `threads` waits for downloads, so whatever ends this must stop them first
-            running = [threads.submit(_Download(blob, bar, stop).run) for blob in missing]
+            running = [threads.submit(_Download(blob, bar, stop, peers).run) for blob in missing]
             for one in running:
                 one.result()
         finally:
@@ -107,6 +131,7 @@ class _Download:
     blob: Blob
     bar: "tqdm[Any]"
     stop: threading.Event
+    peers: Peers | None = None
 
     def run(self) -> None:
         blob = self.blob
@@ -126,10 +151,42 @@ class _Download:
 
     def _finish(self, file: BinaryIO) -> None:
         file.seek(0, os.SEEK_END)
+        used_peers = self._fill_from_peers(file)
         self._fill(file)
-        if not self.stop.is_set():
-            _check(self.blob)
-            os.replace(self.blob.partial, self.blob.path)
+        if self.stop.is_set():
+            return
+        if used_peers and not _is_whole(self.blob):
+            logger.warning("%s: what other machines sent is damaged; the hub is asked", self.blob.name)
+            self._empty(file)
+            self._fill(file)
+        if self.stop.is_set():
+            return
+        if not _is_whole(self.blob):
+            self.blob.partial.unlink()
+            raise ValueError(f"{self.blob.name} arrived damaged and was removed; fetch it again")
+        os.replace(self.blob.partial, self.blob.path)
+
+    def _fill_from_peers(self, file: BinaryIO) -> bool:
+        """Whether another machine sent something."""
+        start = file.tell()
+        if self.peers is None or start >= self.blob.size:
+            return False
+        with closing(self.peers.pieces(self.blob, start)) as pieces:
+            for piece in pieces:
+                if self.stop.is_set():
+                    break
+                self._write(file, piece)
+        return file.tell() > start
+
+    def _write(self, file: BinaryIO, piece: bytes) -> None:
+        file.write(piece)
+        file.flush()
+        self.bar.update(len(piece))
+
+    def _empty(self, file: BinaryIO) -> None:
+        self.bar.update(-file.tell())
+        file.seek(0)
+        file.truncate()
 
     def _fill(self, file: BinaryIO) -> None:
         import httpx
@@ -156,15 +213,11 @@ class _Download:
         with httpx.stream("GET", self.blob.url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S) as answer:
             answer.raise_for_status()
             if start and answer.status_code != httpx.codes.PARTIAL_CONTENT:
-                file.seek(0)  # the server does not know ranges
-                file.truncate()
-                self.bar.update(-start)
+                self._empty(file)  # the server does not know ranges
             for piece in answer.iter_raw(_PIECE):
                 if self.stop.is_set():
                     return
-                file.write(piece)
-                file.flush()
-                self.bar.update(len(piece))
+                self._write(file, piece)
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
@@ -174,9 +227,6 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
     return False
 
 
-def _check(blob: Blob) -> None:
+def _is_whole(blob: Blob) -> bool:
     with blob.partial.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != blob.sha256:
-        blob.partial.unlink()
-        raise ValueError(f"{blob.name} arrived damaged and was removed; fetch it again")
+        return hashlib.file_digest(file, "sha256").hexdigest() == blob.sha256

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.checkpoint import formats
-from oscine.checkpoint.download import blobs_of, fetch_blobs
+from oscine.checkpoint.download import Peers, blobs_of, fetch_blobs
 from oscine.checkpoint.layout import folder_config
 from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 from oscine.model.o200k import o200k_folder
@@ -37,12 +37,19 @@ _SHORT_NAMES = {name: f"openai/{name}" for name in ("gpt-oss-20b", "gpt-oss-120b
 _PROBE_S = 10.0  # for the first answer of the hub; its library would try six times
 
 
-def find_model(options: ModelOptions) -> Path:
+def find_model(options: ModelOptions, peers: Peers | None = None) -> Path:
     """The folder of the model, or its GGUF file (the first one of a split model).
+
+    `peers`: machines that are asked for weights before the hub.
 
     Raises ValueError if the hub does not have it, or if Oscine cannot serve it.
     """
-    return _here(options) or _Hub(options, options.model).fetch_model()
+    return _here(options) or _Hub(options, options.model, peers).fetch_model()
+
+
+def is_on_hub(options: ModelOptions) -> bool:
+    """Whether the model is a repository of the hub, and not a file or folder of this machine. Raises ValueError."""
+    return options.random_weights is None and _here(options) is None
 
 
 def find_head(name: str, options: ModelOptions) -> Path:
@@ -213,8 +220,8 @@ class _MissingError(ValueError):
 class _Hub:
     """One repository of the hub, or its local cache if the hub cannot be reached."""
 
-    def __init__(self, options: ModelOptions, name: str) -> None:
-        self._model = name
+    def __init__(self, options: ModelOptions, name: str, peers: Peers | None = None) -> None:
+        self._model, self._peers = name, peers
         self._own = name == options.model
         self._unreachable = _offline()
         matched = _HUB_NAME.fullmatch(repository(name))
@@ -305,7 +312,7 @@ class _Hub:
         def wanted(name: str) -> bool:
             return is_file_name(name) and any(fnmatch(name, pattern) for pattern in patterns)
 
-        fetch_blobs(blobs_of(repo_id, revision, cache_dir, wanted))
+        fetch_blobs(blobs_of(repo_id, revision, cache_dir, wanted), self._peers)
 
     def _get(self, fetch: Callable[..., Any], **what: Any) -> str:
         return _fetched(f"model {self._model!r}", self._unreachable, fetch, self._where | what)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -20,20 +20,23 @@ class LocalHub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, host: str) -> None:
+        super().__init__((host, 0), _Handler)
+        self.host = host
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.gated: set[str] = set()
         self.knows_ranges = True
         self.breaks_after: int | None = None  # bytes of a large file per connection
         self.damages = False  # large files
         self.stalls_after: int | None = None  # the same; the connection stays open
+        self.trickle_s: float | None = None  # seconds per byte of a stalled file, so that no client gives it up
         self.stalled = threading.Event()
         self.asked: list[tuple[str, str, str]] = []  # method, file or address, range
+        self.clients: dict[str, list[str]] = {}  # addresses that sent a GET, by file
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"http://{self.host}:{self.server_port}"
 
     def end_stalls(self) -> None:
         self.stalls_after = None
@@ -43,10 +46,18 @@ class LocalHub(ThreadingHTTPServer):
         """The ranges that were requested of a file, in order."""
         return [asked for method, name, asked in self.asked if method == "GET" and name == file]
 
+    def resumed_at(self, file: str) -> int:
+        """The byte at which the second of two requests for a file began; the first one was for all of it."""
+        found = self.ranges(file)
+        assert len(found) == 2, found
+        assert found[0] == ""
+        return int(found[1].removeprefix("bytes=").removesuffix("-"))
+
 
 @contextmanager
-def local_hub() -> Iterator[LocalHub]:
-    with LocalHub() as server, running(server):
+def local_hub(host: str = "127.0.0.1") -> Iterator[LocalHub]:
+    """`host`: an address of this machine."""
+    with LocalHub(host) as server, running(server):
         yield server
 
 
@@ -57,8 +68,8 @@ class _Handler(Handler):
     def get(self) -> None:
         path = self.path.partition("?")[0].strip("/")
         if path.startswith("api/models/"):
-            owner, name, *rest = path.removeprefix("api/models/").split("/")
-            self._describe(f"{owner}/{name}", "tree" in rest)
+            owner, name, *more = path.removeprefix("api/models/").split("/")
+            self._describe(f"{owner}/{name}", "tree" in more)
         elif "/resolve/" in path:
             repository, _, rest = path.partition("/resolve/")
             self._file(repository, rest.partition("/")[2])
@@ -77,6 +88,8 @@ class _Handler(Handler):
     def _file(self, repository: str, name: str) -> None:
         asked = self.headers.get("Range", "")
         self.server.asked.append((self.command, name, asked))
+        if self.command == "GET":
+            self.server.clients.setdefault(name, []).append(self.client_address[0])
         if repository in self.server.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send(403, b"", {"X-Error-Code": "GatedRepo"})
             return
@@ -111,8 +124,17 @@ class _Handler(Handler):
         self.wfile.write(body[:limit])
         self.wfile.flush()
         if hub.stalls_after is not None:
-            hub.stalled.wait()
+            self._stall(body[limit:])
         self.close_connection = True
+
+    def _stall(self, rest: bytes) -> None:
+        """Until the hub ends stalls, or the client is gone."""
+        with suppress(OSError):
+            for i in range(len(rest)):
+                if self.server.stalled.wait(self.server.trickle_s):
+                    break
+                self.wfile.write(rest[i : i + 1])
+                self.wfile.flush()
 
 
 def _digest(content: bytes) -> str:

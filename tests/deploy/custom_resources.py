@@ -1,7 +1,7 @@
 """Strict schemas of the custom resources of deploy/: the fields that it uses, and no others.
 
-They are a part of the schemas that KEDA 2, KubeRay 1 and the Prometheus Operator publish. Fields of pods are
-Kubernetes' own, and kubernetes-validate checks them.
+They are a part of the schemas that KEDA 2, KubeRay 1, the Prometheus Operator, the Gateway API 1 and KServe publish.
+Fields of pods are Kubernetes' own, and kubernetes-validate checks them.
 """
 
 from typing import Any
@@ -87,6 +87,25 @@ _RAY_SERVICE = _record(
     "rayClusterConfig", excludeHeadPodFromServeSvc=FLAG, serveConfigV2=TEXT, rayClusterConfig=_RAY_CLUSTER
 )
 
+# Gateway API: GEP 2257 for durations.
+_PARENT = _record("name", name=TEXT, namespace=TEXT, sectionName=TEXT)
+_MATCH = _record("path", path=_record("type value", type={"enum": ["PathPrefix", "Exact"]}, value=TEXT))
+_BACKEND = _record("name port", name=TEXT, port={"type": "integer", "minimum": 1, "maximum": 65535})
+_TIMEOUTS = _record("", request={"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"})
+_ROUTE_RULE = _record("backendRefs", matches=_list(_MATCH), timeouts=_TIMEOUTS, backendRefs=_list(_BACKEND))
+_ROUTE = _record("parentRefs rules", parentRefs=_list(_PARENT), hostnames=_list(TEXT), rules=_list(_ROUTE_RULE))
+_FORMAT = _record("name", name=TEXT, version=TEXT, autoSelect=FLAG)
+_RUNTIME = _record(
+    "supportedModelFormats containers",
+    annotations=TEXTS,
+    supportedModelFormats=_list(_FORMAT),
+    protocolVersions=_list({"enum": ["v1", "v2"]}),
+    imagePullSecrets=_list(_record("name", name=TEXT)),
+    containers=_list({"type": "object"}),
+    volumes=_list({"type": "object"}),
+)
+
+_GATEWAY, _KSERVE = "gateway.networking.k8s.io/v1", "serving.kserve.io/v1alpha1"
 _OPERATOR, _KEDA, _RAY = "monitoring.coreos.com/v1", "keda.sh/v1alpha1", "ray.io/v1"
 SCHEMAS: dict[str, dict[str, Schema]] = {  # version of the API -> kind -> schema
     _OPERATOR: {
@@ -94,5 +113,7 @@ SCHEMAS: dict[str, dict[str, Schema]] = {  # version of the API -> kind -> schem
         "ServiceMonitor": _resource(_OPERATOR, "ServiceMonitor", _SERVICE_MONITOR),
     },
     _KEDA: {"ScaledObject": _resource(_KEDA, "ScaledObject", _SCALED_OBJECT)},
+    _GATEWAY: {"HTTPRoute": _resource(_GATEWAY, "HTTPRoute", _ROUTE)},
+    _KSERVE: {kind: _resource(_KSERVE, kind, _RUNTIME) for kind in ("ServingRuntime", "ClusterServingRuntime")},
     _RAY: {"RayService": _resource(_RAY, "RayService", _RAY_SERVICE)},
 }

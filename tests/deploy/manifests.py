@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tests.deploy import custom_resources
 from tests.deploy.helm_renderer import Chart
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -32,6 +33,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "gpus": 2,
         "surge": True,
         "cache": {"size": "200Gi", "accessMode": "ReadWriteMany", "storageClass": "fast"},
+        "gateway": {"name": "public", "namespace": "gateways", "listener": "https", "hostnames": ["llm.example.org"]},
+        "kserve": {"kind": "ClusterServingRuntime"},
         "monitoring": {"enabled": True, "alerts": True},
         "autoscaling": {"enabled": True, "sequencesPerReplica": 12},
         "nodeSelector": {"gpu": "h200"},
@@ -44,6 +47,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "offline": True,
         "imagePullSecrets": [{"name": "oscine-registry"}],
         "models": {"claim": "gpt-oss"},
+        "gateway": {"name": "public"},
+        "kserve": {"kind": "ServingRuntime"},
     },
 }
 Objects = list[dict[str, Any]]
@@ -93,7 +98,14 @@ def known_to_kubernetes(objects: Objects) -> Iterator[dict[str, Any]]:
     """Objects whose schema is Kubernetes' own. Of the others, their pods."""
     for one in objects:
         group = one["apiVersion"].rpartition("/")[0]
-        if group in ("", "apps", "policy") or group.endswith(".k8s.io"):
+        if one["kind"] in ("ServingRuntime", "ClusterServingRuntime"):
+            spec = {
+                key: one["spec"][key] for key in ("containers", "volumes", "imagePullSecrets") if key in one["spec"]
+            }
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runtime"}, "spec": spec}
+        elif one["apiVersion"] in custom_resources.SCHEMAS and one["kind"] != "RayService":
+            continue
+        elif group in ("", "apps", "policy") or group.endswith(".k8s.io"):
             yield one
         elif one["kind"] == "RayService":
             for i, template in enumerate(pod_templates([one])):

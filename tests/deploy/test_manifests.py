@@ -287,9 +287,48 @@ def test_values_of_the_chart_are_checked() -> None:
         {"models": {"claim": "a", "image": "b"}},
         {"offline": "yes"},
         {"autoscaling": {"kvUsage": "80"}},
+        {"gateway": {"name": "a", "hostnames": ["https://a.example"]}},
+        {"gateway": {"name": "a", "timeout": "10"}},
+        {"kserve": {"kind": "InferenceService"}},
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(CHART.values | wrong, schema)
+
+
+def test_a_route_leads_to_the_service() -> None:
+    objects = objects_of("chart-gpus")
+    route, service = of_kind(objects, "HTTPRoute"), of_kind(objects, "Service")
+    [rule] = route["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}]
+    assert rule["timeouts"] == {"request": "0s"}, "an answer may take long"
+
+
+def test_kserve_starts_the_server_as_the_deployment_does() -> None:
+    """But with the model that KServe has put into /mnt/models, under the name of the InferenceService."""
+    objects = objects_of("chart-gpus")
+    runtime = of_kind(objects, "ClusterServingRuntime")["spec"]
+    container, ours = container_of({"spec": runtime}), deployed("chart-gpus")[1]
+    assert container["args"] == ["serve", "/mnt/models", "--served-model-name={{.Name}}", *ours["args"][2:]]
+    known = read_config(vars(parser().parse_args(container["args"][1:])), num_gpus=2)
+    assert container["ports"][0]["containerPort"] == known.server.port
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        expected = ours[probe] | {"httpGet": ours[probe]["httpGet"] | {"port": PORT}}
+        assert container[probe] == expected
+    folders = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert folders.keys() == {mount["mountPath"] for mount in ours["volumeMounts"]}
+    assert set(folders.values()) == {volume["name"] for volume in runtime["volumes"]}
+    assert container["securityContext"].items() >= ours["securityContext"].items()
+    assert container["securityContext"]["runAsUser"] == USER
+    assert container["resources"] == ours["resources"]
+
+
+@pytest.mark.parametrize("kind", ["HTTPRoute", "ServingRuntime"])
+def test_routes_and_runtimes_are_off_by_default(kind: str) -> None:
+    assert kind not in {one["kind"] for one in objects_of("chart")}
+    one = of_kind(objects_of("chart-offline"), kind)
+    schema = custom_resources.SCHEMAS[one["apiVersion"]][kind]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**one, "spec": {**one["spec"], "misspelt": 1}}, schema)
 
 
 def test_a_server_without_a_hub_answers_under_the_models_published_name(model_folder: Path, tmp_path: Path) -> None:

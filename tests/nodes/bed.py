@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -146,6 +147,10 @@ class Node:
         """All but process 1. Their ids are those of the outer namespace."""
         own = _namespace(self._init)
         return [process for process in psutil.process_iter() if _namespace(process) == own and process != self._init]
+
+    def files(self, path: str) -> Path:
+        """A path of the node, for a look from outside."""
+        return Path(f"/proc/{self._init.pid}/root{path}")
 
     # ---- the network ----
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,29 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.nodes.bed import Node
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 KEY = "0123456789abcdef" * 4
 HEAD = "10.77.0.1"
 PORT = 8000
-ENVIRONMENT = {"RAY_ADDRESS": f"{HEAD}:6379", "OSCINE_CLUSTER_KEY": KEY, "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {
+    "RAY_ADDRESS": f"{HEAD}:6379",
+    "OSCINE_CLUSTER_KEY": KEY,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # else each `up` starts a process per CPU of a node, which it does not use
+}
+
+
+def in_parallel(*calls: Callable[[], object]) -> None:
+    """For commands that wait more than they compute."""
+    with ThreadPoolExecutor() as threads:
+        for one in [threads.submit(call) for call in calls]:
+            one.result()
+
+
+def wait_cluster(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """As wait_until, but asks less often, since an ingress that always answers takes CPU time from what is awaited."""
+    wait_until(condition, what, deadline_s, every_s=0.1)
 
 
 def start_ray(
@@ -42,15 +60,16 @@ def start_ray(
     node.run(*ray, *joins, *options, env=ENVIRONMENT | more)
 
 
-def oscine(node: Node, *arguments: str, python: str = sys.executable) -> str:
+def oscine(node: Node, *arguments: str, python: str = sys.executable, **more: str) -> str:
     """`python`: of the release. Without -P Python would find the package of the current folder first."""
     safe = ("-P",) if python != sys.executable else ()
-    return node.run(python, *safe, "-m", "oscine", "cluster", *arguments, env=ENVIRONMENT, timeout_s=300.0)
+    return node.run(python, *safe, "-m", "oscine", "cluster", *arguments, env=ENVIRONMENT | more, timeout_s=300.0)
 
 
-def deploy(node: Node, text: str, python: str = sys.executable) -> str:
+def deploy(node: Node, text: str, python: str = sys.executable, **more: str) -> str:
+    """`more`: the environment of `up`."""
     node.run("bash", "-c", f"cat >/tmp/cluster.yaml <<'E'\n{text}\nE")
-    return oscine(node, "up", "/tmp/cluster.yaml", python=python)
+    return oscine(node, "up", "/tmp/cluster.yaml", python=python, **more)
 
 
 def replicas(node: Node) -> list[dict[str, Any]]:
@@ -94,7 +113,7 @@ def wait_healthy(address: str = HEAD) -> None:
         except httpx.TransportError:
             return False
 
-    wait_until(is_healthy, "the ingress")
+    wait_cluster(is_healthy, "the ingress")
 
 
 @dataclass

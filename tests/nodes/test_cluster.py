@@ -9,7 +9,7 @@ The tests build on each other, in their order.
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from threading import Thread
 
 import httpx
@@ -21,15 +21,16 @@ from tests.nodes.bed import Bed, Node
 from tests.nodes.cluster import (
     Stream,
     deploy,
+    in_parallel,
     metrics,
     ready_nodes,
     replicas,
     run_streams,
     running_by_node,
     start_ray,
+    wait_cluster,
     wait_healthy,
 )
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -56,9 +57,11 @@ def cluster() -> Iterator[Bed]:
     with Bed(4) as bed:
         head, front, inner, back = bed.nodes
         start_ray(head, head=True)
-        start_ray(front, ["front"])
-        start_ray(inner, ["inner"], labels="rack=a")
-        start_ray(back, labels="rack=b")
+        in_parallel(
+            partial(start_ray, front, ["front"]),
+            partial(start_ray, inner, ["inner"], labels="rack=a"),
+            partial(start_ray, back, labels="rack=b"),
+        )
         yield bed
 
 
@@ -87,7 +90,7 @@ def moved(before: dict[str, float]) -> tuple[int, float]:
 
 def wait_idle() -> None:
     """No engine goes on with a stream that another one has, or that has ended."""
-    wait_until(lambda: metrics(FRONT)["replica_requests_running"] == 0, "idle engines")
+    wait_cluster(lambda: metrics(FRONT)["replica_requests_running"] == 0, "idle engines")
 
 
 def test_what_has_no_room_on_these_nodes_is_refused_before_anything_starts(cluster: Bed) -> None:
@@ -124,7 +127,9 @@ def test_a_partition_heals_and_each_stream_has_one_owner(cluster: Bed) -> None:
     count, pause_s = moved(before)
     assert 0 < count <= STREAMS
     print(f"partition: {count} of {STREAMS} streams moved; longest pause {pause_s:.1f} s")
-    wait_until(lambda: ready_nodes(FRONT) == {inner.address, back.address}, "the replicas behind the partition", 120.0)
+    wait_cluster(
+        lambda: ready_nodes(FRONT) == {inner.address, back.address}, "the replicas behind the partition", 120.0
+    )
     wait_idle()
     check_whole(found)
 
@@ -164,9 +169,9 @@ def test_a_node_that_joins_under_load_gets_its_share(cluster: Bed) -> None:
         joined_s = time.monotonic()
         deploying = Thread(target=deploy, args=(head, file(3)))
         deploying.start()
-        wait_until(lambda: joining.address in ready_nodes(FRONT), "the replica of the new node", 240.0)
+        wait_cluster(lambda: joining.address in ready_nodes(FRONT), "the replica of the new node", 240.0)
         ready_s = time.monotonic()
-        wait_until(lambda: min(running_by_node(FRONT).values()) >= 0.75 * 60 / 3, "its share", 120.0)
+        wait_cluster(lambda: min(running_by_node(FRONT).values()) >= 0.75 * 60 / 3, "its share", 120.0)
         shared_s = time.monotonic()
         deploying.join()
         assert ready_nodes(FRONT) == {inner.address, back.address, joining.address}

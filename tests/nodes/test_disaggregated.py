@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -14,8 +15,17 @@ pytest.importorskip("nixl_cu13", reason="it moves the pages")
 from benchmarks.cluster.chaos import conversation
 from oscine import LLM
 from tests.nodes.bed import Bed
-from tests.nodes.cluster import HEAD, PORT, deploy, metrics, replicas, start_ray, wait_healthy
-from tests.waiting import wait_until
+from tests.nodes.cluster import (
+    HEAD,
+    PORT,
+    deploy,
+    in_parallel,
+    metrics,
+    replicas,
+    start_ray,
+    wait_cluster,
+    wait_healthy,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -39,8 +49,8 @@ def cluster() -> Iterator[Bed]:
     with Bed(4) as bed:
         head, *workers = bed.nodes
         start_ray(head, ["front"], head=True)
-        for worker, resource in zip(workers, ("prompts", "exact", "half"), strict=True):
-            start_ray(worker, [resource])
+        resources = ("prompts", "exact", "half")
+        in_parallel(*(partial(start_ray, w, [resource]) for w, resource in zip(workers, resources, strict=True)))
         deploy(head, FILE)
         wait_healthy()
         yield bed
@@ -99,7 +109,7 @@ def test_answers_from_pages_of_another_node_equal_those_of_one_engine(cluster: B
         counts.update(metrics())
         return sum(counts[f"replica_remote_{end}_total"] for end in ENDS) == STREAMS
 
-    wait_until(is_reported, "the engines' reports")
+    wait_cluster(is_reported, "the engines' reports")
     received = sum(node.received_bytes() - was for node, was in zip(decoders, before, strict=True))
     assert counts["replica_remote_prefill_failures_total"] == 0
     assert counts["replica_remote_prefills_total"] >= 0.9 * STREAMS, "few transfers are slower than computing"

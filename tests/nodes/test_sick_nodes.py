@@ -6,6 +6,7 @@ node 1: Ray's head and the ingress    node 2: a replica, its clock an hour ahead
 import asyncio
 import shutil
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -16,14 +17,15 @@ from tests.nodes.bed import Bed, Node
 from tests.nodes.cluster import (
     Stream,
     deploy,
+    in_parallel,
     metrics,
     ready_nodes,
     run_streams,
     running_by_node,
     start_ray,
+    wait_cluster,
     wait_healthy,
 )
-from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,8 +85,10 @@ def cluster() -> Iterator[Bed]:
         head, ahead, plain = bed.nodes
         start_ray(head, ["front"], head=True)
         set_clock(ahead, HOUR_S)
-        start_ray(ahead, labels="work=yes", LD_PRELOAD=LIBRARY)
-        start_ray(plain, labels="work=yes")
+        in_parallel(
+            partial(start_ray, ahead, labels="work=yes", LD_PRELOAD=LIBRARY),
+            partial(start_ray, plain, labels="work=yes"),
+        )
         deploy(head, FILE)
         wait_healthy()
         yield bed
@@ -103,7 +107,7 @@ def check_shares(nodes: list[Node]) -> None:
             busy.update(running_by_node())
             return sum(busy.values()) == STREAMS
 
-        await asyncio.to_thread(wait_until, shares, "the engines' reports")
+        await asyncio.to_thread(wait_cluster, shares, "the engines' reports")
 
     found = [Stream(number, TOKENS) for number in range(STREAMS)]
     asyncio.run(run_streams(found, look))

@@ -12,8 +12,7 @@ pytest.importorskip("nixl_cu13", reason="it moves the pages")
 
 from benchmarks.cluster.chaos import conversation
 from tests.nodes.bed import Bed, Link
-from tests.nodes.cluster import HEAD, PORT, deploy, metrics, start_ray, wait_healthy
-from tests.waiting import wait_until
+from tests.nodes.cluster import HEAD, PORT, deploy, metrics, start_ray, wait_cluster, wait_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -72,7 +71,7 @@ def test_a_slow_link_costs_few_prompts_and_no_time(cluster: Bed) -> None:
         counts.update(metrics())
         return sum(counts[f"replica_remote_{end}_total"] for end in ENDS) == PROMPTS + 1
 
-    wait_until(is_reported, "a report in which each prompt was fetched or declined, and no transfer failed")
+    wait_cluster(is_reported, "a report in which each prompt was fetched or declined, and no transfer failed")
     fetched, declined = (counts[f"replica_remote_{end}_total"] for end in ENDS)
     print(f"p50 TTFT {far_s * 1e3:.0f} ms, plain {plain_s * 1e3:.0f} ms; {fetched:g} fetched, {declined:g} declined")
     assert 1 <= fetched <= PROMPTS / 10, "the first one measures the link, and a few look whether it is better now"

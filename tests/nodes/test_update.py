@@ -2,13 +2,16 @@
 
 node 1: Ray's head and the ingress    nodes 2 and 3: a replica each
 
-Each release is installed on each node, in a folder of its own. The environment variable OSCINE_RELEASE_BEFORE may name
-a tar file with the first one, as `git archive COMMIT oscine` makes it.
+Each release is installed on each node, in a folder of its own. The first one is an older commit of this repository,
+whose messages are others; in a clone without it, it is this release with another message. The environment variable
+OSCINE_RELEASE_BEFORE may name a tar file with another one, as `git archive COMMIT oscine` makes it.
 """
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,11 +20,23 @@ import pytest
 pytest.importorskip("ray", reason="it places the replicas")
 
 from tests.nodes.bed import Bed, Node
-from tests.nodes.cluster import HEAD, PORT, Stream, deploy, ready_nodes, run_streams, start_ray, wait_healthy
+from tests.nodes.cluster import (
+    HEAD,
+    PORT,
+    Stream,
+    deploy,
+    in_parallel,
+    ready_nodes,
+    run_streams,
+    start_ray,
+    wait_healthy,
+)
+from tests.nodes.entered import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 USERS, TOKENS = 24, 40
+BEFORE = "6a91170d13db"  # the last commit with other messages than those of version 0.1.0
 ENGINES = "oscine.engine.process.server"
 FILE = """
 ray: auto
@@ -29,7 +44,7 @@ ingress: {host: 0.0.0.0, port: 8000, resource: front, allowed-hosts: ["*"], drai
 models:
   - name: fake
     engine: {executor: fake, fake-step-s: 0.1, max-num-seqs: 64}
-    aggregated: {cpus: CPUS, replicas: 2, max-replicas-per-node: 1, labels: work=yes, surge: false}
+    aggregated: {cpus: CPUS, replicas: 2, max-replicas-per-node: 1, resource: work, surge: false}
 """
 NOTE = "the release that runs has other messages: this one starts beside it"
 
@@ -46,27 +61,47 @@ def install(node: Node, release: str, version: str, *options: str) -> None:
     node.python("-m", "tests.nodes.release", f"/tmp/{release}", version, *options)
 
 
-def before(node: Node) -> None:
-    archive = os.environ.get("OSCINE_RELEASE_BEFORE")
+def archive_before() -> Path | None:
+    """A tar file with the first release; None where there is none."""
+    given = os.environ.get("OSCINE_RELEASE_BEFORE")
+    if given is not None:
+        return Path(given)
+    made = Path("/tmp/before.tar")
+    git = ["git", "-c", "safe.directory=*", "archive", "--format=tar", f"--output={made}", BEFORE, "oscine"]
+    try:
+        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        print(f"the release before is this one with another message: {error}")
+        return None
+    if done.returncode:
+        print(f"the release before is this one with another message: {done.stderr.strip()}")
+        return None
+    return made
+
+
+def before(node: Node, archive: Path | None) -> None:
     if archive is None:
         install(node, "before", "0.0.1", "--other-messages")
         return
-    with Path(archive).open("rb") as tar:
+    with archive.open("rb") as tar:
         node.run("cp", "/dev/stdin", "/tmp/before.tar", stdin=tar)
     install(node, "before", "0.0.1", "--archive", "/tmp/before.tar")
 
 
+def install_all(node: Node, archive: Path | None) -> None:
+    before(node, archive)
+    install(node, "now", "0.0.2")
+    install(node, "later", "0.0.3")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Bed]:
+    archive = archive_before()
     with Bed(3) as bed:
-        for node in bed.nodes:
-            before(node)
-            install(node, "now", "0.0.2")
-            install(node, "later", "0.0.3")
+        in_parallel(*(partial(install_all, node, archive) for node in bed.nodes))
         head, *workers = bed.nodes
         start_ray(head, ["front"], head=True, python=python("before"))
-        for worker in workers:
-            start_ray(worker, labels="work=yes", python=python("before"))
+        in_parallel(*(partial(start_ray, worker, ["work"], python=python("before")) for worker in workers))
         deploy(head, file(), python=python("before"))
         wait_healthy()
         yield bed
@@ -132,7 +167,8 @@ def test_releases_that_cannot_talk_need_room_side_by_side(cluster: Bed) -> None:
         deploy(cluster.nodes[0], file(3.5), python=python("now"))
     said = str(raised.value)
     assert "other messages, so replicas of both must have room at once: fake, aggregated: a " in said
-    assert "CPU free" in said
+    assert "3.5 CPU" in said
+    assert "is free (10.77.0." in said
     assert "Traceback" not in said
     assert engines(cluster) == [python("before")] * 2
 

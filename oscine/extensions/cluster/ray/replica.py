@@ -13,13 +13,16 @@ from collections.abc import Awaitable, Callable
 import ray
 from ray import serve
 
+from oscine.checkpoint.hub import find_model, is_on_hub
 from oscine.engine.process.client import EngineClient
 from oscine.executor.start.parts import GROUP
 from oscine.extensions.cluster.ray.names import router_address, router_of
+from oscine.extensions.cluster.ray.weights import RayDirectory
 from oscine.extensions.cluster.scaling.pool_load import report
 from oscine.extensions.replicas.client.reports import Reports
 from oscine.extensions.replicas.client.router import RouterClient
 from oscine.extensions.replicas.spec.snapshot import STATE_OF_ENGINE, ReplicaReport
+from oscine.extensions.replicas.weights import WeightPeers
 from oscine.settings.config import EngineOptions, PeerOptions
 from oscine.system.extensions import part
 from oscine.types import EngineInfo, EngineStats, Role
@@ -65,20 +68,41 @@ class Replica:
             for i, (one, member) in enumerate(zip(options.engines, members, strict=True))
         }
         self._router = RouterClient(where, key=options.key)
+        self._peers: WeightPeers | None = None  # machines with the same weights, if these are of the hub
         self._following: list[asyncio.Task[None]] = []  # the changes of each engine
         self._enlisted: dict[str, asyncio.Task[None]] = {}  # as the router was told last
 
     async def start(self) -> None:
-        """Returns when the engines are ready. Raises EngineError, with the reason in one line, if one cannot start."""
+        """Returns when the engines are ready.
+
+        Raises EngineError or ValueError, with the reason in one line, if one cannot start.
+        """
         engines = self._engines.values()
+        await self._fetch_weights()
         await asyncio.gather(*(engine.start() for engine in engines))
         try:
             await asyncio.gather(*(engine.wait_ready() for engine in engines))
         except BaseException:
             self._router.close()
             await self._stop_engines()
+            self._close_peers()
             raise
         self._following = [asyncio.create_task(self._follow(name)) for name in self._engines]
+
+    async def _fetch_weights(self) -> None:
+        """Before the engines start, which then find them in the cache of this machine."""
+        model = self._options.engines[0].model
+        if is_on_hub(model):
+            self._peers = WeightPeers(self._node, self._options.key, RayDirectory(self._options.wire_version))
+            try:
+                await asyncio.to_thread(find_model, model, self._peers)
+            except BaseException:
+                self._close_peers()
+                raise
+
+    def _close_peers(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
 
     async def _stop_engines(self) -> None:
         await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
@@ -138,6 +162,7 @@ class Replica:
             task.cancel()
         self._router.close()
         await self._stop_engines()
+        self._close_peers()
 
 
 def _info(engine: EngineClient) -> EngineInfo:

@@ -24,8 +24,8 @@ CPU = torch.device("cpu")
 ATTENTION = partial(portable.attention, prefill=blackwell.launch_prefill)  # with any release of Triton
 SEQUENCES = (
     ((1, 70), (9, 130), (40, 40)),  # one token; the second group has none; some of both
-    # several tiles; contexts of whole pages, and of one token more; a query before the last key of its page
-    ((77, 300), (150, 150), (1, 129), (2, 64)),
+    ((77, 300), (150, 150), (1, 129), (3, 64)),  # several tiles; contexts of whole pages, and of one token more
+    ((2, 64),),  # the first must not see the last key of its page, and nothing else hides such an error
     ((30, 800),),  # more pages than stages
 )
 

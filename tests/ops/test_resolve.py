@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from oscine.ops import triton_range
+from oscine.ops.attention import blackwell as attention
 from oscine.ops.moe.reference import moe
 from oscine.ops.platforms import table
 from oscine.ops.platforms.table import PLATFORMS, after_trial, choose, platform_of, resolve
@@ -48,6 +49,15 @@ def test_portable_kernels_serve_where_a_trial_fails(wrong: str | Exception) -> N
     assert line.startswith("warning: the kernels of platform blackwell are not used: ")
     assert ("the results are off" if isinstance(wrong, str) else "RuntimeError") in line
     assert "\n" not in line
+
+
+def test_prompts_attention_of_10x_is_tried_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(attention, "trial", lambda target: f"wrong on {target.sm_count} SMs")
+    platform, _ = after_trial(platform_of(gpu(100)), gpu(100), lines.append)
+    assert platform.name == "cuda"
+    assert choose(platform.name)["attention"] == "triton"
+    assert "platform blackwell are not used: wrong on 148 SMs" in lines[0]
 
 
 def test_a_platform_without_new_kernels_needs_no_trial() -> None:

@@ -69,7 +69,7 @@ def interpret_prompts() -> None:
 
 def interpret_trial() -> None:
     """The trial at start is passed by this kernel, and not by others."""
-    blackwell.lacking_for_blackwell = lambda: None
+    vars(blackwell)["lacking_for_blackwell"] = lambda: None
     target = Target(CPU, (10, 0), sm_count=3)
     assert blackwell.trial(target) is None
     right = reference._softmax_with_sinks

@@ -1,7 +1,7 @@
 """Predicts the time of ops from bytes, tiles and products: `python -m benchmarks.kernels.expected`.
 
 First the prediction beside every time that was measured on Hopper, then the experts of one layer of gpt-oss-120b on
-Blackwell, which nobody has run here, beside published times. No GPU is used.
+Blackwell, which nobody has run here, beside published times, and the attention of prompts. No GPU is used.
 
     seconds = (memory^4 + products^4)^(1/4) + launches
     memory    = bytes / bandwidth
@@ -10,6 +10,10 @@ Blackwell, which nobody has run here, beside published times. No GPU is used.
 
 An entry is the rows of one expert that share a tile; columns are what a tile multiplies, empty ones included. Both are
 counted with the plan of the kernels (oscine.ops.moe.hopper.plan) for random routings. A unit is 64 x 64 weights.
+
+    attention of prompts = (pairs of a query and a key * cycles / clock + tiles * 1.5 us) / processors + launch
+
+Pairs are those of all blocks that the kernel visits, masked ones included.
 """
 
 import random
@@ -20,6 +24,7 @@ from typing import Literal
 
 from oscine.extensions.bench.roofline import expert_bytes
 from oscine.model.config import gpt_oss_120b
+from oscine.ops.attention import blackwell_prefill, hopper_prefill
 from oscine.ops.moe import blackwell, hopper
 from oscine.ops.moe.hopper import Tiling
 
@@ -29,6 +34,7 @@ CONFIG = gpt_oss_120b()
 HIDDEN, INTERMEDIATE = CONFIG.hidden_size, CONFIG.intermediate_size
 EXPERTS, PER_TOKEN = CONFIG.experts[0], CONFIG.num_experts_per_tok
 WINDOW = min(window for window in CONFIG.windows if window)
+PAGE = 64  # tokens
 DRAWS = 8  # routings, whose mean is taken
 SHARPNESS = 4  # of the maximum of memory and products
 LAUNCH_S = 1.6e-6  # of a kernel that starts while the one before it ends
@@ -36,6 +42,8 @@ EXPERTS_LAUNCH_S = 4e-6  # of one that also waits for tokens, fills its stages a
 SPLIT_S = 4e-6  # combination of the splits of few long contexts
 ISSUE = 1.1  # cycles per instruction of the expansion
 INSTRUCTIONS = {0: 77, 1: 34, 2: 56}  # per unit and warp, by the planes of FP8; 0: fp16 (decisions 12, 31)
+PAIR_CYCLES = 0.13  # per pair, of a processor: exponentials (1 / 16) and products (1 / 16) hardly overlap
+TILE_S = 1.5e-6  # of a tile of attention: to find it, its queries, its first block and its results
 FP16_CYCLES, FP8_CYCLES = 2.2, 1.5  # of a column of a unit; nominal: 2 and 1
 
 
@@ -143,6 +151,30 @@ def decode_attention(chip: Chip, sequences: int, keys: int, *, is_split: bool) -
     return LAUNCH_S + least(chip, sequences * (keys * key_bytes + row_bytes), SPLIT_S if is_split else 0.0)
 
 
+def prompt_attention(
+    chip: Chip,
+    tokens: int,
+    context: int = 0,
+    *,
+    prompts: int = 1,
+    window: int = 0,
+    tile: int = hopper_prefill.TOKENS.value * hopper_prefill.CONSUMERS.value,
+    block: int = 128,
+    pair_cycles: float = PAIR_CYCLES,
+) -> float:
+    """Seconds of one layer, `tokens` in all. context: of each prompt, with its tokens; 0: no more than these."""
+    each = tokens // prompts
+    context = context or each
+    pairs = 0
+    starts = range(context - each, context, tile)
+    for query in starts:
+        first = max(query - window + 1, 0) // PAGE * PAGE if window else 0
+        pairs += tile * block * -(-(min(query + tile, context) - first) // block)
+    cycles = prompts * pairs * CONFIG.num_attention_heads * pair_cycles
+    tiles = prompts * len(starts) * CONFIG.num_key_value_heads
+    return LAUNCH_S + (cycles / chip.clock + tiles * TILE_S) / chip.sms
+
+
 def projection(
     chip: Chip, tokens: int, rows: int, columns: int, *, launches: int, share: float = 1.0, passes: float = 0.0
 ) -> float:
@@ -201,6 +233,23 @@ def _window(chip: Chip, sequences: int) -> float:
     return decode_attention(chip, sequences, WINDOW, is_split=False)
 
 
+def _prompt(chip: Chip, tokens: int) -> float:
+    return prompt_attention(chip, tokens)
+
+
+def _continued(chip: Chip, tokens: int) -> float:
+    return prompt_attention(chip, tokens, 32_768)
+
+
+def _prompts(chip: Chip, tokens: int) -> float:
+    return prompt_attention(chip, tokens, prompts=8)
+
+
+def _window_prompts(chip: Chip, tokens: int) -> float:
+    return prompt_attention(chip, tokens, prompts=8, window=WINDOW, block=PAGE)
+
+
+_PROMPTS = "log, Prompts: attention in Gluon"
 _OPS = "`oscine bench ops` on one H100, context 1,024"
 _SERIES: tuple[tuple[str, Chip, Callable[[Chip, int], float], str, dict[int, float]], ...] = (
     ("experts", H200, hopper_experts, "decision 31; log, Tiles of three quarters", {
@@ -210,6 +259,10 @@ _SERIES: tuple[tuple[str, Chip, Callable[[Chip, int], float], str, dict[int, flo
     ("attention, full", H100, _full, _OPS, {1: 5.95, 8: 8.5, 64: 46.6, 256: 184, 1024: 715}),
     ("attention, window", H100, _window, _OPS, {64: 6.7, 256: 29, 1024: 101}),
     ("norm_qkv", H100, norm_qkv, _OPS, {1: 10.2, 8: 11.9, 64: 17.2, 256: 25.7, 1024: 67.4, 8192: 490}),
+    ("prompt", H200, _prompt, _PROMPTS, {1024: 28.6, 8192: 1110}),
+    ("prompt, 32 k", H200, _continued, _PROMPTS, {8192: 7663}),
+    ("eight prompts", H200, _prompts, _PROMPTS, {8192: 191.2}),
+    ("eight, window", H200, _window_prompts, _PROMPTS, {8192: 91.8}),
     ("head and sample", H100, head_and_sample, _OPS, {1: 384, 64: 442, 256: 617, 1024: 2157}),
 )  # fmt: skip
 MEASURED = tuple(
@@ -217,7 +270,7 @@ MEASURED = tuple(
     for op, chip, predicted_s, source, series in _SERIES
     for tokens, us in series.items()
 )
-# Not predicted: the router (4 to 100 us), prompts' attention, the screened head, projections that cuBLAS cuts badly
+# Not predicted: the router (4 to 100 us), the screened head, projections that cuBLAS cuts badly
 # (out_proj of 256 tokens).
 
 
@@ -267,6 +320,45 @@ def blackwell_experts(chip: Chip, tokens: int, routing: Routing) -> float:
     return seconds + 2 * EXPERTS_LAUNCH_S + _sort_s(chip, tokens)
 
 
+EXP_CYCLES = {"B200": 1 / 16, "GB300": 1 / 32}  # of the exponential of a pair, of an SM; nominal
+# Of a pair's products, for blocks of 128 rows and 64 keys: scores, whose operands are 24 KiB in shared memory, at 128
+# bytes per cycle; then values, 128 x 64 x 64 at 4,096 multiply-adds per cycle
+SCORE_CYCLES, VALUE_CYCLES = 24 * 1024 / 128 / (128 * 64), 128 * 64 * 64 / 4096 / (128 * 64)
+INSTRUCTION_CYCLES = 305 / (128 * 64)  # instructions of each of four warps in a block without a mask, issued in turns
+PROMPTS = (  # tokens, context of each prompt or 0, prompts, window
+    *((1024, 0, 1, 0), (8192, 0, 1, 0), (8192, 32_768, 1, 0), (8192, 0, 8, 0), (8192, 0, 8, WINDOW)),
+)
+
+
+def blackwell_prompts(
+    chip: Chip, tokens: int, context: int = 0, prompts: int = 1, window: int = 0, *, overlap: bool
+) -> float:
+    """Seconds of one layer's attention. overlap: exponentials, products and other instructions, else none of them."""
+    parts = EXP_CYCLES[chip.name], SCORE_CYCLES + VALUE_CYCLES, INSTRUCTION_CYCLES
+    return prompt_attention(
+        chip,
+        tokens,
+        context,
+        prompts=prompts,
+        window=window,
+        tile=blackwell_prefill.TOKENS.value * blackwell_prefill.GROUPS.value,
+        block=PAGE,
+        pair_cycles=max(parts) if overlap else sum(parts),
+    )
+
+
+def prompts_table(chips: Sequence[Chip] = (B200, GB300)) -> Iterator[str]:
+    yield f"{'chip':<6} {'tokens':>6} {'context':>7} {'prompts':>7} {'window':>6} {'us, all overlaps':>16} nothing"
+    for chip in chips:
+        for tokens, context, prompts, window in PROMPTS:
+            best, worst = (
+                1e6 * blackwell_prompts(chip, tokens, context, prompts, window, overlap=overlap)
+                for overlap in (True, False)
+            )
+            length = context or tokens // prompts
+            yield f"{chip.name:<6} {tokens:>6} {length:>7} {prompts:>7} {window:>6} {best:>16.1f} {worst:>7.1f}"
+
+
 def blackwell_table(chips: Sequence[Chip] = (B200, GB300)) -> Iterator[str]:
     yield (
         f"{'chip':<6} {'tokens':>6} {'published us':>12} {'power law':>9} {'ratio':>6} {'uniform':>8} "
@@ -286,6 +378,8 @@ def main() -> None:
     print(*measured_table(), sep="\n")
     print(f"\nexperts of one layer of gpt-oss-120b on Blackwell, predicted; published: {SOURCE}")
     print(*blackwell_table(), sep="\n")
+    print("\nattention of prompts of one layer on Blackwell, predicted")
+    print(*prompts_table(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from oscine.system.environment import Environment
 
 OLDEST = (3, 6)
 UNTESTED = (3, 10)  # the first release that was not tested
+# Its Gluon has what the kernels for 10.x are written with, and its products of e4m3 with block scales are such on 12.x.
+OLDEST_FOR_BLACKWELL = (3, 9)
 TORCH = ">=2.11,<2.16"  # the releases of torch that come with these, as pip spells a range
 
 
@@ -38,6 +40,14 @@ def release_of(version: str) -> tuple[int, int]:
 
 def is_tested(version: str) -> bool:
     return OLDEST <= release_of(version) < UNTESTED
+
+
+def lacking_for_blackwell() -> str | None:
+    """What the installed Triton lacks for the kernels of Blackwell's own, in words."""
+    version = installed() or "none"
+    if release_of(version) >= OLDEST_FOR_BLACKWELL:
+        return None
+    return f"Triton {_text(OLDEST_FOR_BLACKWELL)} or newer on this GPU, not {version}"
 
 
 def check_triton(warn: Callable[[str], None]) -> None:

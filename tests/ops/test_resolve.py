@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from oscine.ops import triton_range
+from oscine.ops.attention import blackwell as attention
 from oscine.ops.moe.reference import moe
-from oscine.ops.platforms import blackwell, table
+from oscine.ops.platforms import table
 from oscine.ops.platforms.table import PLATFORMS, after_trial, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
@@ -49,8 +51,17 @@ def test_portable_kernels_serve_where_a_trial_fails(wrong: str | Exception) -> N
     assert "\n" not in line
 
 
+def test_prompts_attention_of_10x_is_tried_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(attention, "trial", lambda target: f"wrong on {target.sm_count} SMs")
+    platform, _ = after_trial(platform_of(gpu(100)), gpu(100), lines.append)
+    assert platform.name == "cuda"
+    assert choose(platform.name)["attention"] == "triton"
+    assert "platform blackwell are not used: wrong on 148 SMs" in lines[0]
+
+
 def test_a_platform_without_new_kernels_needs_no_trial() -> None:
-    for arch in (80, 90, 100, 120):
+    for arch in (80, 90, 120):
         target = gpu(arch)
         assert after_trial(platform_of(target), target, pytest.fail) == (platform_of(target), target)
 
@@ -59,7 +70,7 @@ def test_a_platform_without_new_kernels_needs_no_trial() -> None:
 def test_fp8_experts_of_blackwell_need_a_triton_that_has_them(
     monkeypatch: pytest.MonkeyPatch, version: str | None, served: bool
 ) -> None:
-    monkeypatch.setattr(blackwell, "installed", lambda: version)
+    monkeypatch.setattr(triton_range, "installed", lambda: version)
     for arch in (100, 103, 120, 121):
         lacking = platform_of(gpu(arch)).lacking_for_fp8_experts
         assert (lacking(2880) is None) == served

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from oscine.ops import triton_range
 from oscine.ops.attention import hopper as attention
 from oscine.ops.choose import hopper as screened
 from oscine.ops.interface import Shapes
@@ -76,10 +77,24 @@ def test_queries_that_hoppers_decode_reads_are_rotated() -> None:
 
 
 @pytest.mark.parametrize("platform", ["blackwell", "blackwell_rtx"])
-def test_experts_of_blackwell_are_not_the_default(platform: str) -> None:
+def test_experts_of_blackwell_are_not_the_default(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """FP8 activations are less exact, so they are used only if asked for."""
+    monkeypatch.setattr(triton_range, "installed", lambda: "3.9.0")
     first, *others = describe(choose(platform), PUBLISHED).splitlines()
     assert "moe=triton" in first.split(", ")
     assert others == [f"moe={platform} is not used: it needs --activation-dtype fp8, not auto"]
     [only] = describe(choose(platform), replace(PUBLISHED, activation_dtype="fp8")).splitlines()
     assert f"moe={platform}" in only.split(", ")
+
+
+@pytest.mark.parametrize(("changes", "version"), [({"page_size": 32}, "3.9.0"), ({}, "3.8.0")])
+def test_prompts_on_blackwell_say_which_kernel_they_have(
+    changes: dict[str, object], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_range, "installed", lambda: "3.9.0")
+    said = describe(choose("blackwell"), PUBLISHED)
+    assert "attention=blackwell (prompts with keys in bfloat16; else triton)" in said
+    monkeypatch.setattr(triton_range, "installed", lambda: version)
+    said = describe(choose("blackwell"), replace(PUBLISHED, **changes))  # type: ignore[arg-type]
+    missing = "page size 64, not 32" if changes else "Triton 3.9 or newer on this GPU, not 3.8.0"
+    assert f"\nattention=blackwell is not used: it needs {missing}\n" in said

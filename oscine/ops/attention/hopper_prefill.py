@@ -100,16 +100,18 @@ def _first_key(cfg, query):
 
 
 @gluon.jit
-def _find_sequence(starts_ptr, lens_ptr, tile, first_sequence, num_sequences):
+def find_sequence(
+    starts_ptr, lens_ptr, tile, first_sequence, num_sequences, tokens: gl.constexpr, layout: gl.constexpr
+):
     """The sequence that tile belongs to, the tile's first token, the token after the sequence's last, its context.
 
     Sequence i of those after the decodes may own tiles starts[i] // tokens + i and on; those past its end are empty.
+    `layout`: of 32 sequences.
     """
-    tokens: gl.constexpr = TOKENS * CONSUMERS
     origin = gl.load(starts_ptr + first_sequence)
     sequence, token, stop, context = 0, 0, 0, 0
     for block in range(first_sequence, num_sequences, 32):
-        sequence_S = block + gl.arange(0, 32, SEQUENCES)
+        sequence_S = block + gl.arange(0, 32, layout)
         inside_S = sequence_S < num_sequences
         start_S = gl.load(starts_ptr + sequence_S, inside_S, other=0)
         stop_S = gl.load(starts_ptr + sequence_S + 1, inside_S, other=0)
@@ -145,7 +147,9 @@ def _produce(
         following = next_tile(counter_ptr)
         pair = index // shares
         tile, head = num_tiles + ~(pair // cfg.KV_HEADS), pair % cfg.KV_HEADS
-        sequence, token, stop, end = _find_sequence(starts_ptr, lens_ptr, tile, first_sequence, num_sequences)
+        sequence, token, stop, end = find_sequence(
+            starts_ptr, lens_ptr, tile, first_sequence, num_sequences, TOKENS * CONSUMERS, SEQUENCES
+        )
         query = end - (stop - token)
         first = _first_key(cfg, query)
         last = gl.maximum(gl.minimum(query + TOKENS * CONSUMERS, end) - 1, 0)

@@ -31,6 +31,7 @@ TABLE: dict[str, dict[str, str]] = {
         "native": "attention.native",
         "triton": "attention.triton",
         "hopper": "attention.hopper",
+        "blackwell": "attention.blackwell",
     },
     "out_proj": {
         "reference": "linear.reference",

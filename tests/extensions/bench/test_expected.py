@@ -1,6 +1,7 @@
 """The model of op times that predicts experts on Blackwell, against times measured on Hopper."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -46,8 +47,17 @@ def test_experts_on_blackwell_are_predicted_no_slower_than_published(
         assert expected.blackwell_experts(chip, tokens, "power law") * 1e6 < 0.85 * us
 
 
-def test_the_program_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_of_prompts_are_those_of_the_blocks_that_a_kernel_visits() -> None:
+    """One tile of 24 queries before position 1,024, which see all pages, or those from key 873 on."""
+    chip = replace(expected.H200, clock=1e6, sms=1)
+    for window, keys in ((0, 1024), (128, 192)):
+        seconds = expected.prompt_attention(chip, 24, 1024, window=window, block=64, pair_cycles=1.0)
+        assert seconds == pytest.approx(expected.LAUNCH_S + 24 * keys * 64 * 1e-6 + 8 * expected.TILE_S)
+
+
+def test_the_program_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
     expected.main()
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == len(MEASURED) + 2 + 2 + 1 + 2 * len(expected.PUBLISHED[0].us)
+    experts, prompts = 2 * len(expected.PUBLISHED[0].us), 2 * len(expected.PROMPTS)
+    assert len(printed) == len(MEASURED) + 2 + 2 + 1 + experts + 2 + 1 + prompts
     assert printed[len(MEASURED) + 1].startswith("largest error")

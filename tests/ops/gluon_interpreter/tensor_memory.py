@@ -1,4 +1,4 @@
-"""Tensor memory and the products of compute capability 10.x: scaled products, copies of scales, commits.
+"""Tensor memory and the products of compute capability 10.x: plain and scaled products, copies of scales, commits.
 
 All of these happen in the order in which they are issued, and as late as possible: when somebody waits for a barrier
 that a later commit named. Until then sums and scales are what they were, and shared memory is not read.
@@ -24,6 +24,10 @@ LANES = 128
 class TensorMemory:
     data: Tensor
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
     def index(self, i: Any) -> "TensorMemory":
         i = int(i)
         assert 0 <= i < len(self.data), f"buffer {i} of {len(self.data)}"
@@ -45,9 +49,9 @@ class TensorMemory:
 
 
 def allocate(dtype: torch.dtype, shape: Any, layout: Any) -> TensorMemory:
-    """A layout is "scales" or else one of sums, of which an element has a column of its own."""
+    """A layout is "scales" or else one of rows, a row in a lane."""
     shape = tuple(shape)
-    columns = shape[-2] * shape[-1] // LANES if layout == "scales" else shape[0] * shape[-1]
+    columns = shape[-2] * shape[-1] // LANES if layout == "scales" else shape[0] * shape[-1] * dtype.itemsize // 4
     Program.current.tensor_columns += max(columns, 1)
     assert Program.current.tensor_columns <= COLUMNS, "more tensor memory than an SM has"
     return TensorMemory(poison(shape, dtype))
@@ -62,6 +66,19 @@ def commit(barrier: Shared) -> None:
 def copy_scales(source: Shared, target: TensorMemory) -> None:
     assert source.shape == tuple(target.data.shape)
     Program.current.products.append(lambda: target.data.copy_(source.data))
+
+
+def mma(a: Shared | TensorMemory, b: Shared, acc: TensorMemory, *, use_acc: Any = True) -> None:
+    """acc [128, N] = a [128, K] b [K, N] + acc."""
+    keep = bool(use_acc)
+
+    def multiply() -> None:
+        product = a.data.float() @ b.data.float()
+        assert product.shape == acc.data.shape
+        assert len(product) == LANES, "rows of an instruction"
+        acc.data.copy_(product + acc.data if keep else product)
+
+    Program.current.products.append(multiply)
 
 
 def mma_scaled(
@@ -113,12 +130,13 @@ def blackwell() -> ModuleType:
     """In place of Gluon's module of this part of the language."""
     module = ModuleType("triton.experimental.gluon.language.nvidia.blackwell")
     contents = {
-        "TensorMemoryLayout": lambda block, **_: "sums",
+        "TensorMemoryLayout": lambda block, **_: "rows",
         "TensorMemoryScalesLayout": lambda: "scales",
         "allocate_tensor_memory": allocate,
         "tensor_memory_descriptor": TensorMemory,
         "tcgen05_commit": commit,
         "tcgen05_copy": copy_scales,
+        "tcgen05_mma": mma,
         "tcgen05_mma_scaled": mma_scaled,
     }
     for name, what in contents.items():

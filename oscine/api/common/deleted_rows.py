@@ -4,7 +4,7 @@ Clients page with the id of the last object that they got, and some delete each 
 may have this table. It keeps the newest MAX_ROWS.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 SCHEMA = """
@@ -19,7 +19,7 @@ CREATE INDEX IF NOT EXISTS deleted_by_id ON deleted (list, id);
 MAX_ROWS = 10_000
 _LONGEST_ID = 256  # characters; clients choose the ids of some items
 
-Execute = Callable[[str, Sequence[Any]], Any]
+Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
 def remember(execute: Execute, list_name: str, object_id: str, place: int) -> None:

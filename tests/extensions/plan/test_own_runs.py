@@ -23,7 +23,7 @@ class Linear:
 
 def run(requests: int, prompt: int, answer: int, tpot_ms: float = 1.0, tokens_per_s: float = 1.0) -> OwnRun:
     about = "abc", "2026-11-25", "near", "made up"
-    return OwnRun("120b", "gpu", requests, prompt, answer, 2048, tpot_ms, tokens_per_s, None, *about)
+    return OwnRun("120b", "gpu", 1, requests, prompt, answer, 2048, tpot_ms, tokens_per_s, None, *about)
 
 
 def test_each_run_is_a_line_of_the_results() -> None:
@@ -41,7 +41,7 @@ def test_each_run_is_a_line_of_the_results() -> None:
         line = known[*load, one.commit, one.date]
         assert (one.tpot_ms, one.tokens_per_s) == (line["decode_step_ms"], line["output_tok_s"])
         assert one.ttft_ms == line.get("first_token_ms")
-        assert line.get("num_gpus", 1) == 1
+        assert line.get("num_gpus", 1) == line.get("tensor_parallel_size", 1) == one.tensor_parallel_size
 
 
 def test_no_table_is_older_than_a_run() -> None:

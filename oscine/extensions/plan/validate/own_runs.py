@@ -37,6 +37,7 @@ class OwnRun:
 
     model: str
     gpu: str
+    tensor_parallel_size: int
     requests: int  # at once
     prompt: int  # tokens of each
     answer: int
@@ -70,6 +71,7 @@ def _run(row: dict[str, str]) -> OwnRun:
     return OwnRun(
         row["model"],
         row["gpu"],
+        int(row["tensor_parallel_size"]),
         int(row["requests"]),
         int(row["prompt"]),
         int(row["answer"]),
@@ -88,7 +90,7 @@ def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
     """Each run simulated. Raises OSError."""
     tables = [read_table(path, scaled=True) for path in sorted((DATA / "steps").glob("*.jsonl"))]
     for run in runs:
-        found = next(one for one in tables if (one.header.model, one.header.gpu) == (run.model, run.gpu))
+        found = next(one for one in tables if _is_of(one, run))
         table = NotedTable(found)
         first_s, all_s = passes_s(table, run)
         if table.factor > _MAX_FACTOR:
@@ -100,6 +102,11 @@ def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
         limit = _step_tokens(table, run)
         note = f"steps of {limit:,} tokens, not {run.step_tokens:,}" if limit < run.step_tokens else ""
         yield Off(run, tpot_ms / run.tpot_ms - 1, tokens_per_s / run.tokens_per_s - 1, ttft, note)
+
+
+def _is_of(table: StepTable, run: OwnRun) -> bool:
+    of = table.header.model, table.header.gpu, table.header.tensor_parallel_size
+    return of == (run.model, run.gpu, run.tensor_parallel_size)
 
 
 def passes_s(table: StepTable, run: OwnRun) -> tuple[float, float]:
@@ -133,7 +140,8 @@ def lines(found: Iterable[Off]) -> Iterator[str]:
     yield f"{'run':28} {'commit':8} {'kernels':12} {'TPOT %':>7} {'tok/s %':>8} {'TTFT %':>7}"
     for one in found:
         run = one.run
-        load = f"{run.model} {run.requests} x {run.prompt}/{run.answer}"
+        ranks = "" if run.tensor_parallel_size == 1 else f" TP{run.tensor_parallel_size}"
+        load = f"{run.model}{ranks} {run.requests} x {run.prompt}/{run.answer}"
         signed = f"{_signed(one.tpot):>7} {_signed(one.throughput):>8} {_signed(one.ttft):>7}"
         yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {signed}  {one.note}".rstrip()
     for kernels in sorted({one.run.kernels for one in found}):

@@ -18,7 +18,7 @@ These differences have no common name, so kernels avoid them:
 | AsyncCompileMode.submit with three arguments | 3.9 passes a fourth | compile_together.py takes any number |
 | a launch without enable_fp_fusion | fusion is on up to 3.9, off from 3.10 | Target.launch_options, or the option |
 | products with 128 rows in four warps, on 10.x | 3.8 and 3.9 spill | eight warps |
-| no maxnreg for prompts' attention, on 10.x | 3.8 stops at 128 registers and spills | maxnreg |
+| no maxnreg for prefill attention, on 10.x | 3.8 stops at 128 registers and spills | maxnreg |
 """
 
 from triton.experimental.gluon import language as gl

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 
 from oscine.system.environment import Environment
@@ -24,8 +25,9 @@ CUDA_REMEDY = f"on Linux, `pip install --force-reinstall 'torch{TORCH}'` from Py
 TESTED = f"{_text(OLDEST)} to {UNTESTED[0]}.{UNTESTED[1] - 1}"
 
 
+@cache
 def installed() -> str | None:
-    """The installed version of Triton, or None."""
+    """The installed version of Triton, or None. Cached, as kernels are chosen with it at each call."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:

@@ -101,6 +101,8 @@ _RUNTIME = _record(
     supportedModelFormats=_list(_FORMAT),
     protocolVersions=_list({"enum": ["v1", "v2"]}),
     imagePullSecrets=_list(_record("name", name=TEXT)),
+    nodeSelector=TEXTS,
+    tolerations=_list({"type": "object"}),
     containers=_list({"type": "object"}),
     volumes=_list({"type": "object"}),
 )

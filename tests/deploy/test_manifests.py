@@ -317,7 +317,11 @@ def test_kserve_starts_the_server_as_the_deployment_does() -> None:
     folders = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert folders.keys() == {mount["mountPath"] for mount in ours["volumeMounts"]}
     assert set(folders.values()) == {volume["name"] for volume in runtime["volumes"]}
+    pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
     assert container["securityContext"].items() >= ours["securityContext"].items()
+    assert container["securityContext"]["seccompProfile"] == pod["securityContext"]["seccompProfile"]
+    for where in ("nodeSelector", "tolerations"):
+        assert runtime.get(where) == pod.get(where)
     assert container["securityContext"]["runAsUser"] == USER
     assert container["resources"] == ours["resources"]
 

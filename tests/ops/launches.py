@@ -142,7 +142,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def _run_steps(target: Target, config: ModelConfig) -> None:
     """Every op except for those that call cuBLAS."""
     platform = platform_of(replace(target, device=torch.device("cuda")))
-    # 10.x has prompts' attention of its own, and the portable one for keys in FP8
+    # 10.x has prefill attention of its own, and the portable one for keys in FP8
     ops = resolve(target, choose(platform.name, {"attention": "triton"}))
     layers = replace(config.of_layers((0, 1)), max_position_embeddings=64)  # one of each window
     model = GptOss(layers, load_weights(layers, _Shapes(layers), META, torch.bfloat16), ops)

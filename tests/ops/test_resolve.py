@@ -10,6 +10,8 @@ from oscine.ops import triton_range
 from oscine.ops.attention import blackwell as attention
 from oscine.ops.moe.reference import moe
 from oscine.ops.platforms import table
+from oscine.ops.platforms.apart import outcome_of, tried_apart
+from oscine.ops.platforms.interface import Platform
 from oscine.ops.platforms.table import PLATFORMS, after_trial, choose, platform_of, resolve
 from oscine.ops.target import Target
 from tests.ops.bound import CPU_TARGET, reference_ops
@@ -32,29 +34,49 @@ def test_a_chip_has_its_platform() -> None:
         assert platform_of(gpu(arch)).name == family.get(arch // 10, "cuda")
 
 
-@pytest.mark.parametrize("wrong", ["the results are off", RuntimeError("no\nptxas")])
-def test_portable_kernels_serve_where_a_trial_fails(wrong: str | Exception) -> None:
+def tried_here(platform: Platform, target: Target) -> str | None:
+    """There is no such GPU."""
+    return platform.trial(target) if platform.needs_trial(target) else None
+
+
+@pytest.mark.parametrize(
+    ("program", "wrong"),
+    [
+        ("print('compiled'); print('the results are off')", "not used: the results are off"),
+        ("raise RuntimeError('no ptxas')", "not used: their trial ended with status 1: RuntimeError: no ptxas"),
+        ("import os; os.abort()", "not used: their trial ended with status -6;"),
+        ("import threading; threading.Event().wait()", "not used: their trial was not done after 0.5 s"),
+    ],
+)
+def test_portable_kernels_serve_where_a_trial_fails(program: str, wrong: str) -> None:
     lines: list[str] = []
-
-    def trial(_: Target) -> str | None:
-        if isinstance(wrong, Exception):
-            raise wrong
-        return wrong
-
     target = replace(gpu(100), activation_dtype="fp8")
-    platform, changed = after_trial(replace(platform_of(target), trial=trial), target, lines.append)
+    deadline_s = 0.5 if "wait" in program else 60.0
+    platform, changed = after_trial(
+        platform_of(target), target, lines.append, lambda *_: outcome_of(["-c", program], deadline_s)
+    )
     assert platform.name == "cuda"
     assert changed == replace(target, activation_dtype="auto")
     [line] = lines
     assert line.startswith("warning: the kernels of platform blackwell are not used: ")
-    assert ("the results are off" if isinstance(wrong, str) else "RuntimeError") in line
+    assert wrong in line
     assert "\n" not in line
 
 
-def test_prompts_attention_of_10x_is_tried_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_process_of_a_trial_says_is_its_outcome() -> None:
+    """Without such a GPU it fails; a platform without new kernels has nothing to say."""
+    assert outcome_of(["-c", "print()"], 60.0) is None
+    if not torch.cuda.is_available():
+        failed = tried_apart(platform_of(gpu(100)), replace(gpu(100), activation_dtype="fp8"))
+        assert failed is not None
+        assert failed.startswith("their trial ended with status 1: ")
+
+
+def test_prefill_attention_of_10x_is_tried_at_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(attention, "trial", lambda target: f"wrong on {target.sm_count} SMs")
-    platform, _ = after_trial(platform_of(gpu(100)), gpu(100), lines.append)
+    monkeypatch.setattr(triton_range, "installed", lambda: "3.9.0")
+    platform, _ = after_trial(platform_of(gpu(100)), gpu(100), lines.append, tried_here)
     assert platform.name == "cuda"
     assert choose(platform.name)["attention"] == "triton"
     assert "platform blackwell are not used: wrong on 148 SMs" in lines[0]

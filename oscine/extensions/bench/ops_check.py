@@ -22,6 +22,7 @@ from oscine.cli.error import WRONG
 from oscine.extensions.bench.step_inputs import OpCall, StepLoad, random_weights, step_calls, step_pages
 from oscine.model.config import ModelConfig
 from oscine.ops.interface import Ops
+from oscine.ops.platforms.apart import tried_apart
 from oscine.ops.platforms.table import TABLE, choose, platform_of, resolve
 from oscine.ops.target import ActivationDtype, Target
 
@@ -147,7 +148,7 @@ def check_model(name: str, activations: ActivationDtype, only: str | None, say: 
         say(f"{name}, FP8 activations: not here, they need {lacking}")
         return True
     choice = choice_of(platform.name, only)
-    if only in (None, "moe") and (wrong := platform.trial(target)):
+    if only in (None, "moe") and (wrong := tried_apart(platform, target)):
         say(f"platform {platform.name}: {wrong}")
         return False
     say(f"{name}, platform {platform.name}, activations of experts {activations}")

@@ -5,6 +5,7 @@ Definition: reference.py. Nothing here reads device data, so a call can be captu
 Shape suffixes as in interface.py.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -108,12 +109,13 @@ def trial(target: Target) -> str | None:
         return Batch(positions_T.to(device), positions_T.to(device), starts_S1.to(device), lens_S, (group,), None)
 
     there, here = batch(target.device), batch(torch.device("cpu"))
+    counted = replace(there, counts_2=torch.tensor([0, len(counts)], dtype=torch.int32, device=target.device))
     queries = UnrotatedQueries(q_TQD.to(target.device), cos_sin.to(target.device), there.positions_T)
     worst = 0.0
-    for window in (None, 128):
+    for window, queued in ((None, there), (128, counted)):
         expected = reference.attention(rotated_TQD, kv_pages, here, here.groups[0], sinks_Q, window)
-        on_gpu = kv_pages.to(target.device), there, there.groups[0], sinks_Q.to(target.device)
+        on_gpu = kv_pages.to(target.device), queued, queued.groups[0], sinks_Q.to(target.device)
         found = attention(target, queries, *on_gpu, window).float().cpu()
         error = float((found - expected).norm() / expected.norm())
         worst = max(worst, error if error == error else torch.inf)
-    return f"the results of prompts' attention are off by {worst:.3g} of their size" if worst > MAX_ERROR else None
+    return f"the results of prefill attention are off by {worst:.3g} of their size" if worst > MAX_ERROR else None

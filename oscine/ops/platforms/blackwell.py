@@ -25,9 +25,12 @@ def platform(name: str, *capabilities: tuple[int, int], attention: str = "triton
     def matches(target: Target, dtype: torch.dtype) -> bool:
         return target.device.type == "cuda" and dtype != torch.float32 and target.capability in capabilities
 
+    def is_tried(target: Target) -> bool:
+        return attention == name and lacking_for_blackwell() is None
+
     def trial(target: Target) -> str | None:
         wrong: str | None = None
-        if attention == name:
+        if is_tried(target):
             wrong = import_module(f"oscine.ops.attention.{name}").trial(target)
         if wrong is None and target.activation_dtype == "fp8":
             wrong = import_module(f"oscine.ops.moe.{name}").trial(target)
@@ -40,6 +43,7 @@ def platform(name: str, *capabilities: tuple[int, int], attention: str = "triton
         lacking_for_fp8_experts=_lacking_for_fp8_experts,
         uses_triton=True,
         trial=trial,
+        needs_trial=lambda target: is_tried(target) or target.activation_dtype == "fp8",
     )
 
 

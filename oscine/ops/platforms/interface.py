@@ -13,6 +13,10 @@ def nothing_lacks(*_: object) -> None:
     return None
 
 
+def never(*_: object) -> bool:
+    return False
+
+
 def needs_hopper_or_blackwell(*_: object) -> str:
     return "a GPU of compute capability 9.0 (Hopper), 10.x or 12.x (Blackwell), and --dtype bfloat16"
 
@@ -30,6 +34,8 @@ class Platform:
     lacking_for_fp8_experts: Callable[[int], str | None] = nothing_lacks
     uses_triton: bool = False  # its kernels are compiled by Triton at the start
     has_c_kernels: bool = False  # of ops/native: weights as --cpu-weights says, steps that can be recorded
-    # Runs kernels that no test has run on such a GPU; what is wrong with their results, in words. None: nothing
+    # Runs kernels that no test has run on such a GPU; what is wrong with their results, in words. None: nothing. They
+    # may fault or hang: apart.py
     trial: Callable[[Target], str | None] = nothing_lacks
+    needs_trial: Callable[[Target], bool] = never
     screens_projections: bool = False  # it may have the projections of attention in a second form, for few tokens

@@ -16,6 +16,7 @@ import torch
 
 from oscine.ops.interface import Ops, Shapes, Use
 from oscine.ops.platforms import blackwell, blackwell_rtx, cuda, hopper, native, reference, rocm
+from oscine.ops.platforms.apart import tried_apart
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
@@ -93,16 +94,17 @@ def platform_of(target: Target, dtype: torch.dtype = torch.bfloat16) -> Platform
     raise ValueError(f"{device} is not supported: {_NAMES}")
 
 
-def after_trial(platform: Platform, target: Target, report: Callable[[str], None]) -> tuple[Platform, Target]:
+def after_trial(
+    platform: Platform,
+    target: Target,
+    report: Callable[[str], None],
+    tried: Callable[[Platform, Target], str | None] = tried_apart,
+) -> tuple[Platform, Target]:
     """The same; or where the trial of the platform finds an error the portable kernels, with exact activations.
 
-    Then `report` is called with a line for the log.
+    Then `report` is called with a line for the log. `tried`: what is wrong, in words.
     """
-    try:
-        wrong = platform.trial(target)
-    except Exception as error:  # of the compiler; after a fault of the GPU this process cannot go on
-        wrong = f"its trial failed: {error!r}".splitlines()[0]
-    if wrong is None:
+    if (wrong := tried(platform, target)) is None:
         return platform, target
     report(
         f"warning: the kernels of platform {platform.name} are not used: {wrong}; experts multiply exact activations"

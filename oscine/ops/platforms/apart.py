@@ -1,0 +1,48 @@
+"""A platform's trial in a process of its own: kernels that fault or hang end that process, not the start.
+
+python -m oscine.ops.platforms.apart PLATFORM GPU ACTIVATIONS
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from oscine.ops.platforms.interface import Platform
+from oscine.ops.target import Target
+
+DEADLINE_S = 300.0  # compiling the kernels is most of it
+
+
+def tried_apart(platform: Platform, target: Target) -> str | None:
+    """What is wrong with the results of the platform's new kernels, in words. None: nothing, or it has none."""
+    if not platform.needs_trial(target):
+        return None
+    gpu = target.device.index or 0
+    return outcome_of(["-m", __name__, platform.name, str(gpu), target.activation_dtype], DEADLINE_S)
+
+
+def outcome_of(arguments: Sequence[str], deadline_s: float) -> str | None:
+    """Of a Python process that prints what is wrong as its last line, or nothing."""
+    try:
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        return f"their trial was not done after {deadline_s:g} s"
+    last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+    if done.returncode:
+        return ": ".join([f"their trial ended with status {done.returncode}", *last])
+    return last[0] if last else None
+
+
+def main() -> None:
+    from oscine.ops.platforms.table import named
+
+    name, gpu, activations = sys.argv[1:]
+    target = replace(Target.of(torch.device("cuda", int(gpu))), activation_dtype=activations)  # type: ignore[arg-type]
+    print(named(name).trial(target) or "")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ NEEDS = {
     "doctor": ("apis", "bench", "formats", "timing"),
     "eval": ("apis", "bench"),
     "file_search": ("apis",),
-    "plan": ("bench", "cluster", "disaggregation", "kv_events", "offload", "replicas", "timing"),
+    "plan": ("bench", "cluster", "disaggregation", "offload", "replicas", "timing"),
     "profile": ("bench", "parallel", "plan", "timing"),
     "replicas": ("kv_events",),
     "verify": ("bench", "eval"),

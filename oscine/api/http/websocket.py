@@ -61,6 +61,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._has_failed:
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            self._read()
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True  # by a refusal; else uvicorn reports an error of the application
 
@@ -104,7 +106,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 self.loop.call_soon(self._read_on)
                 break
             began_s = time.perf_counter()
-            frame, self._head = self._head or self._cutter.take(), b""
+            # frames wait until the application has accepted: an answer to one would come before that of the handshake
+            frame = self._cutter.take() if self.handshake_complete else self._head
+            self._head = b""
             if not frame:
                 break
             super().data_received(frame)

@@ -1,18 +1,13 @@
-"""A platform's trial in a process of its own: kernels that fault or hang end that process, not the start.
-
-python -m oscine.ops.platforms.apart PLATFORM GPU ACTIVATIONS
-"""
+"""A platform's trial in a process of its own: kernels that fault or hang end that process, not the start."""
 
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
 
 from oscine.ops.platforms.interface import Platform
 from oscine.ops.target import Target
 
+_PROGRAM = "oscine.ops.platforms.trial"
 DEADLINE_S = 300.0  # compiling the kernels is most of it
 
 
@@ -21,7 +16,7 @@ def tried_apart(platform: Platform, target: Target) -> str | None:
     if not platform.needs_trial(target):
         return None
     gpu = target.device.index or 0
-    return outcome_of(["-m", __name__, platform.name, str(gpu), target.activation_dtype], DEADLINE_S)
+    return outcome_of(["-m", _PROGRAM, platform.name, str(gpu), target.activation_dtype], DEADLINE_S)
 
 
 def outcome_of(arguments: Sequence[str], deadline_s: float) -> str | None:
@@ -34,15 +29,3 @@ def outcome_of(arguments: Sequence[str], deadline_s: float) -> str | None:
     if done.returncode:
         return ": ".join([f"their trial ended with status {done.returncode}", *last])
     return last[0] if last else None
-
-
-def main() -> None:
-    from oscine.ops.platforms.table import named
-
-    name, gpu, activations = sys.argv[1:]
-    target = replace(Target.of(torch.device("cuda", int(gpu))), activation_dtype=activations)  # type: ignore[arg-type]
-    print(named(name).trial(target) or "")
-
-
-if __name__ == "__main__":
-    main()

@@ -138,7 +138,7 @@ def test_pipelined_requests_are_answered_in_order(fake_server: ServerProcess) ->
     ],
 )
 @pytest.mark.parametrize("ends", [False, True])
-def test_requests_before_what_is_none_are_answered(
+def test_whole_requests_before_bad_bytes_are_answered(
     fake_server: ServerProcess, bad: bytes, status: int, *, ends: bool
 ) -> None:
     body = json.dumps(chat_body(max_tokens=20)).encode()

@@ -66,7 +66,7 @@ def test_one_does_not_end_a_job(scripted: ScriptedServer, path: str, body: dict[
     assert MENDED in scripted.tokenizer.decode(scripted.engine.requests[-1].prompt_token_ids)
 
 
-def test_one_in_what_the_model_writes() -> None:
+def test_a_lone_surrogate_in_the_arguments_of_a_call() -> None:
     """The arguments of its calls are JSON in JSON."""
     written = json.dumps({"input": HALF})
     assert arguments_object(written) == {"input": MENDED}

@@ -67,7 +67,7 @@ def serve(
             uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_keep_alive=3600),
             ServerState(),
         )
-        kind = uvicorn_protocol.protocol(max_connections=2, probes=["/alive"], is_leaving=is_leaving)
+        kind = uvicorn_protocol.protocol(2, probes=["/alive"], websockets=["/socket"], is_leaving=is_leaving)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -85,6 +85,8 @@ def serve(
                 server.close()
                 for transport in [*(c.transport for c in state.connections), *(w.transport for w in writers)]:  # type: ignore[union-attr]
                     transport.abort()
+                for task in state.tasks:
+                    task.cancel()
                 await asyncio.gather(*state.tasks, *(w.wait_closed() for w in writers), return_exceptions=True)
 
     run(main())
@@ -310,6 +312,58 @@ def test_where_all_connections_have_requests_probes_are_answered_and_others_told
         assert (await answer(reader)).endswith(b"ok")
 
     serve(test, waits_unless_probed)
+
+
+UPGRADE = b"GET /socket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nHELLO"
+
+
+@pytest.mark.parametrize("behind", [FIRST_LINE + b"Content-Length: 5\r\n\r\nHELLO", UPGRADE], ids=["POST", "WebSocket"])
+def test_a_probe_above_the_limit_gets_nothing_of_the_requests_behind_it(behind: bytes) -> None:
+    go, bodies = asyncio.Event(), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/wait":
+            await waits_to_be_left(scope, receive, send)
+            return
+        await go.wait()
+        bodies.append((scope["path"], (await receive())["body"]))
+        await no_reading(scope, receive, send)
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        for _ in range(2):
+            (await connect())[1].write(GET % b"/wait")
+        await until(lambda: sum(c.cycle is not None for c in state.connections) == 2, "two requests")  # type: ignore[union-attr]
+        others = set(state.connections)
+        reader, writer = await connect()
+        alive = b"GET /alive HTTP/1.1\r\nHost: x\r\n\r\n"
+        writer.write(alive + behind + alive)
+        await until(lambda: len(state.connections) == 3, "the third connection")
+        (connection,) = state.connections - others
+        assert isinstance(connection, BoundedHttp)
+        await until(lambda: connection.refusal is not None, "the refusal")
+        assert not connection.pipeline
+        assert connection.websocket is None
+        go.set()
+        assert (await answer(reader)).count(b"HTTP/1.1 ") == 1
+        assert bodies == [("/alive", b"")]
+
+    serve(test, app)
+
+
+def test_what_is_read_behind_bad_bytes_has_a_bound() -> None:
+    go = asyncio.Event()
+
+    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
+        _, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n\0 is no request\r\n\r\n" + bytes(1 << 20))
+        connection = await connection_of(state)
+        await until(lambda: connection.flow.full, "more than is kept")
+        assert connection.flow.read_paused
+        assert len(connection._reader.unparsed) < 1 << 20
+        go.set()
+        await until(lambda: not state.connections, "the end of the connection")
+
+    serve(test, answers_after(go))
 
 
 def test_connections_above_the_limit_have_a_limit_of_their_own() -> None:

@@ -1,7 +1,8 @@
 """Places of deleted rows, so that a listing goes on behind an object that was deleted meanwhile.
 
 Clients page with the id of the last object that they got, and some delete each object as it comes. Any SQLite database
-may have this table. It keeps the newest MAX_ROWS.
+may have this table. It keeps the newest MAX_OF_LIST rows of each list, so that deletions in one list leave the cursors
+of others, and the newest MAX_ROWS in all, which bounds the disk: lists go, and others come.
 """
 
 from collections.abc import Callable
@@ -15,19 +16,26 @@ CREATE TABLE IF NOT EXISTS deleted (
     place INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS deleted_by_id ON deleted (list, id);
+CREATE INDEX IF NOT EXISTS deleted_by_list ON deleted (list, number);
 """
-MAX_ROWS = 10_000
+MAX_OF_LIST = 1000
+MAX_ROWS = 50_000
 _LONGEST_ID = 256  # characters; clients choose the ids of some items
 
 Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
 def remember(execute: Execute, list_name: str, object_id: str, place: int) -> None:
-    """Call it before the row is deleted, or in the same transaction. `place`: by which the list is ordered, and which
-    no other row gets."""
+    """Call it in the transaction that deletes the row. `place`: the row's sort key, never reused."""
     if len(object_id) <= _LONGEST_ID:
         execute("INSERT INTO deleted (list, id, place) VALUES (?, ?, ?)", (list_name, object_id, place))
-        execute("DELETE FROM deleted WHERE number <= (SELECT max(number) FROM deleted) - ?", (MAX_ROWS,))
+        of_list = "SELECT number FROM deleted WHERE list = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
+        execute(
+            f"DELETE FROM deleted WHERE list = ? AND number <= ({of_list})",
+            (list_name, list_name, MAX_OF_LIST),
+        )
+        newest = "SELECT number FROM deleted ORDER BY number DESC LIMIT 1 OFFSET ?"
+        execute(f"DELETE FROM deleted WHERE number <= ({newest})", (MAX_ROWS,))
 
 
 def deleted_place(execute: Execute, list_name: str, object_id: str) -> int | None:

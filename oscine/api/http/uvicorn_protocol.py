@@ -132,9 +132,7 @@ class _RequestReader:
         self.on_url = http.on_url
 
     def receive(self, data: bytes) -> None:
-        if self._http.refusal is not None:
-            return
-        if self.unparsed or self._http.pipeline:
+        if self._http.refusal is not None or self.unparsed or self._http.pipeline:
             self._keep(data)
         else:
             self._parse(data)
@@ -161,7 +159,7 @@ class _RequestReader:
         A body is one slice, as no request is within it.
         """
         begin = 0
-        while begin < len(data) and not self._http.transport.is_closing() and self._http.refusal is None:
+        while begin < len(data) and not self._http.is_ending:
             if self._http.pipeline:
                 self._keep(data[begin:])
                 return
@@ -210,6 +208,8 @@ class _RequestReader:
         self._http.refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
 
     def on_message_begin(self) -> None:
+        if self._http.is_ending:
+            return
         self._http.on_message_begin()
         self.in_message, self._body_left = True, 0
         self.start_head()
@@ -221,6 +221,8 @@ class _RequestReader:
                 self._body_left = int(value)
 
     def on_headers_complete(self) -> None:
+        if self._http.is_ending:
+            return
         self.in_head = False
         self._head_bytes = self._framing_bytes = 0
         self.end_head_timer()
@@ -241,11 +243,11 @@ class _RequestReader:
     def on_body(self, body: bytes) -> None:
         self._accounted_bytes += len(body)
         self._body_left -= len(body)
-        if not self._http.transport.is_closing():
+        if not self._http.is_ending:
             self._http.on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._http.parser.framing or self._http.transport.is_closing():
+        if self._http.parser.framing or self._http.is_ending:
             return
         self.in_message = False
         self._ended_here = True
@@ -300,7 +302,7 @@ class BoundedHttp(HttpToolsProtocol):
     _handshake: "asyncio.Task[None] | None" = None
     _above_limit = False  # whether all other connections had requests when it was accepted
     _running: Any = None  # the request that is being answered; others may have been read behind it
-    refusal: APIError | None = None  # of what follows the requests that are answered before it; nothing more is read
+    refusal: APIError | None = None  # of what follows the requests being answered; no later bytes are parsed
 
     def accepted(self, client: tuple[str, int], handshake: "asyncio.Task[None]") -> None:
         """Counts a TLS connection before its handshake. Cancelling the handshake ends the connection."""
@@ -357,6 +359,11 @@ class BoundedHttp(HttpToolsProtocol):
         return True
 
     @property
+    def is_ending(self) -> bool:
+        """Whether no further request, and no further part of one, is taken."""
+        return self.refusal is not None or self.transport.is_closing()
+
+    @property
     def is_done(self) -> bool:
         """Whether no request is to be answered, after the end of what the client sends."""
         if self.refusal is not None:  # which closes the connection
@@ -388,11 +395,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def is_for_websocket(self) -> bool:
         """Whether the request whose head was read goes on as a WebSocket."""
+        if self.is_ending:
+            return False
         path = self.url.partition(b"?")[0]
         return path in self.websockets and self._get_upgrade() == b"websocket" and self.parser.get_method() == b"GET"
 
     def _should_upgrade(self) -> bool:
-        return self.is_for_websocket() and not self.transport.is_closing()
+        return self.is_for_websocket()
 
     def handle_websocket_upgrade(self) -> None:
         self.limit.leave(self)
@@ -433,12 +442,17 @@ class BoundedHttp(HttpToolsProtocol):
         self.refuse(APIError("This is not a valid HTTP request."))
 
     def refuse(self, error: APIError) -> None:
-        """Writes the response itself, as there is no request, and closes: once the requests before it are answered."""
+        """Writes the response itself, as there is no request, and closes: once the requests before it are answered.
+
+        Of several errors the first is written.
+        """
         if self.transport.is_closing():
             return
-        if self._answers_others():
-            self.refusal, self._reader.unparsed = error, b""
-            self._reader.end_head_timer()
+        self._drop_unfinished()
+        if self._answers_whole_request:
+            if self.refusal is None:
+                self.refusal, self._reader.unparsed = error, b""
+                self._reader.end_head_timer()
             return
         self.on_refused(self.client[0] if self.client else None, error)
         body = error.body()
@@ -447,10 +461,13 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write("\r\n".join(lines).encode() + body)
         self.transport.close()
 
-    def _answers_others(self) -> bool:
-        """Whether requests that were read whole are being answered. Drops a queued one that was not."""
-        if self.pipeline and self.pipeline[0][0].more_body:  # the newest
+    def _drop_unfinished(self) -> None:
+        """Drops a queued request whose body has not ended. Only the newest one can be such."""
+        if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()
+
+    @property
+    def _answers_whole_request(self) -> bool:
         running = self._running
         return running is not None and not running.more_body and not running.response_complete
 

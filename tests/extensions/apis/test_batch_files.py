@@ -351,13 +351,41 @@ def test_a_list_goes_on_behind_a_file_that_is_deleted(tmp_path: Path, monkeypatc
             after = seen[-1]
         assert seen == names
         assert await store.files.page("a", 2, after="file-4") == []
+
+        async def put_and_delete(owner: str, *names: str) -> None:
+            for name in names:
+                await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
+                await store.delete_file(name, owner)
+
+        async def is_known(after: str, owner: str = "a") -> bool:
+            try:
+                return await store.files.page(owner, 2, after=after) == []
+            except APIError:
+                return False
+
+        monkeypatch.setattr(deleted_rows, "MAX_OF_LIST", 2)
+        await put_and_delete("a", "file-6")
+        await put_and_delete("b", "b-1", "b-2", "b-3")
+        assert [await is_known(name) for name in ("file-4", "file-5", "file-6")] == [False, True, True]
+        assert [await is_known(name, "b") for name in ("file-5", "b-1", "b-2", "b-3")] == [False, False, True, True]
         monkeypatch.setattr(deleted_rows, "MAX_ROWS", 2)
-        await store.files.put(FileObject(id="file-6", bytes=1, created_at=1, filename="x", purpose="batch"), "a")
-        await store.delete_file("file-6", "a")
-        assert await store.files.page("a", 2, after="file-5") == []
-        for after, owner in (("file-4", "a"), ("file-5", "b")):
-            with pytest.raises(APIError, match=f"there is no file '{after}'"):
-                await store.files.page(owner, 2, after=after)
+        await put_and_delete("c", "c-1")
+        assert [await is_known("file-6"), await is_known("b-3", "b"), await is_known("c-1", "c")] == [False, True, True]
+
+    with_files(tmp_path, work)
+
+
+def test_a_file_that_cannot_be_deleted_is_not_remembered_as_deleted(tmp_path: Path) -> None:
+    async def work(store: FileStore) -> None:
+        await store.files.put(FileObject(id="file-1", bytes=1, created_at=1, filename="x", purpose="batch"), "a")
+        fails = "CREATE TRIGGER fails BEFORE DELETE ON records BEGIN SELECT raise(ABORT, 'the disk fails'); END"
+        await store._table.execute(fails)
+        with pytest.raises(APIError, match="the disk fails"):
+            await store.delete_file("file-1", "a")
+        assert await store._table.execute("SELECT count(*) FROM deleted") == [(0,)]
+        await store._table.execute("DROP TRIGGER fails")
+        assert await store.delete_file("file-1", "a")
+        assert await store._table.execute("SELECT id FROM deleted") == [("file-1",)]
 
     with_files(tmp_path, work)
 

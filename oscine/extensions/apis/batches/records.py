@@ -7,8 +7,9 @@ import asyncio
 import errno
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -85,6 +86,14 @@ class RecordTable:
         assert self._db is not None
         return self._db.execute(query, values).fetchall()
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that `query` writes within it, or nothing if an error is raised. For the table's thread."""
+        assert self._db is not None
+        with self._db:  # commits, or rolls back
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+
     async def execute(self, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[Any]:
         """Raises APIError 503 when the disk fails."""
         return await self.do(self.query, query, values)
@@ -156,10 +165,12 @@ class Records(Generic[R]):
 
     def remove(self, record_id: str, owner: str) -> bool:
         """Whether it was there. For the table's thread."""
-        for (place,) in self._table.query(_PLACE, (self._kind, owner, record_id)):
-            deleted_rows.remember(self._table.query, self._list(owner), record_id, place)
-        delete = "DELETE FROM records WHERE kind = ? AND owner = ? AND id = ? RETURNING id"
-        return bool(self._table.query(delete, (self._kind, owner, record_id)))
+        delete = "DELETE FROM records WHERE kind = ? AND owner = ? AND id = ? RETURNING number"
+        with self._table.transaction():
+            rows = self._table.query(delete, (self._kind, owner, record_id))
+            for (place,) in rows:
+                deleted_rows.remember(self._table.query, self._list(owner), record_id, place)
+        return bool(rows)
 
     def _list(self, owner: str) -> str:
         return f"{self._kind} of {owner}"

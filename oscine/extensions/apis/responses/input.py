@@ -220,7 +220,6 @@ class ItemHistory:
         self._calls: list[chat.ToolCall] = []
         self._call_ids: set[str] = set()
         self._mcp_requests: dict[str, _McpRequest] = {}  # for the user's consent, by their ids
-        self._kept = False  # whether the items that are added now are kept by the server
 
     def messages(self) -> tuple[chat.Message, ...]:
         self._flush()
@@ -234,11 +233,10 @@ class ItemHistory:
         `where` is the parameter that the items came in, for APIError. `kept`: by the server, where a client may have
         deleted a call; its result is then left out.
         """
-        self._kept = kept
         for i, item in enumerate(items):
-            self._add(item, calls.get(item["id"]), f"{where}[{i}]")
+            self._add(item, calls.get(item["id"]), f"{where}[{i}]", kept=kept)
 
-    def _add(self, item: Object, call: Sequence[str] | None, where: str) -> None:
+    def _add(self, item: Object, call: Sequence[str] | None, where: str, *, kept: bool) -> None:
         if call is not None:
             recipient, content, channel, result = call
             said: Literal["analysis", "commentary"] = "commentary" if channel == "commentary" else "analysis"
@@ -259,7 +257,7 @@ class ItemHistory:
                 raw = self._tools.takes_text(custom.name, custom.namespace)
                 self._call(custom, written(custom.input, raw=raw), raw=raw)
             case "function_call_output" | "custom_tool_call_output":
-                self._output(convert(item, _CallOutput, where), where)
+                self._output(convert(item, _CallOutput, where), where, kept=kept)
             case "code_interpreter_call":
                 code = convert(item, _CodeCall, where)
                 outputs = (
@@ -274,9 +272,9 @@ class ItemHistory:
             case "mcp_approval_request":
                 self._mcp_requests[item["id"]] = convert(item, _McpRequest, where)
             case "mcp_approval_response":
-                self._consent(convert(item, _McpConsent, where), where)
+                self._consent(convert(item, _McpConsent, where), where, kept=kept)
             case kind if kind in HOSTED:
-                self._hosted(convert(item, HOSTED[kind], where), where)
+                self._hosted(convert(item, HOSTED[kind], where), where, kept=kept)
         if item["type"] in _WITH_TOOLS:
             self._find_tools(convert(item, _NewTools, where).tools, f"{where}.tools")
 
@@ -341,13 +339,13 @@ class ItemHistory:
         name = self._names.seen(*words_of(call.name, call.namespace))
         self._calls.append(chat.ToolCall(call.call_id, name, arguments, raw))
 
-    def _output(self, output: _CallOutput, where: str) -> None:
+    def _output(self, output: _CallOutput, where: str, *, kept: bool) -> None:
         if output.call_id is None and output.name is None:
             raise invalid(f"{where}.call_id", "it is required")
         name = None if output.name is None else self._names.seen(*words_of(output.name, output.namespace))
-        self._result(output.call_id, name, result_text(output.output, f"{where}.output"), where)
+        self._result(output.call_id, name, result_text(output.output, f"{where}.output"), where, kept=kept)
 
-    def _hosted(self, item: HostedItem, where: str) -> None:
+    def _hosted(self, item: HostedItem, where: str, *, kept: bool) -> None:
         """A result without a call_id names its function."""
         name, text = self._names.seen(item.tool), item.text()
         if isinstance(item, HostedCall):
@@ -355,22 +353,22 @@ class ItemHistory:
             self._call_ids.add(call_id)
             self._calls.append(chat.ToolCall(call_id, name, msgspec.json.encode(item.input()).decode()))
         if text is not None:
-            self._result(item.call_id, name, text, where)
+            self._result(item.call_id, name, text, where, kept=kept)
 
-    def _result(self, call_id: str | None, name: str | None, text: str, where: str) -> None:
+    def _result(self, call_id: str | None, name: str | None, text: str, where: str, *, kept: bool) -> None:
         """`name`: of the function, for a result without a call_id."""
         if call_id is not None and call_id not in self._call_ids:
-            if self._kept:
+            if kept:
                 return
             raise invalid(f"{where}.call_id", f"no call before it has the id {call_id!r}")
         self._flush()
         self._messages.append(chat.Message("tool", text, tool_call_id=call_id, name=name))
 
-    def _consent(self, consent: _McpConsent, where: str) -> None:
+    def _consent(self, consent: _McpConsent, where: str, *, kept: bool) -> None:
         """A refusal becomes the result of the call; an approved call is an item of its own."""
         request = self._mcp_requests.get(consent.approval_request_id)
         if request is None:
-            if self._kept:
+            if kept:
                 return
             why = f"no request before it has the id {consent.approval_request_id!r}"
             raise invalid(f"{where}.approval_request_id", why)

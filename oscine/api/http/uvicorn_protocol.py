@@ -394,8 +394,8 @@ class BoundedHttp(HttpToolsProtocol):
             self.cycle.keep_alive = False  # and the response says so
 
     def is_for_websocket(self) -> bool:
-        """Whether the request whose head was read goes on as a WebSocket."""
-        if self.is_ending:
+        """Whether the request whose head was read goes on as a WebSocket: not behind one that is not answered yet."""
+        if self.is_ending or not (self.cycle is None or self.cycle.response_complete):
             return False
         path = self.url.partition(b"?")[0]
         return path in self.websockets and self._get_upgrade() == b"websocket" and self.parser.get_method() == b"GET"

@@ -135,10 +135,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._message_timer = None
 
     def _set_reading(self) -> None:
-        """Reads from the client unless something waits: for the application, for a turn, or for the client itself."""
+        """Reads from the client unless something waits: for the application, for a turn, or for the client itself.
+
+        The application has to accept the connection first.
+        """
         if self.transport.is_closing():
             return
-        waits = self.read_paused or self._parses_later or not self.writable.is_set()
+        waits = self.read_paused or self._parses_later or not (self.handshake_complete and self.writable.is_set())
         if waits and not self._has_failed:
             self._throttled.pause_reading()
         else:

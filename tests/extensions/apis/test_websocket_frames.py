@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import logging
 import socket
 import struct
 import threading
@@ -26,7 +27,7 @@ HEAD = (
     "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\r\n"
 ).encode()
-TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 CREATE = json.dumps({"type": "response.create", "input": "hi", "store": False}).encode()
 
 
@@ -62,6 +63,7 @@ class Wire:
         self.socket.settimeout(WAIT_S)
         self.socket.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         self.file = self.socket.makefile("rb")
+        self.fields: dict[bytes, bytes] = {}  # of the newest head
         self.socket.sendall(sent)
 
     def __enter__(self) -> "Wire":
@@ -74,8 +76,10 @@ class Wire:
     def head(self) -> int:
         """Reads a response's head. Returns its status."""
         status = int(self.file.readline().split()[1])
-        while self.file.readline().strip():
-            pass
+        self.fields = {}
+        while line := self.file.readline().strip():
+            name, _, value = line.partition(b":")
+            self.fields[name.lower()] = value.strip()
         return status
 
     def frame(self) -> tuple[int, bytes] | None:
@@ -172,6 +176,37 @@ def test_frames_come_in_any_pieces(server: SocketServer, size: int) -> None:
 def test_a_handshake_is_read_exactly(server: SocketServer, changed: bytes, status: int) -> None:
     with Wire(server, changed) as wire:
         assert wire.head() == status
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (frame(b"hi", PING), (PONG, b"hi")),
+        (frame(b"\x03\xe8", CLOSE), (CLOSE, b"\x03\xe8")),
+        (frame(b"a", bits=0x70), 1002),
+        (frame(b"a", masked=False), 1002),
+        (FRAGMENT, 1002),
+        (frame(b"\xff"), 1007),
+    ],
+)
+def test_frames_sent_with_the_handshake_are_answered_behind_it(
+    server: SocketServer, sent: bytes, answer: tuple[int, bytes] | int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Wire(server, HEAD + sent) as wire:
+        assert wire.head() == 101
+        assert answer == (wire.closed() if isinstance(answer, int) else wire.frame())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_handshake_behind_an_unanswered_request_is_an_ordinary_request(server: SocketServer) -> None:
+    """The connection is not taken from the request, and the client may try again."""
+    with Wire(server, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" + HEAD) as wire:
+        for status in (200, 426):
+            assert wire.head() == status
+            wire.file.read(int(wire.fields[b"content-length"]))
+        wire.socket.sendall(HEAD + frame(b"hi", PING))
+        assert wire.head() == 101
+        assert wire.frame() == (PONG, b"hi")
 
 
 def test_a_message_that_does_not_end_is_late(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:

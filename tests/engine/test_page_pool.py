@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from oscine.engine.core import page_pool
-from oscine.engine.core.page_pool import PagePool, Pools
+from oscine.engine.core.page_pool import PagePool, Pools, _EvictionQueue
 from oscine.kv_group import Slots, apart
 
 from .pool_check import check_pools, num_available
@@ -219,23 +218,21 @@ def test_pages_allocated_for_several_sequences_are_those_of_one_after_the_other(
     assert not each.have_slots(1)
 
 
-def test_slots_leave_a_line_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_pool, "_MANY_LEFT", 8)  # so that entries are dropped now and then
-    random, line, expected = Random(0), page_pool._Line(30), OrderedDict[int, None]()
+def test_slots_are_evicted_in_the_order_of_an_ordered_dictionary() -> None:
+    random, queue, expected = Random(0), _EvictionQueue(30), OrderedDict[int, None]()
     for _ in range(2000):
         match random.randrange(3):
             case 0:
                 out = [slot for slot in range(30) if slot not in expected]
                 slots = random.sample(out, random.randint(0, len(out)))
-                line.add(slots)
+                queue.add(slots)
                 expected.update(dict.fromkeys(slots))
             case 1 if expected:
                 slot = random.choice([*expected])
-                line.leave(slot)
+                queue.remove(slot)
                 del expected[slot]
             case _:
                 count = random.randint(0, len(expected) // 4)
-                assert line.take(count) == [expected.popitem(last=False)[0] for _ in range(count)]
-        assert [*line] == [*expected]
-        assert line.count == len(expected)
-        assert len(line._entries) <= 2 * 30 + 8
+                assert queue.take(count) == [expected.popitem(last=False)[0] for _ in range(count)]
+        assert queue.count == len(expected)
+        assert queue.first(queue.count) == [*expected]

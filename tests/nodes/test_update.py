@@ -4,7 +4,8 @@ node 1: Ray's head and the ingress    nodes 2 and 3: a replica each
 
 Each release is installed on each node, in a folder of its own. The first one is an older commit of this repository,
 whose messages are others; in a clone without it, it is this release with another message. The environment variable
-OSCINE_RELEASE_BEFORE may name a tar file with another one, as `git archive COMMIT oscine` makes it.
+OSCINE_RELEASE_BEFORE may name a tar file with another one, as `git archive COMMIT oscine` makes it. The ids of the
+tests say which one it is.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 USERS, TOKENS = 24, 40
 BEFORE = "6a91170d13db"  # the last commit with other messages than those of version 0.1.0
+GIVEN = os.environ.get("OSCINE_RELEASE_BEFORE")
+FROM_FILE, OTHER_MESSAGE = "from-file", "this-one-with-another-message"
 ENGINES = "oscine.engine.process.server"
 FILE = """
 ray: auto
@@ -61,21 +64,30 @@ def install(node: Node, release: str, version: str, *options: str) -> None:
     node.python("-m", "tests.nodes.release", f"/tmp/{release}", version, *options)
 
 
-def archive_before() -> Path | None:
-    """A tar file with the first release; None where there is none."""
-    given = os.environ.get("OSCINE_RELEASE_BEFORE")
-    if given is not None:
-        return Path(given)
-    made = Path("/tmp/before.tar")
-    git = ["git", "-c", "safe.directory=*", "archive", "--format=tar", f"--output={made}", BEFORE, "oscine"]
+def git(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["git", "-c", "safe.directory=*", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def first_release() -> str:
+    if GIVEN is not None:
+        return FROM_FILE
     try:
-        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        print(f"the release before is this one with another message: {error}")
+        has_commit = git("cat-file", "-e", f"{BEFORE}^{{commit}}").returncode == 0
+    except FileNotFoundError:  # no git
+        has_commit = False
+    return BEFORE if has_commit else OTHER_MESSAGE
+
+
+def archive_of(release: str, folder: Path) -> Path | None:
+    """A tar file with the first release; None if it is this one with another message."""
+    if release == OTHER_MESSAGE:
         return None
-    if done.returncode:
-        print(f"the release before is this one with another message: {done.stderr.strip()}")
-        return None
+    if release == FROM_FILE:
+        assert GIVEN is not None
+        return Path(GIVEN)
+    made = folder / "before.tar"
+    done = git("archive", "--format=tar", f"--output={made}", BEFORE, "oscine")
+    assert done.returncode == 0, done.stderr
     return made
 
 
@@ -94,9 +106,9 @@ def install_all(node: Node, archive: Path | None) -> None:
     install(node, "later", "0.0.3")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Bed]:
-    archive = archive_before()
+@pytest.fixture(scope="module", params=[first_release()])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    archive = archive_of(request.param, tmp_path_factory.mktemp("release"))
     with Bed(3) as bed:
         in_parallel(*(partial(install_all, node, archive) for node in bed.nodes))
         head, *workers = bed.nodes

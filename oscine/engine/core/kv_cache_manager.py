@@ -40,7 +40,7 @@ class KVCacheManager:
         self.index = index(groups, root_of(prefix_seed))
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
-        self._pools = [*self.pools]  # these are asked for all the time
+        self._pools = [*self.pools]  # a list: loops over it are hot
         self.holds = PageHolds(groups, self.pools, self.index)
         self._windows = [
             (place, group, pool)

@@ -11,15 +11,13 @@ A slot without held pages is open: it can be given to any group of its arena. Th
 released as cold are evicted first, then the others, least recently released first.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from typing import NamedTuple
 
 from oscine.kv_group import Slots
-
-_MANY_LEFT = 1024  # entries of slots that are not in line any more
 
 
 class Usage(NamedTuple):
@@ -141,46 +139,56 @@ class Pools:
                 yield groups[place], page
 
 
-class _Line:
-    """Slots in the order in which they came. One that leaves out of turn keeps its entry until that is the first."""
+class _EvictionQueue:
+    """Slots, first the one to evict next. A linked list in two arrays: a slot is added or removed in constant time."""
 
-    __slots__ = ("_entries", "_num_left", "count")
+    __slots__ = ("_after", "_before", "_end", "count")
 
     def __init__(self, num_slots: int) -> None:
-        self.count = 0  # slots in line
-        self._entries: deque[int] = deque()
-        self._num_left = [0] * num_slots  # of each slot: entries that it has left, which come before all others of it
+        self.count = 0
+        self._end = num_slots  # a place after the last slot and before the first one
+        self._after = [num_slots] * (num_slots + 1)
+        self._before = [num_slots] * (num_slots + 1)
 
     def __iter__(self) -> Iterator[int]:
-        passed = self._num_left.copy()
-        for slot in self._entries:
-            if passed[slot]:
-                passed[slot] -= 1
-            else:
-                yield slot
+        return iter(self.first(self.count))
+
+    def first(self, count: int) -> list[int]:
+        """The first ones; there must be as many."""
+        assert count <= self.count, "more slots than are in the queue"
+        after, found = self._after, list[int]()
+        slot = after[self._end]
+        for _ in range(count):
+            found.append(slot)
+            slot = after[slot]
+        return found
 
     def add(self, slots: Sequence[int]) -> None:
-        """They come last, in this order."""
-        self._entries.extend(slots)
+        """At the end, in this order."""
+        after, before, end = self._after, self._before, self._end
+        last = before[end]
+        for slot in slots:
+            after[last] = slot
+            before[slot] = last
+            last = slot
+        after[last] = end
+        before[end] = last
         self.count += len(slots)
-        if len(self._entries) > 2 * self.count + _MANY_LEFT:
-            self._entries = deque(self)
-            self._num_left = [0] * len(self._num_left)
 
-    def leave(self, slot: int) -> None:
-        self._num_left[slot] += 1
+    def remove(self, slot: int) -> None:
+        before, after = self._before[slot], self._after[slot]
+        self._after[before] = after
+        self._before[after] = before
         self.count -= 1
 
     def take(self, count: int) -> list[int]:
-        """The first ones; there must be as many."""
-        next_entry, num_left, found = self._entries.popleft, self._num_left, list[int]()
+        """As first(), and removes them."""
+        if not count:
+            return []
+        found, end = self.first(count), self._end
+        self._after[end] = slot = self._after[found[-1]]
+        self._before[slot] = end
         self.count -= count
-        while len(found) < count:
-            slot = next_entry()
-            if num_left[slot]:
-                num_left[slot] -= 1
-            else:
-                found.append(slot)
         return found
 
 
@@ -192,9 +200,10 @@ class Arena:
         self.num_slots = num_slots
         self.pools = tuple(PlainPool(self) if count == 1 else PagePool(self, count) for count in per_slot)
         self._free = list(range(num_slots - 1, -1, -1))
-        self._cold, self._kept = _Line(num_slots), _Line(num_slots)  # open slots with cached pages
-        # Of each slot, if it is open and has cached pages: the line it is in, and whose pages they are.
-        self._places: list[tuple[_Line, PagePool] | None] = [None] * num_slots
+        # Open slots with cached pages:
+        self._cold, self._kept = _EvictionQueue(num_slots), _EvictionQueue(num_slots)
+        # Of each slot, if it is open and has cached pages: the queue it is in, and whose pages they are.
+        self._places: list[tuple[_EvictionQueue, PagePool] | None] = [None] * num_slots
 
     @property
     def num_open(self) -> int:
@@ -206,7 +215,8 @@ class Arena:
 
     def next_evicted(self, count: int) -> Iterator[tuple[int, int]]:
         """(pool, page) of each cached page that the next `count` slots would evict; not cold ones."""
-        for slot in islice(self._kept, max(0, count - len(self._free) - self._cold.count)):
+        num_kept = min(count - len(self._free) - self._cold.count, self._kept.count)
+        for slot in self._kept.first(num_kept):
             _, pool = self._places[slot]  # type: ignore[misc]
             place = self.pools.index(pool)
             yield from ((place, page) for page in pool.cached_in(slot))
@@ -245,7 +255,7 @@ class Arena:
     def take(self, slot: int) -> None:
         """A page of this slot is held now."""
         if (place := self._places[slot]) is not None:
-            place[0].leave(slot)
+            place[0].remove(slot)
             self._places[slot] = None
 
     def take_some(self, slots: Iterable[int]) -> None:
@@ -254,7 +264,7 @@ class Arena:
             self.take(slot)
 
     def _evict(self, slots: Sequence[int]) -> None:
-        """The cached pages of these slots, which have left their line."""
+        """The cached pages of these slots, which are in no queue any more."""
         places = self._places
         for place, run in groupby(slots, places.__getitem__):
             assert place is not None
@@ -271,11 +281,11 @@ class Arena:
         """As give_back(), for slots without and with cached pages."""
         self._free += free
         if cached:
-            line, places = self._cold if cold else self._kept, self._places
-            place = line, pool
+            queue, places = self._cold if cold else self._kept, self._places
+            place = queue, pool
             for slot in cached:
                 places[slot] = place
-            line.add(cached)
+            queue.add(cached)
 
 
 class PagePool:

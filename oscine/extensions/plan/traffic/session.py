@@ -36,8 +36,6 @@ class Pages:
     def __call__(self, first: int, end: int) -> list[bytes]:
         num_shared = len(self.shared)
         if first >= num_shared:
-            if end - first == 1:  # of most calls
-                return [((_ALONE | self.owner) << _PAGE_BITS | first).to_bytes(8, "big")]
             return pages(self.owner, first, end, alone=True)
         own = pages(self.owner, max(first, num_shared), end, alone=True) if end > num_shared else []
         return [*self.shared[first:end], *own]

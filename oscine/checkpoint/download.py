@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ _AT_ONCE = 4  # files
 _TRIES = 5  # attempts in a row that receive no byte
 _PAUSE_S = 1.0  # before the second attempt; it doubles
 _TIMEOUT_S = 10.0  # without a byte
-_LOOK_S = 0.2  # between looks at a file that another process has locked
+_LOOK_S = 0.2  # between looks at a file that another process has locked, and at `stop` of peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class Blob:
 
 class Peers(Protocol):
     """Other machines that have the same files, or are downloading them. Its methods are called in several threads."""
+
+    stop: threading.Event  # ends downloads, those from the hub included
 
     def share(self, blobs: list[Blob]) -> None:
         """Lets other machines read these files, or as much of them as is here."""
@@ -89,7 +91,7 @@ def blobs_of(repo_id: str, revision: str | None, cache_dir: str | None, wanted: 
 def fetch_blobs(blobs: list[Blob], peers: Peers | None = None) -> None:
     """Downloads what is missing, with one progress bar: from `peers` if they have it, else from the hub.
 
-    Raises ValueError for what the user can mend.
+    Raises ValueError for what the user can mend, and when `peers` stop.
     """
     from huggingface_hub import constants
     from tqdm import tqdm
@@ -110,9 +112,13 @@ def fetch_blobs(blobs: list[Blob], peers: Peers | None = None) -> None:
         ThreadPoolExecutor(_AT_ONCE) as threads,
     ):
         try:  # the end of `threads` waits for downloads, so whatever ends this must stop them first
-            running = [threads.submit(_Download(blob, bar, stop, peers).run) for blob in missing]
-            for one in running:
-                one.result()
+            running = {threads.submit(_Download(blob, bar, stop, peers).run) for blob in missing}
+            while running:
+                done, running = wait(running, _LOOK_S, FIRST_EXCEPTION)
+                for one in done:
+                    one.result()
+                if peers is not None and peers.stop.is_set():
+                    raise ValueError("the download was ended")
         finally:
             stop.set()
 
@@ -151,12 +157,12 @@ class _Download:
 
     def _finish(self, file: BinaryIO) -> None:
         file.seek(0, os.SEEK_END)
-        used_peers = self._fill_from_peers(file)
+        self._fill_from_peers(file)
         self._fill(file)
         if self.stop.is_set():
             return
-        if used_peers and not _is_whole(self.blob):
-            logger.warning("%s: what other machines sent is damaged; the hub is asked", self.blob.name)
+        if self.peers is not None and not _is_whole(self.blob):  # whichever process wrote it
+            logger.warning("%s arrived damaged; the hub is asked for all of it", self.blob.name)
             self._empty(file)
             self._fill(file)
         if self.stop.is_set():
@@ -166,17 +172,14 @@ class _Download:
             raise ValueError(f"{self.blob.name} arrived damaged and was removed; fetch it again")
         os.replace(self.blob.partial, self.blob.path)
 
-    def _fill_from_peers(self, file: BinaryIO) -> bool:
-        """Whether another machine sent something."""
-        start = file.tell()
-        if self.peers is None or start >= self.blob.size:
-            return False
-        with closing(self.peers.pieces(self.blob, start)) as pieces:
+    def _fill_from_peers(self, file: BinaryIO) -> None:
+        if self.peers is None or file.tell() >= self.blob.size:
+            return
+        with closing(self.peers.pieces(self.blob, file.tell())) as pieces:
             for piece in pieces:
-                if self.stop.is_set():
+                if self.stop.is_set() or self.peers.stop.is_set():
                     break
                 self._write(file, piece)
-        return file.tell() > start
 
     def _write(self, file: BinaryIO, piece: bytes) -> None:
         file.write(piece)

@@ -85,9 +85,6 @@ def test_a_download_whose_process_is_killed_goes_on_elsewhere() -> None:
         wait_healthy()
         wait_cluster(lambda: len(ready_nodes()) == 2, "replicas on both nodes", START_S)
         asyncio.run(run_streams([Stream(0, 10)]))
-        whole, *rest = hub.ranges(WEIGHTS)
-        assert whole == ""
-        assert 1 <= len(rest) <= len(workers), "the rest leaves the hub once per node at most"
-        assert all(int(one.removeprefix("bytes=").removesuffix("-")) >= HALF for one in rest)
+        assert hub.resumed_at(WEIGHTS) >= HALF, "the rest leaves the hub once"
         for node in workers:
             assert node.run("sha256sum", f"{BLOBS}/{SHA256}").split()[0] == SHA256

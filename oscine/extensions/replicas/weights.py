@@ -6,7 +6,10 @@ One machine downloads a file from the hub, and others read from it what has arri
 the hash of its content, so every machine checks what it was sent. Messages go over ZeroMQ with the cluster's key:
 
     file and offset    -->
-                       <-- `part` and bytes, `later` (no more bytes yet), or `absent`
+                       <-- `part` and bytes, `later` (no more bytes yet) and a depth, or `absent`
+
+The depth is the number of machines between the sender and the hub. Where the hub stops, no machine gets a new byte. The
+one nearest to the hub then gives up first and asks the hub itself, and the others go on to read from it.
 """
 
 import logging
@@ -26,7 +29,8 @@ logger = logging.getLogger(__name__)
 _PIECE = 4 << 20  # bytes
 _ANSWER_S = 20.0  # a machine that has not answered for so long is lost; more than a busy one needs
 _LATER_S = 0.1  # between two questions for bytes that are not there yet
-_STALL_S = 30.0  # without a new byte: the machine may be cut off from the hub
+_STALL_S = 30.0  # without a new byte, for each machine up to the hub: it may be cut off from there
+_DEEPEST = 8  # more count as so many, which also ends a wait of machines for each other
 _PART, _LATER, _ABSENT = b"part", b"later", b"absent"
 
 
@@ -67,11 +71,15 @@ class Directory(Protocol):
 class WeightPeers:
     """Implements oscine.checkpoint.download.Peers. Sends files of this machine until it is closed."""
 
-    def __init__(self, host: str, key: str, directory: Directory) -> None:
-        """`host`: an address of this machine; the port is a free one. `key`: of the cluster. Raises ValueError."""
-        self._key, self._directory = key, directory
+    def __init__(self, host: str, key: str, directory: Directory, stop: threading.Event | None = None) -> None:
+        """`host`: an address of this machine; the port is a free one. `key`: of the cluster. Raises ValueError.
+
+        `stop`: set by `close`, for what else has to end then.
+        """
+        self._key, self._directory, self.stop = key, directory, stop or threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._shared: dict[str, Blob] = {}  # by hash; only these files are sent
+        self._depths: dict[str, int] = {}  # of files that come from another machine, by hash
         socket = self._context.socket(zmq.REP)
         socket.set(zmq.LINGER, 0)
         expect_heartbeats(socket)
@@ -84,7 +92,8 @@ class WeightPeers:
         self._sending.start()
 
     def close(self) -> None:
-        """Ends downloads from other machines too."""
+        """Ends downloads too, those from the hub included. Blocks until no other machine is read from."""
+        self.stop.set()
         self._context.term()
         self._sending.join()
 
@@ -116,7 +125,7 @@ class WeightPeers:
             with suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(offset)
                 data = file.read(_PIECE)
-                return (_PART, data) if data else (_LATER, b"")
+                return (_PART, data) if data else (_LATER, str(self._depths.get(blob.sha256, 0)).encode())
         return _ABSENT, b""
 
     # ---- files of other machines ----
@@ -125,31 +134,52 @@ class WeightPeers:
         lost = ""
         while start < blob.size and (address := self._directory.find(blob.sha256, self.address, lost)):
             logger.info("%s: read from %s", blob.name, address)
-            for piece in self._read(address, blob, start):
-                start += len(piece)
-                yield piece
-            lost = address
+            try:
+                for piece in self._read(address, blob, start):
+                    start += len(piece)
+                    yield piece
+            except (_LostError, zmq.ZMQError, ValueError) as error:
+                if self.stop.is_set():
+                    raise ValueError("the download was ended") from None
+                logger.warning("%s is no longer read from %s: %s", blob.name, address, error)
+                lost = address
+            finally:
+                self._depths.pop(blob.sha256, None)
 
     def _read(self, address: str, blob: Blob, start: int) -> Generator[bytes]:
-        """Ends with the file, or where this machine has no more of it to give."""
+        """Ends with the file. Raises _LostError and ZMQError, and ValueError for a wrong message."""
         with self._context.socket(zmq.REQ) as socket:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.RCVTIMEO, int(_ANSWER_S * 1000))
             connect(socket, address, self._key)
-            grew_s = time.monotonic()
-            while start < blob.size and time.monotonic() < grew_s + _STALL_S:
-                socket.send_multipart((blob.sha256.encode(), str(start).encode()))
-                try:
-                    state, data = socket.recv_multipart()
-                except zmq.Again:
-                    return
-                if state == _ABSENT:
-                    return
-                if data:
-                    start, grew_s = start + len(data), time.monotonic()
-                else:
-                    time.sleep(_LATER_S)
-                yield data
+            depth, moved_s = 0, time.monotonic()
+            while start < blob.size:
+                self._depths[blob.sha256] = depth + 1
+                state, data = self._ask(socket, blob, start)
+                if state == _PART:
+                    start, moved_s = start + len(data), time.monotonic()
+                elif (now := min(int(data), _DEEPEST)) != depth:  # it reads from elsewhere now
+                    depth, moved_s = now, time.monotonic()
+                elif time.monotonic() > moved_s + _STALL_S * (depth + 1):
+                    raise _LostError("it gets no new bytes")
+                yield data if state == _PART else b""
+                if state == _LATER:
+                    self.stop.wait(_LATER_S)
+
+    def _ask(self, socket: "zmq.Socket[bytes]", blob: Blob, start: int) -> tuple[bytes, bytes]:
+        """A part, or `later`."""
+        socket.send_multipart((blob.sha256.encode(), str(start).encode()))
+        try:
+            state, data = socket.recv_multipart()
+        except zmq.Again:
+            raise _LostError(f"no answer for {_ANSWER_S:.0f} s") from None
+        if state == _ABSENT:
+            raise _LostError("it does not have the file")
+        return state, data
+
+
+class _LostError(Exception):
+    """Another machine is of no more use. Its text says why."""
 
 
 def _host(address: str) -> str:

@@ -22,6 +22,7 @@ from oscine.engine.core.prefix_index import extend_digests, root_of
 from oscine.extensions.cluster.ray.names import router_address, router_of
 from oscine.extensions.cluster.ray.replica import ReplicaActor, ReplicaOptions
 from oscine.extensions.cluster.ray.router import RouterActor
+from oscine.extensions.cluster.ray.weights import RayDirectory
 from oscine.extensions.replicas.client.router import RouterClient
 from oscine.extensions.replicas.spec.deployment import ModelSpec, RoleSpec
 from oscine.extensions.replicas.spec.placement import NoPlace, Place, Placement
@@ -139,6 +140,17 @@ async def kill_router(router: RouterClient) -> None:
     await snapshot_when(router, lambda s: s.routers[0].placed == 0)
 
 
+def ask_directories() -> dict[str, Any]:
+    """Where two processes read weights, before and after the actor that both ask has ended."""
+    first, second = RayDirectory("session"), RayDirectory("session")
+    first.hold(["file"], "tcp://10.0.0.1:1")
+    found = [second.find("file", f"tcp://10.0.0.{n}:1") for n in (2, 3)]
+    ray.kill(first._actor)
+    while second.find("file", "tcp://10.0.0.3:1"):  # Ray may take a while to end it
+        time.sleep(0.1)
+    return {"holders": found, "after_its_end": first.find("file", "tcp://10.0.0.2:1")}
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="oscine-ray-") as folder:
         with within(START_S, "the start of Ray"):
@@ -153,12 +165,14 @@ def main() -> None:
         try:
             with within(START_S, "the start of Serve"):
                 serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+            with within(START_S, "the list of machines with weights"):
+                said = ask_directories()
             with within(2 * START_S, "two replicas"):
                 deploy(2)
             with within(START_S, "the router"):
                 deploy_router()
             with within(700, "the session"):
-                print(json.dumps(asyncio.run(session())), flush=True)
+                print(json.dumps(said | asyncio.run(session())), flush=True)
         finally:
             with within(100, "the end"):
                 serve.shutdown()

@@ -22,6 +22,8 @@ def test_serve_routes_by_prefix_also_after_the_router_was_killed() -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr
     said = json.loads(lines[-1])
+    assert said["holders"] == ["tcp://10.0.0.1:1"] * 2, "the actor lives as long as the directory that created it"
+    assert said["after_its_end"] == "tcp://10.0.0.3:1", "another one was created, and both ask it"
     assert said["model"] == "oscine-nano"
     assert said["spread"] == 2, "what was just placed counts"
     assert said["pages"][said["first"]] >= 40, "the router that is there now learnt it from the engine"

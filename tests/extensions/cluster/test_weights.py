@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import zmq
 
 from oscine.checkpoint.download import Blob, fetch_blobs
+from oscine.engine.wire.tcp import connect
 from oscine.extensions.replicas import weights
 from oscine.extensions.replicas.weights import Holders, WeightPeers
 from tests.cli.local_hub import LocalHub, local_hub
@@ -121,18 +123,38 @@ def test_damaged_files_and_those_of_strangers_come_from_the_hub(
     assert hub.ranges(FILE) == [""]
 
 
+def test_bytes_of_a_process_that_died_may_be_damaged(hub: LocalHub, tmp_path: Path) -> None:
+    blob = blob_of(hub, tmp_path / "here")
+    blob.partial.write_bytes(b"x" * HALF)
+    with closing(WeightPeers("127.0.0.1", KEY, Holders())) as peers:
+        fetch_blobs([blob], peers)
+    assert blob.path.read_bytes() == CONTENT
+    assert hub.ranges(FILE) == [f"bytes={HALF}-", ""]
+
+
 def test_only_shared_files_are_sent(hub: LocalHub, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(CONTENT)
-    directory, here = Holders(), blob_of(hub, tmp_path / "here")
-    for name in (SHA256, str(secret), f"../{secret.name}"):
-        asked = Blob(FILE, here.url, len(CONTENT), name, tmp_path / "there" / "file")
-        with (
-            closing(WeightPeers("127.0.0.1", KEY, directory)) as holder,
-            closing(WeightPeers("127.0.0.2", KEY, directory)) as peers,
-        ):
-            directory.hold([name], holder.address)
-            assert b"".join(peers.pieces(asked, 0)) == b""
+    secret, shared = tmp_path / "secret", blob_of(hub, tmp_path / "here")
+    for path in (secret, shared.path):
+        path.write_bytes(CONTENT)
+    with (
+        closing(WeightPeers("127.0.0.1", KEY, Holders())) as holder,
+        zmq.Context() as context,
+        context.socket(zmq.REQ) as socket,
+    ):
+        holder.share([shared])
+        connect(socket, holder.address, KEY)
+
+        def ask(*question: str) -> list[bytes]:
+            socket.send_multipart([part.encode() for part in question])
+            assert socket.poll(10_000), "an answer"
+            return socket.recv_multipart()
+
+        assert ask(SHA256, str(HALF)) == [b"part", CONTENT[HALF : HALF + (4 << 20)]]
+        for name in (str(secret), f"../{secret.name}", "0" * 64):
+            assert ask(name, "0") == [b"absent", b""]
+        for question in ((SHA256,), (SHA256, "first"), (SHA256, "0", "1")):
+            assert ask(*question) == [b"absent", b""]
+        assert ask(SHA256, str(len(CONTENT) - 1)) == [b"part", CONTENT[-1:]]
 
 
 def test_each_machine_reads_from_an_earlier_one() -> None:

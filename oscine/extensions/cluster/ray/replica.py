@@ -7,6 +7,7 @@ never pass here, and torch is loaded in the engine processes alone.
 import asyncio
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Awaitable, Callable
 
@@ -78,14 +79,14 @@ class Replica:
         Raises EngineError or ValueError, with the reason in one line, if one cannot start.
         """
         engines = self._engines.values()
-        await self._fetch_weights()
-        await asyncio.gather(*(engine.start() for engine in engines))
         try:
+            await self._fetch_weights()
+            await asyncio.gather(*(engine.start() for engine in engines))
             await asyncio.gather(*(engine.wait_ready() for engine in engines))
         except BaseException:
             self._router.close()
             await self._stop_engines()
-            self._close_peers()
+            await self._close_peers()
             raise
         self._following = [asyncio.create_task(self._follow(name)) for name in self._engines]
 
@@ -93,16 +94,14 @@ class Replica:
         """Before the engines start, which then find them in the cache of this machine."""
         model = self._options.engines[0].model
         if is_on_hub(model):
-            self._peers = WeightPeers(self._node, self._options.key, RayDirectory(self._options.wire_version))
-            try:
-                await asyncio.to_thread(find_model, model, self._peers)
-            except BaseException:
-                self._close_peers()
-                raise
+            stop = threading.Event()
+            directory = RayDirectory(self._options.wire_version, stop)
+            self._peers = WeightPeers(self._node, self._options.key, directory, stop)
+            await asyncio.to_thread(find_model, model, self._peers)
 
-    def _close_peers(self) -> None:
+    async def _close_peers(self) -> None:
         if self._peers is not None:
-            self._peers.close()
+            await asyncio.to_thread(self._peers.close)
 
     async def _stop_engines(self) -> None:
         await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
@@ -162,7 +161,7 @@ class Replica:
             task.cancel()
         self._router.close()
         await self._stop_engines()
-        self._close_peers()
+        await self._close_peers()
 
 
 def _info(engine: EngineClient) -> EngineInfo:

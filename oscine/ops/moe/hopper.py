@@ -85,6 +85,9 @@ class Tiling:
     consumer_registers: int = 72
     ahead: int = 0  # products of a stage that may be in flight when the next one starts; each takes registers
     staged: bool = False  # results are collected in shared memory, and stored in whole sectors
+    window: int = (
+        0  # stages of weights that a program may have under way, so that all get their first ones early; 0: all
+    )
 
 
 def prepare_experts(target: Target, experts: MxExperts) -> HopperExperts:
@@ -144,7 +147,7 @@ def plan(tokens: int, per_token: int, experts: int, intermediate: int) -> Tiling
     if tokens == 1 and is_thin:
         return Tiling(4, planes=2, consumers=1, programs=4)
     if tokens == 1:
-        return Tiling(4, planes=2, splits=2, stages=8, consumers=1, programs=3)
+        return Tiling(4, planes=2, splits=2, stages=8, consumers=1, programs=3, window=3)
     if is_direct(tokens, per_token, 4):  # measured on an NVIDIA H100
         return Tiling(4, planes=2, stages=8, dynamic=True, consumers=1, programs=3)
     if tokens <= planes.FEW_TOKENS:
@@ -339,6 +342,7 @@ def constants(
         "CONSUMER_REGS": tiling.consumer_registers,
         "STAGED": tiling.staged,
         "AHEAD": tiling.ahead,
+        "WINDOW": tiling.window,
     }
 
 

@@ -180,6 +180,9 @@ def _produce_weights(cfg, ring, sources, pointers, num_tokens):
     """Loads weights; DYNAMIC: also takes tiles from the scheduler, and names them to the other warps."""
     stage = 0
     phase = 1
+    under_way = 0
+    oldest = 0
+    oldest_phase = 0
     # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not. Kernels of what is
     # ADDED have waited, too.
     if cfg.GATED and not cfg.ADDED:
@@ -191,6 +194,12 @@ def _produce_weights(cfg, ring, sources, pointers, num_tokens):
         tile = tile_at(cfg, entries, index)
         for step in range(tile.begin, tile.end):
             mbarrier.wait(ring.empty.index(stage), phase)
+            if cfg.WINDOW > 0:
+                if under_way == cfg.WINDOW:
+                    mbarrier.wait(ring.full.index(oldest), oldest_phase)
+                    oldest, oldest_phase = _next(cfg, oldest, oldest_phase)
+                else:
+                    under_way += 1
             _name_tile(cfg, ring, stage, index)
             _load_weights(cfg, ring, sources, stage, tile, step)
             stage, phase = _next(cfg, stage, phase)
@@ -620,6 +629,7 @@ def gemm(
     CONSUMERS: gl.constexpr,
     CONSUMER_REGS: gl.constexpr,
     AHEAD: gl.constexpr,
+    WINDOW: gl.constexpr,
     STAGED: gl.constexpr,
     ADDED: gl.constexpr,
 ):
@@ -628,7 +638,7 @@ def gemm(
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, MIDDLE, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
-        AHEAD, ADDED, GATED and ADDED and PLANES == 0 and N < 128,
+        AHEAD, WINDOW, ADDED, GATED and ADDED and PLANES == 0 and N < 128,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N

@@ -49,6 +49,7 @@ class Config:
     PART: gl.constexpr  # columns that an epilogue handles at a time, to bound the registers
     STAGED: gl.constexpr  # results are collected in shared memory, and stored in whole sectors
     AHEAD: gl.constexpr  # products of a stage that may be in flight when the next one starts
+    WINDOW: gl.constexpr  # stages of weights that may be under way; 0: all
     # GATED: the products get what adapters add to them, before SwiGLU. Else each pair has a row more in the output, for
     # what they add.
     ADDED: gl.constexpr

@@ -9,7 +9,8 @@ from oscine.system.environment import Environment
 
 OLDEST = (3, 6)
 UNTESTED = (3, 10)  # the first release that was not tested
-# Its Gluon has what the kernels for 10.x are written with, and its products of e4m3 with block scales are such on 12.x.
+# The first release with all of Gluon that the kernels for 10.x use; on 12.x it compiles tl.dot_scaled of e4m3 to
+# mma.sync with block scales.
 OLDEST_FOR_BLACKWELL = (3, 9)
 TORCH = ">=2.11,<2.16"  # the releases of torch that come with these, as pip spells a range
 
@@ -45,7 +46,7 @@ def is_tested(version: str) -> bool:
 
 
 def lacking_for_blackwell() -> str | None:
-    """What the installed Triton lacks for the kernels of Blackwell's own, in words."""
+    """What the Blackwell kernels need that the installed Triton is not, in words; None if it is new enough."""
     version = installed() or "none"
     if release_of(version) >= OLDEST_FOR_BLACKWELL:
         return None

@@ -1,8 +1,8 @@
-"""Places of deleted rows, so that a listing goes on behind an object that was deleted meanwhile.
+"""Positions of deleted rows, so that pagination continues after an object that was deleted in the meantime.
 
-Clients page with the id of the last object that they got, and some delete each object as it comes. Any SQLite database
-may have this table. It keeps the newest MAX_OF_LIST rows of each list, so that deletions in one list leave the cursors
-of others, and the newest MAX_ROWS in all, which bounds the disk: lists go, and others come.
+Clients page with the id of the last object that they got, and some delete each object as they receive it. Any SQLite
+database may have this table. It keeps the newest MAX_OF_LIST rows of each list, so that many deletions in one list do
+not invalidate the cursors of another, and the newest MAX_ROWS in all, because the number of lists is not bounded.
 """
 
 from collections.abc import Callable

@@ -3,10 +3,11 @@
     python -m oscine.extensions.bench.ops_check 20b
 
 Three steps run op by op on the same random weights, keys and values: the platform's ops, the references in bfloat16,
-and the references in float32, which are the truth; with FP8 activations all three round them. An op may have twice the
-error of the references in bfloat16. The median over rows counts. Another rounding gives a few tokens other experts:
-these rows are counted, and not compared after that. The exit status is 3 if an op is wrong. With `--only OP` all other
-ops are references, so that a kernel which crashes or hangs can be found.
+and the references in float32, which are the truth. With FP8 activations all three steps round the activations to FP8.
+The error of an op is the median over rows; it may be twice that of the references in bfloat16. Different rounding
+sends a few tokens to other experts. Their rows are counted, and later ops are not compared on them. The exit status
+is 3 if an op is wrong. With `--only OP` all other ops are references, so that a kernel which crashes or hangs can be
+found.
 """
 
 import argparse

@@ -40,7 +40,7 @@ from oscine.ops.record import record
 ROWS = gl.constexpr(128)  # of a group: what an instruction multiplies
 TOKENS = gl.constexpr(16)  # of a group
 GROUPS = gl.constexpr(2)
-# of a thread: launched with as many as all can have, then the other warps leave most of their own to the groups
+# registers per thread: at the launch all warps have the same number, then loads and products leave most to the groups
 LAUNCH_REGISTERS, GROUP_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(224), gl.constexpr(48)
 VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of a block, to zero some
 
@@ -54,7 +54,7 @@ class Config:
 
 @record
 class Tiles:
-    """Where they are: of the sequences from first_sequence on, each of which may begin one."""
+    """The tiles of sequences first_sequence .. num_sequences - 1. Each sequence starts a new tile."""
 
     starts: gl.tensor
     lens: gl.tensor
@@ -130,7 +130,7 @@ def _score(cfg, buffers, at, parity):
 @gluon.jit
 def _multiply(cfg, tiles, buffers):
     at = 0  # blocks so far
-    loads = 0  # times that the groups said that they have scores, or new queries
+    loads = 0  # phases of the barriers `loaded` that were waited for
     for index in range(tiles.last - gl.program_id(0), -1, -gl.num_programs(0)):
         _, _, _, _, _, _, _, blocks = _find(cfg, tiles, index)
         if blocks > 0:

@@ -1,7 +1,7 @@
-"""Compute capability 10.x (B200, B300), for bfloat16: portable kernels, and in Gluon the attention of prompts and
-experts for FP8 activations.
+"""Compute capability 10.x (B200, B300), for bfloat16: portable kernels; in Gluon, prefill attention and the experts
+with FP8 activations.
 
-Compiled and interpreted, and never run. The chips of blackwell_rtx.py have experts of their own alone.
+Compiled and interpreted, but never run. For 12.x, blackwell_rtx.py has only experts.
 """
 
 from importlib import import_module

@@ -11,7 +11,8 @@ _BITS: dict[Medium, int] = {"GPU": CACHE, "CPU": HOST, "DISK": DISK}
 class PageNews:
     """Implements PageEvents. Collects events while a step is made and committed, as KVEvents does.
 
-    It tells digests, not numbers made of them, which takes time: those of a simulation have the 8 bytes of a hash.
+    It passes digests on as they are. Converting them to integers would take time, and the digests of a simulation
+    already have the 8 bytes of a page hash.
     """
 
     def __init__(self, index: KVIndex, replica: str) -> None:

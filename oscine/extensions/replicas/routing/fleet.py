@@ -32,7 +32,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         page_hash: Callable[[bytes], Hashable] = page_hash,
     ) -> None:
-        """`key`: the cluster's; see oscine.engine.wire.tcp. `page_hash`: what events call the page with a digest."""
+        """`key`: the cluster's; see oscine.engine.wire.tcp. `page_hash`: from a digest to the hash in KV events."""
         self.index = KVIndex()
         self.info: EngineInfo | None = None  # of any replica; where there is none, of one that there was
         self.on_change: Callable[[], None] = lambda: None

@@ -34,6 +34,7 @@ def was_run(folder: Path) -> list[str]:
         "oscine.engine.process.server",
         "oscine.system.grammar_sandbox.process",
         "oscine.ops.compile_worker",
+        "oscine.ops.platforms.trial",
         pytest.param("oscine.extensions.cluster.ray.local", marks=pytest.mark.needs("cluster")),
     ],
 )

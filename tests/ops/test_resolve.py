@@ -1,5 +1,6 @@
 """The table of backends: its choices and its refusals."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -53,7 +54,7 @@ def test_portable_kernels_serve_where_a_trial_fails(program: str, wrong: str) ->
     target = replace(gpu(100), activation_dtype="fp8")
     deadline_s = 0.5 if "wait" in program else 60.0
     platform, changed = after_trial(
-        platform_of(target), target, lines.append, lambda *_: outcome_of(["-c", program], deadline_s)
+        platform_of(target), target, lines.append, lambda *_: outcome_of([sys.executable, "-c", program], deadline_s)
     )
     assert platform.name == "cuda"
     assert changed == replace(target, activation_dtype="auto")
@@ -65,7 +66,7 @@ def test_portable_kernels_serve_where_a_trial_fails(program: str, wrong: str) ->
 
 def test_what_the_process_of_a_trial_says_is_its_outcome() -> None:
     """Without such a GPU it fails; a platform without new kernels has nothing to say."""
-    assert outcome_of(["-c", "print()"], 60.0) is None
+    assert outcome_of([sys.executable, "-c", "print()"], 60.0) is None
     if not torch.cuda.is_available():
         failed = tried_apart(platform_of(gpu(100)), replace(gpu(100), activation_dtype="fp8"))
         assert failed is not None

@@ -23,6 +23,7 @@ from oscine.extensions.plan.search.space import Candidate, Layout
 from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import Source
+from oscine.timing.answer import NotMeasuredError
 from oscine.timing.features import StepFeatures
 from oscine.timing.table import Header, StepTable
 from tests.extensions.plan.fleets import Linear
@@ -136,18 +137,24 @@ def test_goals_decide_how_many_replicas(tmp_path: Path) -> None:
 
 def test_shipped_profiles_answer_with_what_was_measured_and_others_follow() -> None:
     source = Source.of("h200/oscine")
-    for model in ("120b", "20b"):
-        table = source.table(model, 1, 1)
+    for model, ranks in (("120b", 1), ("20b", 1), ("120b", 2)):
+        table = source.table(model, ranks, 1)
         kept = [point for point in table.points if not point.held_out]
-        found = [table.step_s(point.features) * 1e3 for point in kept]
-        assert found == pytest.approx([point.ms for point in kept], rel=0.05)  # points of equal load become one
+        steady = [point for point in kept if abs(point.drift or 0.0) < 0.05]  # between the two passes of the profile
+        assert len(steady) > 0.9 * len(kept)
+        found = [table.step_s(point.features) * 1e3 for point in steady]
+        assert found == pytest.approx([point.ms for point in steady], rel=0.05)  # points of equal load become one
         error = re.search(r"kept out of the table: ([\d.]+)%", source.known_error(table))
         assert error is not None
         assert float(error[1]) < 5
         largest = max(point.rows for point in kept)
-        beyond = table.cell(StepFeatures(2 * largest, 2 * largest * 1024, sampled=2 * largest))
-        assert beyond.figures != "measured"
-    assert not source.table("120b", 2, 1).points, "of one GPU alone"
+        beyond = StepFeatures(2 * largest, 2 * largest * 1024, sampled=2 * largest)
+        if ranks == 1:
+            assert table.cell(beyond).figures != "measured"
+        else:
+            with pytest.raises(NotMeasuredError):
+                table.cell(beyond)
+    assert not source.table("20b", 2, 1).points, "was not measured"
     assert not source.table("120b", 1, 1, kv="fp8").points
 
 

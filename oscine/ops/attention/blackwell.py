@@ -14,9 +14,9 @@ from torch import Tensor
 from oscine.ops.attention import reference
 from oscine.ops.attention import triton as portable
 from oscine.ops.attention.blackwell_prefill import GROUPS, LAUNCH_REGISTERS, TOKENS, prefill_kernel
-from oscine.ops.attention.hopper import fits
+from oscine.ops.attention.hopper import fits, lacking_of
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE
-from oscine.ops.interface import Batch, PageGroup, Shapes, UnrotatedQueries, Use, unmet
+from oscine.ops.interface import Batch, PageGroup, Shapes, UnrotatedQueries, Use
 from oscine.ops.kv.fp8 import is_fp8
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.target import Target
@@ -28,13 +28,7 @@ MAX_ERROR = 0.01  # of a trial; the rounding of p and of the results to bfloat16
 
 
 def attention_use(shapes: Shapes) -> Use:
-    missing = unmet(
-        ("dtype", torch.bfloat16, shapes.dtype),
-        ("page size", PAGE.value, shapes.page_size),
-        ("head dimension", HEAD_DIM.value, shapes.head_dim),
-        ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
-    )
-    return Use("prompts with keys in bfloat16", "triton", missing or lacking_for_blackwell())
+    return Use("prompts with keys in bfloat16", "triton", lacking_of(shapes) or lacking_for_blackwell())
 
 
 def prefill(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -82,8 +76,6 @@ def trial(target: Target) -> str | None:
 
     They begin within a page, end within one, and take several tiles; memory that is not theirs is NaN.
     """
-    if lacking_for_blackwell() is not None:
-        return None
     counts, contexts, kv_heads = (40, 3, 150), (40, 130, 300), 8
     generator = torch.Generator().manual_seed(0)
 

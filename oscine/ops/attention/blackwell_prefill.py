@@ -34,6 +34,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, LOG2E, PAGE, TILE
 from oscine.ops.attention.hopper_prefill import SCALE, find_sequence
+from oscine.ops.barriers import barriers
 from oscine.ops.compat import async_load, barrier, reinterpret
 from oscine.ops.record import record
 
@@ -252,14 +253,6 @@ def _masked(cfg, score_MN, limit_M):
     return gl.where(visible_MN, score_MN, float("-inf"))
 
 
-@gluon.jit
-def _barriers(count: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(count):
-        mbarrier.init(barriers.index(i), count=1)
-    return barriers
-
-
 @gluon.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences", "num_tokens"])
 def prefill_kernel(
     pages,
@@ -296,12 +289,12 @@ def prefill_kernel(
         allocate_tensor_memory(gl.float32, [GROUPS, ROWS, PAGE], score_layout),
         allocate_tensor_memory(pages.dtype, [GROUPS, ROWS, PAGE], score_layout),
         allocate_tensor_memory(gl.float32, [GROUPS, ROWS, HEAD_DIM], sum_layout),
-        _barriers(STAGES),
-        _barriers(STAGES),
-        _barriers(GROUPS),
-        _barriers(GROUPS),
-        _barriers(GROUPS),
-        _barriers(GROUPS),
+        barriers(STAGES),
+        barriers(STAGES),
+        barriers(GROUPS),
+        barriers(GROUPS),
+        barriers(GROUPS),
+        barriers(GROUPS),
     )
     gdc_wait()
     if counts_ptr is not None:

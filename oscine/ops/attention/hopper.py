@@ -36,15 +36,19 @@ def fits(q_TQD: Tensor, kv_pages: Tensor) -> bool:
     return q_TQD.dtype == torch.bfloat16 and sizes == (HEADS.value, PAGE.value, HEAD_DIM.value)
 
 
-def attention_use(shapes: Shapes) -> Use:
-    missing = unmet(
+def lacking_of(shapes: Shapes) -> str | None:
+    """What keeps a model from fitting, in words."""
+    return unmet(
         ("dtype", torch.bfloat16, shapes.dtype),
         ("page size", PAGE.value, shapes.page_size),
         ("head dimension", HEAD_DIM.value, shapes.head_dim),
         ("query heads per key head", HEADS.value, shapes.query_heads // shapes.kv_heads),
     )
+
+
+def attention_use(shapes: Shapes) -> Use:
     steps = f"prompts with keys in bfloat16, decodes of {FEWEST_DECODES}-{MAX_DECODES} sequences alone"
-    return Use(steps, "triton", missing)
+    return Use(steps, "triton", lacking_of(shapes))
 
 
 def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:

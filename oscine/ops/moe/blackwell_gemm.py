@@ -32,6 +32,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from oscine.ops.barriers import barriers
 from oscine.ops.compat import async_load
 from oscine.ops.moe import fp8
 from oscine.ops.record import record
@@ -244,14 +245,6 @@ def _store_weighted(cfg, buffers, pointers, buffer, tile, begin: gl.constexpr):
 
 
 @gluon.jit
-def _barriers(count: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(count):
-        mbarrier.init(barriers.index(i), count=1)
-    return barriers
-
-
-@gluon.jit
 def gemm(
     weights_desc,
     scales_desc,
@@ -290,10 +283,10 @@ def gemm(
         weight_scales,
         up_scales,
         token_scales,
-        _barriers(STAGES),
-        _barriers(STAGES),
-        _barriers(BUFFERS),
-        _barriers(BUFFERS),
+        barriers(STAGES),
+        barriers(STAGES),
+        barriers(BUFFERS),
+        barriers(BUFFERS),
     )
     sources = Sources(weights_desc, scales_desc, tokens_desc)
     pointers = Pointers(table_ptr, out_ptr, bias_ptr, token_scales_ptr, order_ptr, weights_ptr)

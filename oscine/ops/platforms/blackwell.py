@@ -25,12 +25,12 @@ def platform(name: str, *capabilities: tuple[int, int], attention: str = "triton
     def matches(target: Target, dtype: torch.dtype) -> bool:
         return target.device.type == "cuda" and dtype != torch.float32 and target.capability in capabilities
 
-    def is_tried(target: Target) -> bool:
+    def tries_attention() -> bool:
         return attention == name and lacking_for_blackwell() is None
 
     def trial(target: Target) -> str | None:
         wrong: str | None = None
-        if is_tried(target):
+        if tries_attention():
             wrong = import_module(f"oscine.ops.attention.{name}").trial(target)
         if wrong is None and target.activation_dtype == "fp8":
             wrong = import_module(f"oscine.ops.moe.{name}").trial(target)
@@ -43,7 +43,7 @@ def platform(name: str, *capabilities: tuple[int, int], attention: str = "triton
         lacking_for_fp8_experts=_lacking_for_fp8_experts,
         uses_triton=True,
         trial=trial,
-        needs_trial=lambda target: is_tried(target) or target.activation_dtype == "fp8",
+        needs_trial=lambda target: tries_attention() or target.activation_dtype == "fp8",
     )
 
 

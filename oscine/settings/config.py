@@ -6,6 +6,7 @@ raises OptionError, a ValueError that names the option of the command line.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, Self, get_args
 
 from oscine.kv_dtype import KVDtype
@@ -24,6 +25,9 @@ SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
 FOUND, NO_SCALES = "auto", "none"  # values of --kv-scales that are no file
+# A step without progress for so long is a hang. Kernels may be compiled in it; on the slowest CPU, 1,024 tokens take a
+# fraction of the other one.
+GPU_TIMEOUT_S, CPU_TIMEOUT_S = 120.0, 900.0
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
 
@@ -363,10 +367,11 @@ class EngineOptions(Options, group="development"):
     fake_step_s: float = option(0.0, "seconds that a step of the fake executor takes", "SECONDS", at_least=0)
     fake_token_s: float = option(0.0, "seconds that the fake executor adds per token", "SECONDS", at_least=0)
     fake_steps: str | None = option(None, "table of step times for the fake executor", "FILE", shown="none")
-    engine_timeout_s: float = option(
-        900.0,  # a step of 1,024 tokens on the slowest CPU, or one that compiles kernels, takes a fraction of it
+    engine_timeout_s: float | None = option(
+        None,
         "seconds without a step before a hung engine is started again; 0 disables this",
         "SECONDS",
+        shown=f"{GPU_TIMEOUT_S:g} on a GPU, else {CPU_TIMEOUT_S:g}",
         name="engine-timeout",
         group="server",
         aliases=("watchdog-timeout",),
@@ -388,6 +393,11 @@ class EngineOptions(Options, group="development"):
         require(
             self.fake_steps is None or self.executor == "fake", "fake-steps", "used with --executor fake", self.executor
         )
+
+    def timeout_s(self, *, on_gpu: bool) -> float:
+        """Seconds without a step after which the engine counts as hung; infinite: never."""
+        default_s = GPU_TIMEOUT_S if on_gpu else CPU_TIMEOUT_S
+        return (default_s if self.engine_timeout_s is None else self.engine_timeout_s) or inf
 
 
 @dataclass(frozen=True)

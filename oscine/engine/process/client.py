@@ -154,7 +154,7 @@ class EngineClient:
         self.address = f"ipc://{self._folder.path}/engine"
         self._connection.open(self.address)
         self._supervisor.start(self.address)
-        if self._options.engine_timeout_s:
+        if self._options.engine_timeout_s != 0:
             self._watching = asyncio.create_task(self._watch())
         self._connection.connect()
 
@@ -218,12 +218,13 @@ class EngineClient:
 
         One that others reach may have requests of theirs: it is asked whether it is there, and answers after its step.
         """
-        timeout_s, is_shared = self._options.engine_timeout_s, self._options.peers.host is not None
+        is_shared = self._options.peers.host is not None
         while True:
+            timeout_s = self._options.timeout_s(on_gpu=bool(self.gpus))
             waits = self._connection.has_requests or self._greeted
             if waits and time.monotonic() - self._heard_s >= timeout_s:
                 self.error = f"the engine process did nothing for {timeout_s:g} s and was killed"
-                self._supervisor.kill(self.error)
+                self._supervisor.end_hung(self.error)
                 self._heard_s = time.monotonic()
             elif is_shared and not waits and self.state == "ready":
                 self._greeted, self._heard_s = True, time.monotonic()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from oscine.system.owned_folder import MARK, Kind, is_marked
 
 SOCKETS = Kind("engine", re.compile("engine"))  # the folder of an engine's socket, which the parent makes
+STACKS = signal.SIGUSR1  # makes the engine write to stderr what each of its threads does
 STOP = b"stop\n"  # asks the engine to notify its clients and to end
 
 

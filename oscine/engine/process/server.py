@@ -5,6 +5,7 @@ stop, so that its clients hear of it. Signals are left to the parent: after a ct
 the parent drains first.
 """
 
+import faulthandler
 import gc
 import signal
 import sys
@@ -18,7 +19,7 @@ import zmq
 from oscine.engine.build import BuiltEngine, build_engine
 from oscine.engine.core.due_statistics import DueStatistics
 from oscine.engine.core.extension import KVPublisher
-from oscine.engine.process.parent import Parent
+from oscine.engine.process.parent import STACKS, Parent
 from oscine.engine.process.prefills import Prefills
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.checks import Checks
@@ -268,6 +269,7 @@ def main() -> int:
     started_s = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(STACKS)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Launch)
     parent = Parent(launch.address)
     clients = Clients(wire.decode_to_engine, linger_ms=_FAREWELL_MS)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from oscine.engine.process.member import GroupEndedError, Member
-from oscine.engine.process.parent import STOP
+from oscine.engine.process.parent import STACKS, STOP
 from oscine.engine.wire.messages import Launch
 from oscine.settings.config import EngineOptions
 from oscine.system.python_child import COMPUTING, child_environment, module_command
@@ -22,6 +22,7 @@ _STABLE_S = 60.0  # an engine that served this long has recovered
 _MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
 STARVED_S = 600.0  # how long an engine that was ready is retried while descriptors, memory or processes lack
 _FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
+_STACKS_S = 0.5  # granted to a process that hangs, to write its stacks
 _EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
 
 
@@ -128,6 +129,18 @@ class EngineSupervisor:
         if self._process is not None and self._process.returncode is None:
             self._killed_for = reason
             self._process.kill()
+
+    def end_hung(self, reason: str) -> None:
+        """As kill(), of a process that does nothing. What each of its threads does is written to stderr before."""
+        process = self._process
+        if process is not None and process.returncode is None and self._killed_for is None:
+            self._killed_for = reason
+            process.send_signal(STACKS)
+            asyncio.get_running_loop().call_later(_STACKS_S, self._kill, process)
+
+    def _kill(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            process.kill()
 
     def give_up(self) -> None:
         """The process will end and shall not be started again."""

@@ -153,7 +153,8 @@ def _contexts(limits: Limits, values: Iterable[int]) -> list[int]:
 def _decodes(limits: Limits, level: int) -> Iterator[Shape]:
     sizes = _thinned(limits.graphs.decode or _powers(limits.max_num_seqs), level)
     for rows in sizes:
-        for context in _thinned(_contexts(limits, CONTEXTS), max(level, 1)):
+        room = (limits.pages[0] // rows - 1) * limits.page_size  # of a row, less a page to grow
+        for context in sorted({min(one, room) for one in _thinned(_contexts(limits, CONTEXTS), max(level, 1))}):
             if context > limits.page_size:
                 yield Shape(rows, context)
     contexts = _contexts(limits, CONTEXTS)

@@ -83,8 +83,9 @@ class Steps:
     def fill(self, pages: Sequence[int]) -> str:
         """Gives the cache of GPUs other contents than zeros, whose products take less power. Says how.
 
-        The memory of other ranks, and keys in FP8, are those of prompts that are computed. `pages`: of each group, that
-        these prompts may take. Engines that share experts must be given the same, so that they make the same steps.
+        The first pages are those of prompts that are computed: what rows read decides their experts. The others are
+        random, except for other ranks and keys in FP8. `pages`: of each group, that these prompts may take. Engines
+        that share experts must be given the same, so that they make the same steps.
         """
         import torch
 
@@ -96,8 +97,6 @@ class Steps:
             for memory, count in zip(kv, self.limits.pages, strict=True):
                 if is_filled:
                     memory[:count].normal_()
-        if is_filled and self.built.ranks is None:
-            return "random"
         length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
         each = -(-length // self.limits.page_size)
         count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(available // each for available in pages))
@@ -108,7 +107,8 @@ class Steps:
             plan = StepPlan(next(self.numbers), [new], [ScheduledSequence(0, 0, length, True, own)])
             executor.launch(plan)
             executor.collect()
-        return f"computed, {count * length} tokens"
+        rest = "; else random" if is_filled and self.built.ranks is None else ""
+        return f"computed, {count * length} tokens{rest}"
 
     def _sequences(self, shape: Shape, room: int) -> list[NewSequence]:
         """Decodes first, then chunks, each in its own slot. All pages come at once. `room`: for tokens to come."""

@@ -3,11 +3,13 @@
 import os
 import signal
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from oscine.engine.wire.stream import EngineDied
+from oscine.settings.config import EngineOptions
 from tests.engine_process.harness import options, read, request, run, serving, tokens
 from tests.extensions.parallel.watch_clock import TIMEOUT_S, WatchClock
 from tests.waiting import until
@@ -32,6 +34,35 @@ def test_an_engine_that_hangs_is_killed_and_started_again(folder: Path, monkeypa
             assert len(tokens(await read(client.submit(request("again"))))) == 8
 
     run(test)
+
+
+def test_an_engine_that_hangs_says_where(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def test() -> None:
+        clock = WatchClock(monkeypatch)
+        async with serving(replace(options(folder, fake_step_s=1e6), engine_timeout_s=TIMEOUT_S)) as client:
+            stream = client.submit(request("a"))
+
+            def is_killed() -> bool:  # what the engine said before the step may be heard after the first skip
+                clock.skipped_s += TIMEOUT_S
+                return client.restarts > 0
+
+            await until(is_killed, "the end of the engine that hangs")
+            with pytest.raises(EngineDied, match="did nothing"):
+                await read(stream)
+
+    run(test)
+    stacks = capfd.readouterr().err
+    assert "most recent call first" in stacks
+    assert "engine/process/server.py" in stacks
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_gpu", "expected"), [(None, True, 120), (None, False, 900), (7, True, 7), (0, True, inf)]
+)
+def test_a_gpu_is_waited_for_less_long(asked: float | None, on_gpu: bool, expected: float) -> None:
+    assert EngineOptions(engine_timeout_s=asked).timeout_s(on_gpu=on_gpu) == expected
 
 
 def test_a_long_step_is_not_a_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

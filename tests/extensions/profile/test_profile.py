@@ -48,6 +48,8 @@ def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
         assert max(shape.rows for shape in shapes if shape.kind == "decode") == 512
         assert max(shape.tokens for shape in shapes if shape.kind == "prompts") == 8192
     assert {shape.rows for shape in grids[-1] if shape.kind == "decode"} >= {*GPU.graphs.decode}
+    for shapes in grids:  # 31 pages for each of 512 rows: one to grow
+        assert max(shape.context for shape in shapes if shape.rows == 512 and shape.kind == "decode") == 30 * 64
     eager = [one for one in grids[-1] if GPU.graphs.size_of(one.features()) == EAGER]
     assert {shape.kind for shape in eager} == {"prompts", "mixed"}
 

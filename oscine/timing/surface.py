@@ -8,8 +8,10 @@
 The depth of a prompt's chunk is where it starts. Chunks that are shorter than one of all tokens have a negative depth,
 down to -1 for prompts of one token.
 
-Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Steps that run as
-CUDA graphs take as long as their graph, and are never mixed with eager ones.
+Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Mixed steps are
+measured at fewer sizes than prompts, so between and beyond these sizes they grow as prompts do. Steps that run as CUDA
+graphs are never mixed with eager ones. A row that fills up a graph counts as half a row: no expert is read for it, but
+all else is computed.
 """
 
 from bisect import bisect_left
@@ -17,13 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from oscine.timing.answer import NO_END, Cell, NotMeasuredError, blend, worst
-from oscine.timing.curve import Curve, Segment, between
+from oscine.timing.answer import NO_END, Cell, Class, NotMeasuredError, blend, worst
+from oscine.timing.curve import Between, Curve, Segment, between
 from oscine.timing.features import StepFeatures
 from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.table import Kind, StepPoint
 
 _MS = 1e-3
+_FILLER = 0.5  # of a row that fills up a graph; of 0, 0.2, 0.35, 0.5 and 1 nearest to the steps left out of six tables
 
 
 class MeasuredSurface:
@@ -38,37 +41,36 @@ class MeasuredSurface:
             own = [one for one in of_kind["verify"] if _drafts_of(one) == drafts]
             self._decodes[drafts] = _Rows([*self._with_contexts(own)])
         self._prompts = {eager: _Prompts(_of(of_kind["prompts"], eager)) for eager in (False, True)}
-        self._mixed = {eager: _Mixed(_of(of_kind["mixed"], eager), self._slopes) for eager in (False, True)}
+        self._mixed = {
+            eager: _Mixed(_of(of_kind["mixed"], eager), self._slopes, self._prompts[eager]) for eager in (False, True)
+        }
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         size = self._graphs.size_of(step)
+        count = step.tokens if size == EAGER else step.tokens + _FILLER * (size - step.tokens)
         if not step.prompt_sequences:
-            cell = self._decode(step, size)
+            cell = self._decode(step, count)
         else:
-            tokens = max(size, step.tokens)
-            surface = self._mixed if step.decode_rows else self._prompts
-            cell = surface[size == EAGER].cell(step, tokens)
+            cell = (self._mixed if step.decode_rows else self._prompts)[size == EAGER].cell(step, count)
         if cell.factor > 1.0:
             if not scaled:
                 raise NotMeasuredError(f"a step of this kind is {cell.factor:.2f} times what was measured: {step}")
             cell = cell._replace(figures=worst("scaled", cell.figures))
         return cell
 
-    def _decode(self, step: StepFeatures, size: int) -> Cell:
+    def _decode(self, step: StepFeatures, count: float) -> Cell:
         """Between the numbers of drafts per sequence that were measured."""
-        rows = max(size, step.decode_rows)
         each = step.drafts / (step.decode_rows - step.drafts)
         known = sorted(self._decodes)
         high = next((drafts for drafts in known if drafts >= each), None)
         if high is None:
-            cell = self._decodes[known[-1]].cell(step, rows)
+            cell = self._decodes[known[-1]].cell(step, count)
             return cell._replace(factor=max(cell.factor, (1 + each) / (1 + known[-1])))
         if high == each:
-            return self._decodes[high].cell(step, rows)
+            return self._decodes[high].cell(step, count)
         low = max(drafts for drafts in known if drafts < each)
-        return blend(
-            self._decodes[low].cell(step, rows), self._decodes[high].cell(step, rows), (each - low) / (high - low)
-        )
+        ends = self._decodes[low].cell(step, count), self._decodes[high].cell(step, count)
+        return blend(*ends, (each - low) / (high - low))
 
     def _with_contexts(self, points: Sequence[StepPoint]) -> Iterator[StepPoint]:
         """Where only one context was measured: points at those of decode steps too, as rows read what those read."""
@@ -160,13 +162,12 @@ class _Rows(_Sizes):
             if x > context:
                 yield int(x), y - start.base - start.slope * context
 
-    def cell(self, step: StepFeatures, rows: int) -> Cell:
-        """`rows`: with the padding of a graph, which reads the context of the first row."""
+    def cell(self, step: StepFeatures, count: float) -> Cell:
+        """`count`: of rows, with what fills up a graph."""
         mean = step.decode_context / step.decode_rows
-        segment, factor, is_exact = self.at(rows, mean)
-        if segment.beyond:
-            factor *= max(1.0, mean / self.last(rows))
-        return _cell(segment, step.decode_rows, factor, is_exact)
+        segment, factor, is_exact = self.at(count, mean)
+        further = max(1.0, mean / self.last(count)) if segment.beyond else 1.0
+        return _cell(segment, step.decode_rows, factor, further, is_exact)
 
 
 class _Prompts(_Sizes):
@@ -176,14 +177,20 @@ class _Prompts(_Sizes):
         sizes = {one.tokens for one in points}
         super().__init__({n: Curve((_depth(p.pairs, n), p.ms) for p in points if p.tokens == n) for n in sizes})
 
-    def cell(self, step: StepFeatures, tokens: int) -> Cell:
-        depth = _depth(step.prompt_pairs, tokens)
+    def cell(self, step: StepFeatures, tokens: float) -> Cell:
+        """`tokens`: with what fills up a graph, as of mixed steps."""
+        depth = _depth(step.prompt_pairs, step.tokens)
         segment, factor, is_exact = self.at(tokens, depth)
         scale = factor  # beyond the largest step, as many tokens per second as it has
         if segment.beyond:
             factor *= _deeper(depth, self.last(tokens), tokens)
         seconds = (segment.base + segment.slope * depth) * scale * _MS
         return Cell(seconds, figures="measured" if is_exact else "interpolated", factor=factor)
+
+    def whole_ms(self, tokens: float) -> float:
+        """Milliseconds of one prompt of so many tokens, without a context."""
+        segment, factor, _ = self.at(tokens, 0.0)
+        return segment.base * factor
 
 
 def _depth(pairs: int, tokens: int) -> float:
@@ -193,18 +200,21 @@ def _depth(pairs: int, tokens: int) -> float:
     return depth if depth >= 0 else depth / whole
 
 
-def _deeper(depth: float, most: float, tokens: int) -> float:
+def _deeper(depth: float, most: float, tokens: float) -> float:
     """The factor of pairs beyond a depth."""
     whole = (tokens + 1) / 2
     return max(1.0, (max(depth, 0.0) + whole) / (max(most, 0.0) + whole))
 
 
-def _cell(segment: Segment, rows: int, factor: float, is_exact: bool) -> Cell:
-    """A segment over the mean context, as seconds over the sum of contexts."""
-    scale = factor if factor > 1.0 and not segment.beyond else 1.0
+def _cell(segment: Segment, rows: int, scale: float, further: float, is_exact: bool) -> Cell:
+    """A segment over the mean context, as seconds over the sum of contexts.
+
+    `scale`: of the time, for sizes beyond the measured ones. `further`: as far is the context beyond them; the segment
+    goes on there.
+    """
     end = NO_END if segment.end == float("inf") else int(segment.end * rows)
-    per_token = segment.slope / rows * scale * _MS
-    return Cell(segment.base * scale * _MS, per_token, end, "measured" if is_exact else "interpolated", factor)
+    figures: Class = "measured" if is_exact else "interpolated"
+    return Cell(segment.base * scale * _MS, segment.slope / rows * scale * _MS, end, figures, scale * further)
 
 
 class _Node:
@@ -240,10 +250,13 @@ class _Node:
 class _Mixed:
     """Mixed steps: all tokens, then decode rows, then a node."""
 
-    def __init__(self, points: Sequence[StepPoint], slopes: Callable[[StepPoint], tuple[float, float]]) -> None:
+    def __init__(
+        self, points: Sequence[StepPoint], slopes: Callable[[StepPoint], tuple[float, float]], prompts: _Prompts
+    ) -> None:
+        self._prompts = prompts
         nodes: dict[int, dict[int, list[StepPoint]]] = {}
         for one in points:
-            nodes.setdefault(one.size or one.rows + one.tokens, {}).setdefault(one.rows, []).append(one)
+            nodes.setdefault(one.rows + one.tokens, {}).setdefault(one.rows, []).append(one)
         self._sizes = sorted(nodes)
         self._most = max((rows for found in nodes.values() for rows in found), default=0)
         self._columns = {
@@ -251,19 +264,31 @@ class _Mixed:
             for size, found in nodes.items()
         }
 
-    def cell(self, step: StepFeatures, tokens: int) -> Cell:
-        """`tokens`: with the padding of a graph."""
+    def cell(self, step: StepFeatures, tokens: float) -> Cell:
         if not self._sizes:
             raise NotMeasuredError("no mixed steps of this kind were measured")
         place = between(self._sizes, tokens)
         context = step.decode_context / step.decode_rows
-        depth = _depth(step.prompt_pairs, tokens - step.decode_rows)
+        depth = _depth(step.prompt_pairs, step.prompt_tokens)
         ends = [self._column(self._sizes[i], step.decode_rows, context, depth) for i in (place.low, place.high)]
         (low, first, inner), (high, second, other) = ends
-        segment = _blend(low, high, _log_weight(first, second, place.share))
-        grown = place.factor * max(1.0, step.decode_rows / self._most)
-        cell = _cell(segment, step.decode_rows, grown, is_exact=False)
-        return cell._replace(factor=max(grown, inner, other))
+        segment = _blend(low, high, self._weight(place, tokens, first, second))
+        more_rows = max(1.0, step.decode_rows / self._most)
+        scale = place.factor
+        if scale > 1.0 and self._prompts:
+            scale = self._prompts.whole_ms(tokens) / self._prompts.whole_ms(self._sizes[-1])
+        cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
+        return cell._replace(factor=max(place.factor * more_rows, inner, other))
+
+    def _weight(self, place: Between, tokens: float, first: float, second: float) -> float:
+        """Of the larger size: where the time of prompts of so many tokens lies between those of the two sizes."""
+        if place.low != place.high and self._prompts:
+            low, ms, high = (
+                self._prompts.whole_ms(count) for count in (self._sizes[place.low], tokens, self._sizes[place.high])
+            )
+            if low < high:
+                return (ms - low) / (high - low)
+        return _log_weight(first, second, place.share)
 
     def _column(self, size: int, rows: int, context: float, depth: float) -> tuple[Segment, float, float]:
         """At one number of tokens: over the mean context; milliseconds to compare sizes by; the factor."""

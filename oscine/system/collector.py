@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _EVERY_S = 2.0
+_LONGEST_S = 600.0  # that a collection may be put off
 _MANY_OBJECTS = 50_000  # set apart since the last collection of all
-_SHARE = 0.01  # of the time that such collections may take while it is not quiet
+_NEVER = 1 << 30  # a threshold
 
 
 @contextmanager
@@ -32,19 +32,24 @@ def set_apart() -> Iterator[None]:
 
 
 async def collect_when_quiet(is_quiet: Callable[[], bool]) -> None:
-    """Collects what was set apart too, until it is cancelled: whenever there is much of it, but while it is not quiet
-    no more often than takes _SHARE of the time.
+    """Makes the collections of all objects until it is cancelled, while `is_quiet` or after _LONGEST_S; Python makes
+    those of young objects alone.
 
-    Nothing else runs while objects are traversed, and a large request can have so many that it takes 50 ms. All others
-    are left to Python, which collects them little by little: what a minute of connections leaves takes 700 ms at once.
+    Nothing else runs while objects are traversed: a large request can have so many that it takes 50 ms, and so can a
+    thousand connections. Requests and connections leave no circles, so collections are for what fails.
     """
-    next_s, apart = 0.0, gc.get_freeze_count()
-    while True:
-        await asyncio.sleep(_EVERY_S)
-        began_s = time.monotonic()
-        if gc.get_freeze_count() - apart > _MANY_OBJECTS and (is_quiet() or began_s >= next_s):
-            gc.unfreeze()
-            gc.collect()
-            gc.freeze()
-            ended_s = time.monotonic()
-            next_s, apart = ended_s + (ended_s - began_s) / _SHARE, gc.get_freeze_count()
+    usual = gc.get_threshold()
+    gc.set_threshold(*usual[:2], _NEVER)
+    put_off_s, apart = 0.0, gc.get_freeze_count()
+    try:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            put_off_s += _EVERY_S
+            many = gc.get_freeze_count() - apart > _MANY_OBJECTS
+            if (many and is_quiet()) or put_off_s >= _LONGEST_S:
+                gc.unfreeze()
+                gc.collect()
+                gc.freeze()
+                put_off_s, apart = 0.0, gc.get_freeze_count()
+    finally:
+        gc.set_threshold(*usual)

@@ -17,7 +17,7 @@ all else is computed.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from oscine.timing.answer import NO_END, Cell, Class, NotMeasuredError, blend, worst
 from oscine.timing.curve import Between, Curve, Segment, between
@@ -42,7 +42,7 @@ class MeasuredSurface:
             self._decodes[drafts] = _Rows([*self._with_contexts(own)])
         self._prompts = {eager: _Prompts(_of(of_kind["prompts"], eager)) for eager in (False, True)}
         self._mixed = {
-            eager: _Mixed(_of(of_kind["mixed"], eager), self._slopes, self._prompts[eager]) for eager in (False, True)
+            eager: _Mixed(_of(of_kind["mixed"], eager), self._parts, self._prompts[eager]) for eager in (False, True)
         }
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
@@ -83,11 +83,21 @@ class MeasuredSurface:
                 for context, more_ms in self._decodes[0].growth(one.rows, one.context):
                     yield replace(one, context=context, ms=one.ms + more_ms)
 
-    def _slopes(self, point: StepPoint) -> tuple[float, float]:
-        """Milliseconds per token of mean context, and of depth, for a mixed step with a single point of either."""
+    def _parts(self, point: StepPoint) -> "_Parts":
         prompts = self._prompts[point.size == EAGER] or self._prompts[True]
         per_depth = prompts.slope(point.tokens) if prompts else 0.0
-        return self._decodes[0].slope(point.rows) if self._decodes[0] else 0.0, per_depth
+        decodes = self._decodes[0]
+        return (
+            _Parts(decodes.slope(point.rows), per_depth, decodes.last(point.rows)) if decodes else _Parts(0, per_depth)
+        )
+
+
+class _Parts(NamedTuple):
+    """What steps of decodes, and of prompts, tell of a mixed step."""
+
+    per_context: float  # milliseconds per token of mean context
+    per_depth: float  # and of depth
+    context: float = 0.0  # that decodes were measured up to
 
 
 def _of(points: Iterable[StepPoint], eager: bool) -> list[StepPoint]:
@@ -192,6 +202,10 @@ class _Prompts(_Sizes):
         segment, factor, _ = self.at(tokens, 0.0)
         return segment.base * factor
 
+    def beyond(self, tokens: float) -> float:
+        """The factor beyond the largest size."""
+        return self.at(tokens, 0.0)[1]
+
 
 def _depth(pairs: int, tokens: int) -> float:
     """The start of a chunk of so many tokens with so many pairs; negative for several short ones."""
@@ -220,22 +234,24 @@ def _cell(segment: Segment, rows: int, scale: float, further: float, is_exact: b
 class _Node:
     """Mixed steps of one number of rows and of tokens: at each depth, a curve over the mean context."""
 
-    def __init__(self, points: Sequence[StepPoint], tokens: int, slopes: tuple[float, float]) -> None:
-        """`slopes`: per mean context and per depth, where only one of either was measured."""
-        self._tokens, (self._per_context, self._per_depth) = tokens, slopes
+    def __init__(self, points: Sequence[StepPoint], tokens: int, parts: _Parts) -> None:
+        """`parts`: for contexts beyond those of mixed steps, and where only one context or depth was measured."""
+        self._tokens, self._parts = tokens, parts
         depths = {one: _depth(one.pairs, tokens) for one in points}
         self._depths = sorted(set(depths.values()))
         self._curves = [Curve((p.context, p.ms) for p in points if depths[p] == depth) for depth in self._depths]
         self.base = self._curves[0].ys[0]
+        self.context = max(curve.xs[-1] for curve in self._curves)  # that mixed steps were measured up to
 
     def at(self, context: float, depth: float) -> tuple[Segment, float]:
         """Over the mean context, and the factor beyond what was measured."""
-        most = max(curve.xs[-1] for curve in self._curves)
-        factor = max(context / most, _deeper(depth, self._depths[-1], self._tokens), 1.0)
+        factor = max(
+            context / max(self.context, self._parts.context), _deeper(depth, self._depths[-1], self._tokens), 1.0
+        )
         segments = [curve.at(context, self._slope) for curve in self._curves]
         if len(segments) == 1:
             (one,) = segments
-            return one._replace(base=one.base + self._per_depth * max(depth - self._depths[0], 0.0)), factor
+            return one._replace(base=one.base + self._parts.per_depth * max(depth - self._depths[0], 0.0)), factor
         high = max(1, min(bisect_left(self._depths, depth), len(segments) - 1))
         share = (depth - self._depths[high - 1]) / (self._depths[high] - self._depths[high - 1])
         return _blend(segments[high - 1], segments[high], max(share, 0.0)), factor
@@ -244,15 +260,13 @@ class _Node:
     def _slope(self) -> float:
         """Per mean context, of a curve of a single point: that of a longer curve, if there is one."""
         known = [slope for curve in self._curves if (slope := curve.last_slope) is not None]
-        return known[0] if known else self._per_context
+        return known[0] if known else self._parts.per_context
 
 
 class _Mixed:
     """Mixed steps: all tokens, then decode rows, then a node."""
 
-    def __init__(
-        self, points: Sequence[StepPoint], slopes: Callable[[StepPoint], tuple[float, float]], prompts: _Prompts
-    ) -> None:
+    def __init__(self, points: Sequence[StepPoint], parts: Callable[[StepPoint], _Parts], prompts: _Prompts) -> None:
         self._prompts = prompts
         nodes: dict[int, dict[int, list[StepPoint]]] = {}
         for one in points:
@@ -260,9 +274,10 @@ class _Mixed:
         self._sizes = sorted(nodes)
         self._most = max((rows for found in nodes.values() for rows in found), default=0)
         self._columns = {
-            size: {rows: _Node(own, size - rows, slopes(own[0])) for rows, own in sorted(found.items())}
+            size: {rows: _Node(own, size - rows, parts(own[0])) for rows, own in sorted(found.items())}
             for size, found in nodes.items()
         }
+        self._context = min((node.context for found in self._columns.values() for node in found.values()), default=0.0)
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         if not self._sizes:
@@ -274,11 +289,19 @@ class _Mixed:
         (low, first, inner), (high, second, other) = ends
         segment = _blend(low, high, self._weight(place, tokens, first, second))
         more_rows = max(1.0, step.decode_rows / self._most)
-        scale = place.factor
-        if scale > 1.0 and self._prompts:
-            scale = self._prompts.whole_ms(tokens) / self._prompts.whole_ms(self._sizes[-1])
+        scale, beyond = place.factor, place.factor
+        is_composed = context > self._context
+        if beyond > 1.0 and self._prompts:
+            is_composed = True
+            scale, beyond = self._growth(tokens)
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
-        return cell._replace(factor=max(place.factor * more_rows, inner, other))
+        figures: Class = "composed" if is_composed else cell.figures
+        return cell._replace(figures=figures, factor=max(beyond * more_rows, inner, other))
+
+    def _growth(self, tokens: float) -> tuple[float, float]:
+        """Of prompts, from the largest size of mixed steps on; and the factor beyond the largest prompt."""
+        longest, beyond = self._prompts.whole_ms(self._sizes[-1]), self._prompts.beyond(tokens)
+        return self._prompts.whole_ms(tokens) / longest, beyond
 
     def _weight(self, place: Between, tokens: float, first: float, second: float) -> float:
         """Of the larger size: where the time of prompts of so many tokens lies between those of the two sizes."""

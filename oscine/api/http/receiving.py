@@ -70,8 +70,15 @@ class ReadThrottle:
             self._end_later()
 
 
+_NOBODY = asyncio.Protocol()
+
+
 class ThrottledProtocol(asyncio.BufferedProtocol):
-    """The protocol of a transport. It passes on to `target`, which may be replaced by another one."""
+    """The protocol of a transport. It passes on to `target`, which may be replaced by another one.
+
+    It lets go of a target whose connection is lost, so that both are freed at once, and not by a collector, which holds
+    up all streams.
+    """
 
     def __init__(self, target: asyncio.Protocol, throttle: ReadThrottle) -> None:
         self.target = target
@@ -108,7 +115,8 @@ class ThrottledProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._throttle.leave(self)
-        self.target.connection_lost(exc)
+        target, self.target = self.target, _NOBODY
+        target.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._throttle.buffer[: self._throttle.read_bytes(self)]

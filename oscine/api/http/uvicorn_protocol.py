@@ -4,6 +4,7 @@ body has the bounds of bodies.
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +113,8 @@ class _Parser(HttpRequestParser):
 class _RequestReader:
     """Parses what a client sends, with bounds on heads, on the framing of bodies, and on what is parsed in one turn.
 
-    The parser calls its `on_` methods, and these call those of the connection.
+    The parser calls its `on_` methods, and these call those of the connection, which owns both: no circle is left for a
+    collector.
     """
 
     in_message = False  # between the first byte of a request and the last of its body
@@ -126,10 +128,8 @@ class _RequestReader:
     _accounted_bytes = 0  # part of the newest bytes: body, and the usual framing of its chunks
     _body_left = 0  # bytes to come of a body with a length
 
-    def __init__(self, http: "BoundedHttp", feed: Callable[[bytes], None]) -> None:
-        """`feed` gives bytes to the parser."""
-        self._http, self._feed = http, feed
-        self.on_url = http.on_url
+    def __init__(self, http: "BoundedHttp") -> None:
+        self._http: BoundedHttp = weakref.proxy(http)
 
     def receive(self, data: bytes) -> None:
         if self._http.refusal is not None or self.unparsed or self._http.pipeline:
@@ -165,7 +165,7 @@ class _RequestReader:
                 return
             if begin >= _TURN_BYTES:
                 self._keep(data[begin:])
-                self._http.loop.call_soon(self.parse_on)
+                self._http.parse_later()
                 return
             end = begin + (_SLICE_BYTES if self.in_head else max(_SLICE_BYTES, self._body_left))
             self._parse_slice(data[begin:end])
@@ -180,7 +180,7 @@ class _RequestReader:
     def _parse_slice(self, data: bytes) -> None:
         self._ended_here, self._accounted_bytes = False, 0
         after_head = not self.in_head
-        self._feed(data)
+        self._http.feed(data)
         if self._ended_here:
             return
         if self.in_head:
@@ -213,6 +213,9 @@ class _RequestReader:
         self._http.on_message_begin()
         self.in_message, self._body_left = True, 0
         self.start_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._http.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # the parser calls this for trailers too
@@ -311,7 +314,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._reader = _RequestReader(self, super().data_received)
+        self._reader = _RequestReader(self)
         self.flow, self.parser = _Flow(transport, self.throttled), _Parser(self._reader)
         if self._handshake is None:
             self._above_limit = self.limit.enter(self)
@@ -347,6 +350,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.receive(data)
+
+    def feed(self, data: bytes) -> None:
+        """Gives bytes to the parser."""
+        super().data_received(data)
+
+    def parse_later(self) -> None:
+        self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        self._reader.parse_on()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client may end its sending side and still read. What it has asked is answered before the connection is
@@ -436,7 +449,7 @@ class BoundedHttp(HttpToolsProtocol):
             if reader.in_message and not reader.in_head and self._linger_timer is None:
                 self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
         if reader.unparsed or self.at_end:
-            self.loop.call_soon(reader.parse_on)
+            self.parse_later()
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(APIError("This is not a valid HTTP request."))

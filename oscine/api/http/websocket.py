@@ -7,6 +7,8 @@ connection with the status 1002, 1007 or 1009.
 import asyncio
 import logging
 import time
+import weakref
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
@@ -48,13 +50,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._set_busy(busy=False)
+        self.set_busy(busy=False)
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the application runs from the next turn of the event loop on
             extensions: dict[str, Any] = self.scope["extensions"]
-            extensions[BUSY] = self._set_busy
+            extensions[BUSY] = partial(_set_busy, weakref.ref(self))
 
     async def send(self, message: Any) -> None:
         """Raises ClientDisconnected."""
@@ -66,7 +68,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True  # by a refusal; else uvicorn reports an error of the application
 
-    def _set_busy(self, *, busy: bool) -> None:
+    def set_busy(self, *, busy: bool) -> None:
         self._limit.idle.pop(self, None)
         if not busy and not self.disconnected:
             self._limit.idle[self] = None
@@ -85,6 +87,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.connections.add(self)  # `abort` has removed it; uvicorn removes it once more
         super().connection_lost(exc)
         self._limit.leave(self)
+        self.conn.parser.close()  # its frame refers to itself: only a collector would free what a lost connection had
 
     def begin(self, head: bytes, rest: bytes) -> None:
         """`head`: of the request. `rest`: what the client has sent behind it."""
@@ -228,3 +231,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         self._set_reading()
+
+
+def _set_busy(connection: "weakref.ref[BoundedWebSocket]", *, busy: bool) -> None:
+    if (found := connection()) is not None:
+        found.set_busy(busy=busy)

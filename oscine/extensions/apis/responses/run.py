@@ -258,8 +258,8 @@ class ResponseRun:
         output = OutputItems(turn, self.events, plan.tools, plan.toolbox, logprobs, before, summaries=summaries)
         if self._output is not None:
             output.calls = self._output.calls
-        if self._within is not None:
-            output.is_steered = lambda: self._within is not None and self._within.steered
+        if (within := self._within) is not None:
+            output.is_steered = lambda: within.steered
         return output
 
     async def _compact(self, plan: ResponsePlan, summary: Turn, write: Write | None) -> ResponsePlan:

@@ -42,19 +42,23 @@ def test_all_objects_are_collected_in_quiet_moments_or_after_a_while(monkeypatch
         nonlocal quiet
         usual = gc.get_threshold()
         collecting = asyncio.create_task(collect_when_quiet(lambda: quiet))
-        assert await turns() == 0
+        assert await turns() == 1, "what the start has made"
         assert gc.get_threshold()[:2] == usual[:2]
         assert gc.get_threshold()[2] > usual[2]
         with set_apart():
             kept = [[] for _ in range(5000)]  # type: ignore[var-annotated]
-        assert await turns() == 0, "large requests are held"
+        assert await turns() == 1, "large requests are held"
         quiet = True
-        assert await turns() == 1
-        assert await turns() == 1, "nothing new"
+        assert await turns() == 2
+        assert await turns() == 2, "nothing new"
+        del kept
+        assert await turns() == 2
+        with set_apart():
+            kept = [[] for _ in range(5000)]
+        assert await turns() == 3, "as many as were freed before"
         quiet = False
-        monkeypatch.setattr(collector, "_EVERY_S", 0.0)
         monkeypatch.setattr(collector, "_LONGEST_S", 0.0)
-        assert await turns() > 1
+        assert await turns() > 3
         collecting.cancel()
         await asyncio.wait((collecting,))
         assert gc.get_threshold() == usual

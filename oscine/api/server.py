@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import os
 import signal
@@ -186,7 +185,6 @@ class Server(uvicorn.Server):
         tasks = [
             asyncio.create_task(self._start_service(on_ready)),
             asyncio.create_task(measure_lag(self.service.metrics.loop_lag.observe)),
-            asyncio.create_task(collect_when_quiet(lambda: self.service.is_quiet)),
             asyncio.create_task(return_freed_memory()),
         ]
         try:
@@ -263,8 +261,7 @@ class Server(uvicorn.Server):
             self.error = str(error) or type(error).__name__
             self.should_exit = True
             return
-        gc.collect()
-        gc.freeze()  # so that the collector does not traverse modules and models again while requests run
+        await collect_when_quiet(lambda: self.service.is_quiet)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -25,8 +25,8 @@ SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
 FOUND, NO_SCALES = "auto", "none"  # values of --kv-scales that are no file
-# A step without progress for so long is a hang. Kernels may be compiled in it; on the slowest CPU, 1,024 tokens take a
-# fraction of the other one.
+# An engine without a finished step for so long is hung. The limit of a GPU covers the compilation of kernels, that of a
+# CPU a step of 1,024 tokens on the slowest one.
 GPU_TIMEOUT_S, CPU_TIMEOUT_S = 120.0, 900.0
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 
@@ -394,8 +394,8 @@ class EngineOptions(Options, group="development"):
             self.fake_steps is None or self.executor == "fake", "fake-steps", "used with --executor fake", self.executor
         )
 
-    def timeout_s(self, *, on_gpu: bool) -> float:
-        """Seconds without a step after which the engine counts as hung; infinite: never."""
+    def hang_limit_s(self, *, on_gpu: bool) -> float:
+        """Seconds without a finished step after which the engine counts as hung; infinite: never."""
         default_s = GPU_TIMEOUT_S if on_gpu else CPU_TIMEOUT_S
         return (default_s if self.engine_timeout_s is None else self.engine_timeout_s) or inf
 

@@ -79,7 +79,7 @@ class Between(NamedTuple):
     factor: float = 1.0  # by which the value exceeds the last of the list
 
 
-def between(sizes: Sequence[int], value: float) -> Between:
+def between(sizes: Sequence[float], value: float) -> Between:
     """In logarithms. Below the first one it is the first, above the last one the last with a factor."""
     place = bisect_left(sizes, value)
     if place == len(sizes):

@@ -9,9 +9,9 @@ The depth of a prompt's chunk is where it starts. Chunks that are shorter than o
 down to -1 for prompts of one token.
 
 Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Mixed steps are
-measured at fewer sizes than prompts, so between and beyond these sizes they grow as prompts do. Steps that run as CUDA
-graphs are never mixed with eager ones. A row that fills up a graph counts as half a row: no expert is read for it, but
-all else is computed.
+measured at fewer sizes than prompts. Between and beyond these sizes they grow as prompts do; beyond their contexts they
+grow as decodes do. Steps that run as CUDA graphs are never mixed with eager ones. A row that fills up a graph counts as
+half a row: no expert is read for it, but all else is computed.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.table import Kind, StepPoint
 
 _MS = 1e-3
-_FILLER = 0.5  # of a row that fills up a graph; of 0, 0.2, 0.35, 0.5 and 1 nearest to the steps left out of six tables
+_FILLER = 0.5  # of a row that fills up a graph; docs/log.md has how it was chosen
 
 
 class MeasuredSurface:
@@ -47,11 +47,12 @@ class MeasuredSurface:
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         size = self._graphs.size_of(step)
-        count = step.tokens if size == EAGER else step.tokens + _FILLER * (size - step.tokens)
+        count = _count(step.tokens, size)
         if not step.prompt_sequences:
             cell = self._decode(step, count)
         else:
-            cell = (self._mixed if step.decode_rows else self._prompts)[size == EAGER].cell(step, count)
+            surface = self._mixed if step.decode_rows else self._prompts
+            cell = surface[size == EAGER].cell(step, count)
         if cell.factor > 1.0:
             if not scaled:
                 raise NotMeasuredError(f"a step of this kind is {cell.factor:.2f} times what was measured: {step}")
@@ -87,17 +88,22 @@ class MeasuredSurface:
         prompts = self._prompts[point.size == EAGER] or self._prompts[True]
         per_depth = prompts.slope(point.tokens) if prompts else 0.0
         decodes = self._decodes[0]
-        return (
-            _Parts(decodes.slope(point.rows), per_depth, decodes.last(point.rows)) if decodes else _Parts(0, per_depth)
-        )
+        if not decodes:
+            return _Parts(0.0, per_depth)
+        return _Parts(decodes.slope(point.rows), per_depth, decodes.last(point.rows))
 
 
 class _Parts(NamedTuple):
-    """What steps of decodes, and of prompts, tell of a mixed step."""
+    """What steps of decodes alone, and of prompts alone, tell of a mixed step."""
 
     per_context: float  # milliseconds per token of mean context
-    per_depth: float  # and of depth
-    context: float = 0.0  # that decodes were measured up to
+    per_depth: float  # milliseconds per token of depth
+    context: float = 0.0  # largest mean context of the decode points
+
+
+def _count(tokens: int, size: int) -> float:
+    """Tokens of a step, with what fills up its graph."""
+    return tokens if size == EAGER else tokens + _FILLER * (size - tokens)
 
 
 def _of(points: Iterable[StepPoint], eager: bool) -> list[StepPoint]:
@@ -111,7 +117,7 @@ def _drafts_of(point: StepPoint) -> int:
 class _Sizes:
     """Curves at sizes in ascending order."""
 
-    def __init__(self, curves: dict[int, Curve]) -> None:
+    def __init__(self, curves: dict[float, Curve]) -> None:
         self.sizes = sorted(curves)
         self.curves = [curves[size] for size in self.sizes]
         # Slope per row (or token) and per x, where a curve has one point only: that of the largest size.
@@ -161,8 +167,8 @@ class _Rows(_Sizes):
     """Decode steps: rows, then mean context."""
 
     def __init__(self, points: Sequence[StepPoint]) -> None:
-        sizes = {one.rows for one in points}
-        super().__init__({size: Curve((p.context, p.ms) for p in points if p.rows == size) for size in sizes})
+        of_size = _by_count(points)
+        super().__init__({size: Curve((p.context, p.ms) for p in own) for size, own in of_size.items()})
 
     def growth(self, rows: int, context: int) -> Iterator[tuple[int, float]]:
         """Larger contexts of the next larger size, and the milliseconds that they take more than this one."""
@@ -184,27 +190,35 @@ class _Prompts(_Sizes):
     """Steps of prompts: tokens, then depth."""
 
     def __init__(self, points: Sequence[StepPoint]) -> None:
-        sizes = {one.tokens for one in points}
-        super().__init__({n: Curve((_depth(p.pairs, n), p.ms) for p in points if p.tokens == n) for n in sizes})
+        of_size = _by_count(points)
+        super().__init__({n: Curve((_depth(p.pairs, p.tokens), p.ms) for p in own) for n, own in of_size.items()})
+        self._growth = Curve((n, self.at(n, 0.0)[0].base) for n in self.sizes) if points else None
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         """`tokens`: with what fills up a graph, as of mixed steps."""
-        depth = _depth(step.prompt_pairs, step.tokens)
+        depth = _depth(step.prompt_pairs, step.prompt_tokens)
         segment, factor, is_exact = self.at(tokens, depth)
         scale = factor  # beyond the largest step, as many tokens per second as it has
         if segment.beyond:
-            factor *= _deeper(depth, self.last(tokens), tokens)
+            factor *= _deeper(depth, self.last(tokens), step.prompt_tokens)
         seconds = (segment.base + segment.slope * depth) * scale * _MS
         return Cell(seconds, figures="measured" if is_exact else "interpolated", factor=factor)
 
     def whole_ms(self, tokens: float) -> float:
-        """Milliseconds of one prompt of so many tokens, without a context."""
-        segment, factor, _ = self.at(tokens, 0.0)
-        return segment.base * factor
+        """Milliseconds of one prompt of so many tokens, without a context; never less for more tokens."""
+        assert self._growth is not None
+        return self._growth.value(max(tokens, self._growth.xs[0]))
 
     def beyond(self, tokens: float) -> float:
         """The factor beyond the largest size."""
-        return self.at(tokens, 0.0)[1]
+        return max(1.0, tokens / self.sizes[-1])
+
+
+def _by_count(points: Iterable[StepPoint]) -> dict[float, list[StepPoint]]:
+    found: dict[float, list[StepPoint]] = {}
+    for one in points:
+        found.setdefault(_count(one.rows + one.tokens, one.size), []).append(one)
+    return found
 
 
 def _depth(pairs: int, tokens: int) -> float:
@@ -214,7 +228,7 @@ def _depth(pairs: int, tokens: int) -> float:
     return depth if depth >= 0 else depth / whole
 
 
-def _deeper(depth: float, most: float, tokens: float) -> float:
+def _deeper(depth: float, most: float, tokens: int) -> float:
     """The factor of pairs beyond a depth."""
     whole = (tokens + 1) / 2
     return max(1.0, (max(depth, 0.0) + whole) / (max(most, 0.0) + whole))
@@ -223,8 +237,8 @@ def _deeper(depth: float, most: float, tokens: float) -> float:
 def _cell(segment: Segment, rows: int, scale: float, further: float, is_exact: bool) -> Cell:
     """A segment over the mean context, as seconds over the sum of contexts.
 
-    `scale`: of the time, for sizes beyond the measured ones. `further`: as far is the context beyond them; the segment
-    goes on there.
+    `scale`: of the time, for sizes beyond the measured ones. `further`: context / largest measured context; it changes
+    the factor, not the time.
     """
     end = NO_END if segment.end == float("inf") else int(segment.end * rows)
     figures: Class = "measured" if is_exact else "interpolated"
@@ -240,21 +254,20 @@ class _Node:
         depths = {one: _depth(one.pairs, tokens) for one in points}
         self._depths = sorted(set(depths.values()))
         self._curves = [Curve((p.context, p.ms) for p in points if depths[p] == depth) for depth in self._depths]
-        self.base = self._curves[0].ys[0]
-        self.context = max(curve.xs[-1] for curve in self._curves)  # that mixed steps were measured up to
 
-    def at(self, context: float, depth: float) -> tuple[Segment, float]:
-        """Over the mean context, and the factor beyond what was measured."""
-        factor = max(
-            context / max(self.context, self._parts.context), _deeper(depth, self._depths[-1], self._tokens), 1.0
-        )
+    def at(self, context: float, depth: float) -> "_Found":
+        own = max(curve.xs[-1] for curve in self._curves)
+        deeper = _deeper(depth, self._depths[-1], self._tokens)
+        factor = max(context / max(own, self._parts.context), deeper, 1.0)
         segments = [curve.at(context, self._slope) for curve in self._curves]
         if len(segments) == 1:
-            (one,) = segments
-            return one._replace(base=one.base + self._parts.per_depth * max(depth - self._depths[0], 0.0)), factor
+            (found,) = segments
+            found = found._replace(base=found.base + self._parts.per_depth * max(depth - self._depths[0], 0.0))
+            return _Found(found, self._curves[0].ys[0], factor, context > own)
         high = max(1, min(bisect_left(self._depths, depth), len(segments) - 1))
         share = (depth - self._depths[high - 1]) / (self._depths[high] - self._depths[high - 1])
-        return _blend(segments[high - 1], segments[high], max(share, 0.0)), factor
+        found = _blend(segments[high - 1], segments[high], max(share, 0.0))
+        return _Found(found, self._curves[0].ys[0], factor, context > own)
 
     @property
     def _slope(self) -> float:
@@ -268,16 +281,16 @@ class _Mixed:
 
     def __init__(self, points: Sequence[StepPoint], parts: Callable[[StepPoint], _Parts], prompts: _Prompts) -> None:
         self._prompts = prompts
-        nodes: dict[int, dict[int, list[StepPoint]]] = {}
+        nodes: dict[float, dict[int, list[StepPoint]]] = {}
         for one in points:
-            nodes.setdefault(one.rows + one.tokens, {}).setdefault(one.rows, []).append(one)
+            count = _count(one.rows + one.tokens, one.size)
+            nodes.setdefault(count, {}).setdefault(one.rows, []).append(one)
         self._sizes = sorted(nodes)
         self._most = max((rows for found in nodes.values() for rows in found), default=0)
         self._columns = {
-            size: {rows: _Node(own, size - rows, parts(own[0])) for rows, own in sorted(found.items())}
+            size: {rows: _Node(own, own[0].tokens, parts(own[0])) for rows, own in sorted(found.items())}
             for size, found in nodes.items()
         }
-        self._context = min((node.context for found in self._columns.values() for node in found.values()), default=0.0)
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         if not self._sizes:
@@ -285,42 +298,44 @@ class _Mixed:
         place = between(self._sizes, tokens)
         context = step.decode_context / step.decode_rows
         depth = _depth(step.prompt_pairs, step.prompt_tokens)
-        ends = [self._column(self._sizes[i], step.decode_rows, context, depth) for i in (place.low, place.high)]
-        (low, first, inner), (high, second, other) = ends
-        segment = _blend(low, high, self._weight(place, tokens, first, second))
-        more_rows = max(1.0, step.decode_rows / self._most)
-        scale, beyond = place.factor, place.factor
-        is_composed = context > self._context
+        low, high = (self._column(self._sizes[i], step.decode_rows, context, depth) for i in (place.low, place.high))
+        segment = _blend(low.segment, high.segment, self._weight(place, tokens, low.ms, high.ms))
+        scale = beyond = place.factor
+        is_composed = low.is_composed or high.is_composed
         if beyond > 1.0 and self._prompts:
-            is_composed = True
-            scale, beyond = self._growth(tokens)
+            more_ms = self._prompts.whole_ms(tokens) - self._prompts.whole_ms(self._sizes[-1])
+            segment = segment._replace(base=segment.base + more_ms)
+            scale, beyond, is_composed = 1.0, self._prompts.beyond(tokens), True
+        more_rows = max(1.0, step.decode_rows / self._most)
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
         figures: Class = "composed" if is_composed else cell.figures
-        return cell._replace(figures=figures, factor=max(beyond * more_rows, inner, other))
-
-    def _growth(self, tokens: float) -> tuple[float, float]:
-        """Of prompts, from the largest size of mixed steps on; and the factor beyond the largest prompt."""
-        longest, beyond = self._prompts.whole_ms(self._sizes[-1]), self._prompts.beyond(tokens)
-        return self._prompts.whole_ms(tokens) / longest, beyond
+        return cell._replace(figures=figures, factor=max(beyond * more_rows, low.factor, high.factor))
 
     def _weight(self, place: Between, tokens: float, first: float, second: float) -> float:
         """Of the larger size: where the time of prompts of so many tokens lies between those of the two sizes."""
         if place.low != place.high and self._prompts:
-            low, ms, high = (
-                self._prompts.whole_ms(count) for count in (self._sizes[place.low], tokens, self._sizes[place.high])
-            )
+            sizes = self._sizes[place.low], tokens, self._sizes[place.high]
+            low, ms, high = map(self._prompts.whole_ms, sizes)
             if low < high:
                 return (ms - low) / (high - low)
         return _log_weight(first, second, place.share)
 
-    def _column(self, size: int, rows: int, context: float, depth: float) -> tuple[Segment, float, float]:
-        """At one number of tokens: over the mean context; milliseconds to compare sizes by; the factor."""
+    def _column(self, size: float, rows: int, context: float, depth: float) -> "_Found":
         nodes = self._columns[size]
         known = list(nodes)
         place = between(known, rows)
-        low, high = nodes[known[place.low]], nodes[known[place.high]]
-        (first, inner), (second, other) = low.at(context, depth), high.at(context, depth)
-        weight = _log_weight(low.base, high.base, place.share)
-        segment = _blend(first, second, weight)
+        first, second = (nodes[known[i]].at(context, depth) for i in (place.low, place.high))
+        weight = _log_weight(first.ms, second.ms, place.share)
+        segment = _blend(first.segment, second.segment, weight)
         segment = segment._replace(slope=segment.slope * place.factor)  # of rows beyond those of this size
-        return segment, low.base + (high.base - low.base) * weight, max(inner, other)
+        ms = first.ms + (second.ms - first.ms) * weight
+        return _Found(segment, ms, max(first.factor, second.factor), first.is_composed or second.is_composed)
+
+
+class _Found(NamedTuple):
+    """Mixed steps of one number of tokens, or of one number of rows too."""
+
+    segment: Segment  # over the mean context
+    ms: float  # to compare with others by
+    factor: float  # beyond what was measured
+    is_composed: bool  # with times of decodes

@@ -19,6 +19,7 @@ from oscine.ops.moe.hopper_gemm import gemm
 from tests.ops.bound import CPU_TARGET, bound, target_of
 from tests.ops.compile_ahead import TO_E4M3, Compiled, compile_ahead, marked, run_interpreted
 from tests.ops.gluon_interpreter import run_gluon
+from tests.ops.gluon_interpreter.program import Program
 from tests.ops.test_planes import round_as_torch
 
 MAX_SHARED = 227 * 1024  # bytes of shared memory of an H100 or H200 processor that programs may use
@@ -320,6 +321,18 @@ def interpret_tilings() -> None:
 @pytest.mark.slow
 def test_interpreted_tilings() -> None:
     run_gluon(interpret_tilings)
+
+
+def interpret_late_partitions() -> None:
+    """Whichever partition is late, none of the others takes one phase of a barrier for another."""
+    hopper.plan = lambda *_: hopper.Tiling(32, units=1, stages=3, halves=True, middle=24, dynamic=True)
+    for late in range(5):
+        Program.late = late
+        check_error(24, 4, 320, 64, torch.device("cpu"))  # five steps in three stages
+
+
+def test_interpreted_partitions_may_be_late() -> None:
+    run_gluon(interpret_late_partitions)
 
 
 def check_error(tokens: int, experts: int, hidden: int, intermediate: int, device: torch.device) -> None:

@@ -20,10 +20,10 @@ CONTEXTS = 128, 1024, 4096
 
 
 def law_ms(step: StepFeatures) -> float:
-    """A step of a machine that pads to graphs and has dearer eager steps."""
+    """A step of a machine on which a row that fills up a graph takes half a row's time, and with dearer eager steps."""
     size = GRAPHS.size_of(step)
-    tokens, host = max(size, step.tokens), 0.0 if size else 0.5
-    rows = size if size and not step.prompt_sequences else step.decode_rows
+    tokens, host = ((size + step.tokens) / 2, 0.0) if size else (step.tokens, 0.5)
+    rows = tokens if size and not step.prompt_sequences else step.decode_rows
     context = rows * step.decode_context / step.decode_rows if rows else 0.0
     return 1.0 + host + 0.02 * tokens**0.8 + 2e-5 * context + 1e-6 * step.prompt_pairs
 
@@ -48,7 +48,11 @@ def point(rows: int, context: int, tokens: int = 0, start: int = 0, drafts: int 
 
 DECODES = [point(rows, context) for rows in GRAPHS.decode for context in CONTEXTS]
 VERIFIES = [
-    point(rows * (1 + k), context, drafts=rows * k) for k in (1, 3) for rows in (1, 4, 16) for context in CONTEXTS
+    point(rows * (1 + k), context, drafts=rows * k)
+    for k in (1, 3, 4)  # with 4, rows fill up no graph
+    for rows in (1, 2, 4, 12, 16)
+    for context in CONTEXTS
+    if rows * (1 + k) <= 64
 ]
 PROMPTS = [point(0, 0, tokens, start) for tokens in (*GRAPHS.prompts, 257, 512, 1024) for start in (0, 2048, 8192)]
 MIXED = [
@@ -73,29 +77,50 @@ def test_times_at_points_are_exact(points: list[StepPoint]) -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(st.integers(1, 64), contexts)
-def test_decodes_take_as_long_as_their_graph(rows: int, context: int) -> None:
+def test_decodes_between_points(rows: int, context: int) -> None:
     step = StepFeatures(rows, rows * context, sampled=rows)
-    assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.02)
+    assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.03)
 
 
 @settings(derandomize=True, deadline=None)
-@given(st.integers(2, 1024), st.integers(0, 8192))
+@given(st.integers(GRAPHS.prompts[0], 1024), st.integers(0, 8192))
 def test_prompts_between_points(tokens: int, start: int) -> None:
     step = StepFeatures(prompt_tokens=tokens, prompt_pairs=pairs_of(start, tokens), prompt_sequences=1, sampled=1)
     if step.prompt_pairs / max(GRAPHS.size_of(step), tokens) <= 8192:
-        assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.06)
+        assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.12)  # sizes are far apart
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.integers(1, 128), st.integers(2, 800), contexts, st.integers(0, 4096))
 def test_mixed_steps_between_points(rows: int, tokens: int, context: int, start: int) -> None:
     step = StepFeatures(rows, rows * context, tokens, pairs_of(start, tokens), 1, rows + 1)
-    if step.tokens >= 32 or GRAPHS.size_of(step):
+    if step.tokens >= GRAPHS.prompts[0]:
         try:
             found_s = TABLE.step_s(step)
         except NotMeasuredError:  # more pairs per token than the points have
             return
         assert found_s * 1e3 == pytest.approx(law_ms(step), rel=0.15)
+
+
+def test_mixed_steps_beyond_their_points_grow_as_prompts_and_decodes_do() -> None:
+    known = [one for one in MIXED if one.rows + one.tokens <= 64 and one.context <= 1024]
+    table = table_of(HEADER, (*DECODES, *PROMPTS, *known))
+    for rows, tokens, context in ((8, 56, 4096), (8, 248, 1024), (24, 232, 4096)):
+        step = StepFeatures(rows, rows * context, tokens, pairs_of(0, tokens), 1, rows + 1)
+        cell = table.cell(step)
+        assert (cell.figures, cell.factor) == ("composed", 1.0)
+        assert cell.step_s(step.decode_context) * 1e3 == pytest.approx(law_ms(step), rel=0.05)
+    with pytest.raises(NotMeasuredError, match=r"2\.00 times"):
+        table.cell(StepFeatures(8, 8 * 8192, 56, pairs_of(0, 56), 1, 9))
+
+
+def test_a_prompt_that_took_too_long_moves_no_mixed_step_beyond_its_neighbours() -> None:
+    prompts = [replace(point(0, 0, tokens), ms=ms) for tokens, ms in ((32, 5.0), (64, 5.4), (128, 5.01))]
+    mixed = [replace(point(8, 1024, total - 8), ms=ms) for total, ms in ((32, 6.0), (128, 7.0))]
+    table = table_of(HEADER, (*DECODES, *prompts, *mixed))
+    for total in (40, 48, 64, 65, 100):
+        step = StepFeatures(8, 8 * 1024, total - 8, pairs_of(0, total - 8), 1, 9)
+        assert 6.0 <= table.step_s(step) * 1e3 <= 7.0
 
 
 @settings(derandomize=True, deadline=None)

@@ -70,7 +70,7 @@ class ReadThrottle:
             self._end_later()
 
 
-_NOBODY = asyncio.Protocol()
+_NO_TARGET = asyncio.Protocol()
 
 
 class ThrottledProtocol(asyncio.BufferedProtocol):
@@ -115,7 +115,7 @@ class ThrottledProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._throttle.leave(self)
-        target, self.target = self.target, _NOBODY
+        target, self.target = self.target, _NO_TARGET
         target.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:

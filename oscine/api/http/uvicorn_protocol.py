@@ -113,8 +113,8 @@ class _Parser(HttpRequestParser):
 class _RequestReader:
     """Parses what a client sends, with bounds on heads, on the framing of bodies, and on what is parsed in one turn.
 
-    The parser calls its `on_` methods, and these call those of the connection, which owns both: no circle is left for a
-    collector.
+    The parser calls its `on_` methods, and these call those of the connection. It owns both, and is referred to weakly:
+    no reference cycle is left for a collector.
     """
 
     in_message = False  # between the first byte of a request and the last of its body

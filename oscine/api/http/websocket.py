@@ -87,7 +87,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.connections.add(self)  # `abort` has removed it; uvicorn removes it once more
         super().connection_lost(exc)
         self._limit.leave(self)
-        self.conn.parser.close()  # its frame refers to itself: only a collector would free what a lost connection had
+        self.conn.parser.close()  # its frame is part of a reference cycle, which only a collector would free
 
     def begin(self, head: bytes, rest: bytes) -> None:
         """`head`: of the request. `rest`: what the client has sent behind it."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from math import inf
 from typing import Literal, Protocol
 
 from oscine.engine.process.adapters import ClientAdapters
@@ -14,7 +15,7 @@ from oscine.engine.process.parent import SOCKETS
 from oscine.engine.process.supervisor import EngineSupervisor
 from oscine.engine.wire import messages as wire
 from oscine.engine.wire.stream import EngineDied, EngineError, EngineOverloaded, RequestStream
-from oscine.settings.config import EngineOptions
+from oscine.settings.config import GPU_TIMEOUT_S, EngineOptions
 from oscine.system.owned_folder import OwnedFolder, make_temporary
 from oscine.types import AdapterInfo, EngineInfo, EngineStats, GenerationOutput, GenerationRequest
 
@@ -154,7 +155,7 @@ class EngineClient:
         self.address = f"ipc://{self._folder.path}/engine"
         self._connection.open(self.address)
         self._supervisor.start(self.address)
-        if self._options.engine_timeout_s != 0:
+        if self._options.hang_limit_s(on_gpu=False) < inf:
             self._watching = asyncio.create_task(self._watch())
         self._connection.connect()
 
@@ -220,7 +221,7 @@ class EngineClient:
         """
         is_shared = self._options.peers.host is not None
         while True:
-            timeout_s = self._options.timeout_s(on_gpu=bool(self.gpus))
+            timeout_s = self._options.hang_limit_s(on_gpu=bool(self.gpus))
             waits = self._connection.has_requests or self._greeted
             if waits and time.monotonic() - self._heard_s >= timeout_s:
                 self.error = f"the engine process did nothing for {timeout_s:g} s and was killed"
@@ -229,7 +230,9 @@ class EngineClient:
             elif is_shared and not waits and self.state == "ready":
                 self._greeted, self._heard_s = True, time.monotonic()
                 self._connection.send(wire.Hello())
-            await asyncio.sleep(max(timeout_s / _LOOKS, _WATCH_S))
+            await asyncio.sleep(
+                max(min(timeout_s, GPU_TIMEOUT_S) / _LOOKS, _WATCH_S)
+            )  # before it is ready: as of a GPU
 
     # ---- what the connection and the supervisor report ----
 

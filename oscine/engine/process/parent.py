@@ -11,7 +11,7 @@ from pathlib import Path
 from oscine.system.owned_folder import MARK, Kind, is_marked
 
 SOCKETS = Kind("engine", re.compile("engine"))  # the folder of an engine's socket, which the parent makes
-STACKS = signal.SIGUSR1  # makes the engine write to stderr what each of its threads does
+STACKS = signal.SIGUSR1  # makes the engine write the stacks of its threads to stderr, and end
 STOP = b"stop\n"  # asks the engine to notify its clients and to end
 
 

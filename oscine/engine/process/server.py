@@ -269,7 +269,7 @@ def main() -> int:
     started_s = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.register(STACKS)
+    faulthandler.register(STACKS, chain=True)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Launch)
     parent = Parent(launch.address)
     clients = Clients(wire.decode_to_engine, linger_ms=_FAREWELL_MS)

@@ -22,7 +22,7 @@ _STABLE_S = 60.0  # an engine that served this long has recovered
 _MAX_FAILED_STARTS = 3  # in a row, before the engine is given up
 STARVED_S = 600.0  # how long an engine that was ready is retried while descriptors, memory or processes lack
 _FAREWELL_S = 2.0  # granted to an engine that serves, to tell its clients that it ends
-_STACKS_S = 0.5  # granted to a process that hangs, to write its stacks
+_STACKS_S = 3.0  # granted to a hung process, to write its stacks and end; one that is stopped cannot
 _EXIT_S = 5.0  # granted after stdin was closed, before the process is killed
 
 
@@ -131,16 +131,13 @@ class EngineSupervisor:
             self._process.kill()
 
     def end_hung(self, reason: str) -> None:
-        """As kill(), of a process that does nothing. What each of its threads does is written to stderr before."""
+        """Makes a hung process write the stacks of its threads to stderr and end; kills it if it cannot."""
         process = self._process
         if process is not None and process.returncode is None and self._killed_for is None:
             self._killed_for = reason
+            logger.error("%s (process %s): the stacks of its threads follow", reason, process.pid)
             process.send_signal(STACKS)
-            asyncio.get_running_loop().call_later(_STACKS_S, self._kill, process)
-
-    def _kill(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is None:
-            process.kill()
+            asyncio.get_running_loop().call_later(_STACKS_S, _kill_if_alive, process)
 
     def give_up(self) -> None:
         """The process will end and shall not be started again."""
@@ -169,6 +166,11 @@ class EngineSupervisor:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def _kill_if_alive(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
 
 
 def pause_s(failures: int) -> float:

@@ -15,6 +15,7 @@ _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
 _MIXED_CONTEXTS, _MIXED_STARTS = (1024, 8192), (16384,)
 _LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
 _MOST_CHUNKS = 64
+_APART = 1.5  # contexts of a number of rows: times nearer to each other tell nothing of their growth
 LEVELS = 4
 HELD_OUT = 20
 
@@ -152,12 +153,13 @@ def _contexts(limits: Limits, values: Iterable[int]) -> list[int]:
 
 def _decodes(limits: Limits, level: int) -> Iterator[Shape]:
     sizes = _thinned(limits.graphs.decode or _powers(limits.max_num_seqs), level)
+    contexts = _contexts(limits, CONTEXTS)
     for rows in sizes:
         room = (limits.pages[0] // rows - 1) * limits.page_size  # of a row, less a page to grow
-        for context in sorted({min(one, room) for one in _thinned(_contexts(limits, CONTEXTS), max(level, 1))}):
+        wanted = [one for one in _thinned(contexts, max(level, 1)) if _APART * one < room]
+        for context in {*wanted, *(min(room, one) for one in contexts[-1:])}:
             if context > limits.page_size:
                 yield Shape(rows, context)
-    contexts = _contexts(limits, CONTEXTS)
     if level == LEVELS - 1 and len(contexts) > 2:
         for rows in (8, 64):  # unlike contexts: for checks alone
             yield Shape(rows, contexts[1], longest=contexts[-1])

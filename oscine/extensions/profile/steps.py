@@ -81,22 +81,16 @@ class Steps:
         return Times(ms[DROPPED - 1 :], host_ms[DROPPED:], watts)
 
     def fill(self, pages: Sequence[int]) -> str:
-        """Gives the cache of GPUs other contents than zeros, whose products take less power. Says how.
+        """Gives the cache of GPUs what computed prompts write, as what rows read decides their experts. Says how much.
 
-        The first pages are those of prompts that are computed: what rows read decides their experts. The others are
-        random, except for other ranks and keys in FP8. `pages`: of each group, that these prompts may take. Engines
-        that share experts must be given the same, so that they make the same steps.
+        This process copies it to all other pages of its own. Zeros, as other ranks keep, take less power. `pages`: of
+        each group, that these prompts may take. Engines that share experts must be given the same, so that they make
+        the same steps.
         """
         import torch
 
         if not self.gpus:
             return "zeros"
-        kv, executor = self.built.kv, self.built.executor
-        is_filled = all(memory.dtype.is_floating_point and memory.element_size() > 1 for memory in kv)
-        with torch.inference_mode():
-            for memory, count in zip(kv, self.limits.pages, strict=True):
-                if is_filled:
-                    memory[:count].normal_()
         length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
         each = -(-length // self.limits.page_size)
         count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(available // each for available in pages))
@@ -105,10 +99,15 @@ class Steps:
             tokens = random.Random(i).choices(range(self.built.info.vocab_size), k=length)
             new = NewSequence(0, tokens, length, 0, [[] for _ in own], _GREEDY)
             plan = StepPlan(next(self.numbers), [new], [ScheduledSequence(0, 0, length, True, own)])
-            executor.launch(plan)
-            executor.collect()
-        rest = "; else random" if is_filled and self.built.ranks is None else ""
-        return f"computed, {count * length} tokens{rest}"
+            self.built.executor.launch(plan)
+            self.built.executor.collect()
+        if self.built.ranks is None and count:
+            with torch.inference_mode():
+                for memory, available in zip(self.built.kv, self.limits.pages, strict=True):
+                    for first in range(count * each, available, count * each):
+                        own_pages = memory[first : min(first + count * each, available)]
+                        own_pages.copy_(memory[: len(own_pages)])
+        return f"computed, {count * length} tokens"
 
     def _sequences(self, shape: Shape, room: int) -> list[NewSequence]:
         """Decodes first, then chunks, each in its own slot. All pages come at once. `room`: for tokens to come."""

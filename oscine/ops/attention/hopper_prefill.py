@@ -470,6 +470,7 @@ def _skip(cfg, shared, count, at):
     """Releases the next `count` blocks, which a consumer does not read."""
     for _ in range(count):
         mbarrier.wait(shared.full.index(at % cfg.STAGES), (at // cfg.STAGES) & 1)
+        barrier()  # one thread arrives for all: a warp that still waits could miss a phase
         mbarrier.arrive(shared.empty.index(at % cfg.STAGES), count=1)
         at += 1
     return at

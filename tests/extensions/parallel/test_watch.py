@@ -3,13 +3,11 @@
 import os
 import signal
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 
 import pytest
 
 from oscine.engine.wire.stream import EngineDied
-from oscine.settings.config import EngineOptions
 from tests.engine_process.harness import options, read, request, run, serving, tokens
 from tests.extensions.parallel.watch_clock import TIMEOUT_S, WatchClock
 from tests.waiting import until
@@ -56,13 +54,6 @@ def test_an_engine_that_hangs_says_where(
     stacks = capfd.readouterr().err
     assert "most recent call first" in stacks
     assert "engine/process/server.py" in stacks
-
-
-@pytest.mark.parametrize(
-    ("asked", "on_gpu", "expected"), [(None, True, 120), (None, False, 900), (7, True, 7), (0, True, inf)]
-)
-def test_a_gpu_is_waited_for_less_long(asked: float | None, on_gpu: bool, expected: float) -> None:
-    assert EngineOptions(engine_timeout_s=asked).timeout_s(on_gpu=on_gpu) == expected
 
 
 def test_a_long_step_is_not_a_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

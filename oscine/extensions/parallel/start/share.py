@@ -23,7 +23,7 @@ _STEP_LIMIT_S = 10.0  # for a rank to come to a step on a GPU; on a CPU a single
 
 def open_lockstep(handle: RankHandle, opened: OpenedModel, options: EngineOptions) -> Lockstep:
     """Returns when all ranks have opened theirs, if they are on GPUs."""
-    limit_s = _STEP_LIMIT_S if opened.device.type == "cuda" else options.timeout_s(on_gpu=False)
+    limit_s = _STEP_LIMIT_S if opened.device.type == "cuda" else options.hang_limit_s(on_gpu=False)
     exchange = _between_gpus if opened.device.type == "cuda" else _through_memory
     return Lockstep(StepClock(handle, limit_s), exchange(handle, opened, options))
 
@@ -31,7 +31,7 @@ def open_lockstep(handle: RankHandle, opened: OpenedModel, options: EngineOption
 def _through_memory(handle: RankHandle, opened: OpenedModel, options: EngineOptions) -> Exchange:
     config = opened.config
     row_bytes = config.hidden_size * opened.dtype.itemsize + config.num_experts_per_tok * (8 + 4)  # ids and weights
-    limit_s = options.timeout_s(on_gpu=False)
+    limit_s = options.hang_limit_s(on_gpu=False)
     return MemoryExchange(handle, options.scheduler.max_num_batched_tokens, row_bytes, limit_s)
 
 

@@ -347,6 +347,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # which uvicorn does for clients that close in order only
 
     def data_received(self, data: bytes) -> None:
         self._reader.receive(data)

@@ -84,13 +84,8 @@ def sends(data: bytes, answer: bytes) -> Callable[[SocketServer], None]:
 
 
 BODY = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
-POST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    % (
-        len(BODY),
-        BODY,
-    )
-)
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+POST = b"%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(BODY), BODY)
 WAYS = {
     "chat": posts("/v1/chat/completions", 200, **CHAT),
     "chat, streamed": posts("/v1/chat/completions", 200, **CHAT, stream=True),

@@ -40,6 +40,7 @@ def test_all_objects_are_collected_in_quiet_moments_or_after_a_while(monkeypatch
 
     async def go() -> None:
         nonlocal quiet
+        gc.set_threshold(700, 10, 10)
         usual = gc.get_threshold()
         collecting = asyncio.create_task(collect_when_quiet(lambda: quiet))
         assert await turns() == 1, "what the start has made"

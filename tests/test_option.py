@@ -3,10 +3,12 @@
 import datetime
 import pickle
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import pytest
 
+from oscine.settings.config import EngineOptions
 from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, read_size, write_size
 
 
@@ -145,3 +147,10 @@ def test_tokens_are_no_bytes(text: str) -> None:
 def test_written_as_it_is_read(size: int, text: str) -> None:
     assert write_size(size) == text
     assert read_size(text, BYTES) == size
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "on_gpu", "limit_s"), [(None, True, 120.0), (None, False, 900.0), (7.0, True, 7.0), (0.0, True, inf)]
+)
+def test_a_gpu_is_waited_for_less_long(asked_s: float | None, on_gpu: bool, limit_s: float) -> None:
+    assert EngineOptions(engine_timeout_s=asked_s).hang_limit_s(on_gpu=on_gpu) == limit_s

@@ -25,8 +25,8 @@ SEQS, STEP_TOKENS = 64, 1024  # the default limits where no GPU's memory decides
 MAX_SEQS, MAX_STEP_TOKENS = 512, 8192  # of the limits that follow from a GPU's memory (decisions/0029)
 KV_DTYPES = {"fp8": KVDtype.FP8, "fp8_e4m3": KVDtype.FP8}  # of --kv-cache-dtype, other than auto
 FOUND, NO_SCALES = "auto", "none"  # values of --kv-scales that are no file
-# An engine without a finished step for so long is hung. The limit of a GPU covers the compilation of kernels, that of a
-# CPU a step of 1,024 tokens on the slowest one.
+# An engine that has requests and finishes no step for this long counts as hung. The limit of a GPU covers the
+# compilation of kernels, that of a CPU a step of 1,024 tokens on the slowest one.
 GPU_TIMEOUT_S, CPU_TIMEOUT_S = 120.0, 900.0
 CPU_CACHE_BYTES = 1 << 30  # KV cache on a CPU, of all engines or ranks together
 

@@ -11,7 +11,7 @@ down to -1 for prompts of one token.
 Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Mixed steps are
 measured at fewer sizes than prompts. Between and beyond these sizes they grow as prompts do; beyond their contexts they
 grow as decodes do. Steps that run as CUDA graphs are never mixed with eager ones. A row that fills up a graph counts as
-half a row: no expert is read for it, but all else is computed.
+half a row: no expert is read for it, but all else is computed. Steps below the smallest size take its time.
 """
 
 from bisect import bisect_left
@@ -207,11 +207,12 @@ class _Prompts(_Sizes):
     def whole_ms(self, tokens: float) -> float:
         """Milliseconds of one prompt of so many tokens, without a context; never less for more tokens."""
         assert self._growth is not None
-        return self._growth.value(max(tokens, self._growth.xs[0]))
+        return self._growth.value(tokens)
 
-    def beyond(self, tokens: float) -> float:
-        """The factor beyond the largest size."""
-        return max(1.0, tokens / self.sizes[-1])
+    @property
+    def grows(self) -> bool:
+        """Whether it tells how times grow."""
+        return len(self.sizes) > 1
 
 
 def _by_count(points: Iterable[StepPoint]) -> dict[float, list[StepPoint]]:
@@ -302,10 +303,11 @@ class _Mixed:
         segment = _blend(low.segment, high.segment, self._weight(place, tokens, low.ms, high.ms))
         scale = beyond = place.factor
         is_composed = low.is_composed or high.is_composed
-        if beyond > 1.0 and self._prompts:
+        if beyond > 1.0 and self._prompts.grows:
             more_ms = self._prompts.whole_ms(tokens) - self._prompts.whole_ms(self._sizes[-1])
             segment = segment._replace(base=segment.base + more_ms)
-            scale, beyond, is_composed = 1.0, self._prompts.beyond(tokens), True
+            scale, is_composed = 1.0, True
+            beyond = max(1.0, tokens / max(self._sizes[-1], self._prompts.sizes[-1]))
         more_rows = max(1.0, step.decode_rows / self._most)
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
         figures: Class = "composed" if is_composed else cell.figures
@@ -313,7 +315,7 @@ class _Mixed:
 
     def _weight(self, place: Between, tokens: float, first: float, second: float) -> float:
         """Of the larger size: where the time of prompts of so many tokens lies between those of the two sizes."""
-        if place.low != place.high and self._prompts:
+        if place.low != place.high and self._prompts.grows:
             sizes = self._sizes[place.low], tokens, self._sizes[place.high]
             low, ms, high = map(self._prompts.whole_ms, sizes)
             if low < high:

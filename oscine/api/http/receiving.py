@@ -115,8 +115,13 @@ class ThrottledProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._throttle.leave(self)
-        target, self.target = self.target, _NO_TARGET
+        target = self.target
+        self.let_go()
         target.connection_lost(exc)
+
+    def let_go(self) -> None:
+        """Its target is of no use any more."""
+        self.target = _NO_TARGET
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._throttle.buffer[: self._throttle.read_bytes(self)]

@@ -60,7 +60,7 @@ class TlsListener:
             pass
         finally:
             if http.transport is None:
-                http.limit.leave(http)
+                http.abandon()
 
     def close(self) -> None:
         if not self._closed:

@@ -99,6 +99,10 @@ class _Parser(HttpRequestParser):
             elif rest:
                 self.feed_data(rest)
 
+    def end(self) -> None:
+        """No more data comes."""
+        self._of_body = None
+
     def _body_callbacks(self) -> SimpleNamespace:
         """What a parser calls that reads a body only."""
         reader = self._reader
@@ -113,8 +117,8 @@ class _Parser(HttpRequestParser):
 class _RequestReader:
     """Parses what a client sends, with bounds on heads, on the framing of bodies, and on what is parsed in one turn.
 
-    The parser calls its `on_` methods, and these call those of the connection. It owns both, and is referred to weakly:
-    no reference cycle is left for a collector.
+    The parser calls its `on_` methods, and these call those of the connection. The connection owns parser and reader,
+    and the reader has a weak proxy of it, so that no reference cycle is left for a collector.
     """
 
     in_message = False  # between the first byte of a request and the last of its body
@@ -312,6 +316,12 @@ class BoundedHttp(HttpToolsProtocol):
         self.client, self._handshake = client, handshake
         self._above_limit = self.limit.enter(self)
 
+    def abandon(self) -> None:
+        """Its handshake has failed, or was cancelled."""
+        self.limit.leave(self)
+        self._handshake = None
+        self.throttled.let_go()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reader = _RequestReader(self)
@@ -346,6 +356,10 @@ class BoundedHttp(HttpToolsProtocol):
         if self._running is not None:  # uvicorn notifies only the newest one
             self._running.disconnected = True
             self._running.message_event.set()
+        self.parser.end()
+        for cycle, _ in self.pipeline:  # requests that will not begin; each refers to this connection
+            cycle.on_response = _nothing
+        self.pipeline.clear()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # which uvicorn does for clients that close in order only
 
@@ -484,6 +498,9 @@ class BoundedHttp(HttpToolsProtocol):
     def _answers_whole_request(self) -> bool:
         running = self._running
         return running is not None and not running.more_body and not running.response_complete
+
+
+def _nothing() -> None: ...
 
 
 def _full() -> APIError:

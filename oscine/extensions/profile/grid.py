@@ -15,7 +15,7 @@ _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
 _MIXED_CONTEXTS, _MIXED_STARTS = (1024, 8192), (16384,)
 _LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
 _MOST_CHUNKS = 64
-_APART = 1.5  # contexts of a number of rows: times nearer to each other tell nothing of their growth
+_APART = 1.5  # least ratio of neighbouring contexts: nearer points say nothing about growth
 LEVELS = 4
 HELD_OUT = 20
 

@@ -81,17 +81,17 @@ class Steps:
         return Times(ms[DROPPED - 1 :], host_ms[DROPPED:], watts)
 
     def fill(self, pages: Sequence[int]) -> str:
-        """Gives the cache of GPUs what computed prompts write, as what rows read decides their experts. Says how much.
+        """Fills the KV cache of GPUs with computed prompts of random tokens: a context decides which experts it takes.
 
-        This process copies it to all other pages of its own. Zeros, as other ranks keep, take less power. `pages`: of
-        each group, that these prompts may take. Engines that share experts must be given the same, so that they make
-        the same steps.
+        A single process copies them to all other pages; with several ranks these keep zeros, which take less power.
+        `pages`: of each group, that these prompts may take. Engines that share experts must be given the same, so that
+        they make the same steps. Returns what the cache holds.
         """
         import torch
 
         if not self.gpus:
             return "zeros"
-        length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192)
+        length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192, min(pages) * self.limits.page_size)
         each = -(-length // self.limits.page_size)
         count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(available // each for available in pages))
         for i in range(count):
@@ -107,7 +107,8 @@ class Steps:
                     for first in range(count * each, available, count * each):
                         own_pages = memory[first : min(first + count * each, available)]
                         own_pages.copy_(memory[: len(own_pages)])
-        return f"computed, {count * length} tokens"
+        rest = "" if self.built.ranks is None else "; else zeros"
+        return f"computed, {count * length} tokens{rest}"
 
     def _sequences(self, shape: Shape, room: int) -> list[NewSequence]:
         """Decodes first, then chunks, each in its own slot. All pages come at once. `room`: for tokens to come."""

@@ -232,8 +232,8 @@ def _produce_tokens(cfg, ring, sources, pointers, num_tokens):
             _load_tokens(cfg, ring, sources, stage, tile, step)
             stage, phase = _next(cfg, stage, phase)
         if cfg.DYNAMIC:
-            # This warp may be a whole ring ahead of the weights. A stage that is free was named before: else the name
-            # of the use before the last one would pass for this one's.
+            # This warp can be a whole ring ahead of that of the weights. Once the stage is empty, its last use was
+            # named, so the parity can only be that of this use.
             mbarrier.wait(ring.empty.index(stage), phase)
             mbarrier.wait(ring.named.index(stage), phase ^ 1)
             index = _tile_of(ring, stage, 1)

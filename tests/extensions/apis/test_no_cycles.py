@@ -74,7 +74,7 @@ def sends(data: bytes, answer: bytes) -> Callable[[SocketServer], None]:
     """A client that sends this, and leaves once it has read the beginning of an answer."""
 
     def send(server: SocketServer) -> None:
-        server.saying("Yes.", "Yes.")
+        server.saying(*["Yes."] * 10)  # more than are asked for, as requests of the client before may still run
         host, _, port = server.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), WAIT_S) as client:
             client.sendall(data)
@@ -83,9 +83,20 @@ def sends(data: bytes, answer: bytes) -> Callable[[SocketServer], None]:
     return send
 
 
+def leaves_unanswered(data: bytes) -> Callable[[SocketServer], None]:
+    def send(server: SocketServer) -> None:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), WAIT_S) as client:
+            client.sendall(data)
+            wait_until(lambda: alive() > 0, "the connection")
+
+    return send
+
+
 BODY = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 POST = b"%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(BODY), BODY)
+OFFER = b"%bConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 100\r\n\r\n{" % HEAD
 WAYS = {
     "chat": posts("/v1/chat/completions", 200, **CHAT),
     "chat, streamed": posts("/v1/chat/completions", 200, **CHAT, stream=True),
@@ -100,6 +111,7 @@ WAYS = {
     "an engine that fails": an_engine_that_fails,
     "a client that leaves": sends(POST, b"HTTP/1.1 200"),
     "two requests in a row": sends(POST + POST, b"HTTP/1.1 200"),
+    "half a body behind an offer of HTTP/2": leaves_unanswered(OFFER),
     "no HTTP": sends(b"hello\r\n\r\n", b"HTTP/1.1 400"),
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from oscine.engine.process import supervisor
 from oscine.engine.wire.stream import EngineDied
 from tests.engine_process.harness import options, read, request, run, serving, tokens
 from tests.extensions.parallel.watch_clock import TIMEOUT_S, WatchClock
@@ -37,6 +38,8 @@ def test_an_engine_that_hangs_is_killed_and_started_again(folder: Path, monkeypa
 def test_an_engine_that_hangs_says_where(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(supervisor, "_STACKS_S", 1e6)  # it ends by itself
+
     async def test() -> None:
         clock = WatchClock(monkeypatch)
         async with serving(replace(options(folder, fake_step_s=1e6), engine_timeout_s=TIMEOUT_S)) as client:

@@ -3,7 +3,8 @@
 import sys
 from typing import Literal, NamedTuple
 
-# measured: a point of the table. interpolated: between points. composed: of times of ops. scaled: beyond the points.
+# measured: a point of the table. interpolated: between points. composed: of times of ops, or of other kinds of steps.
+# scaled: beyond the points.
 Class = Literal["measured", "interpolated", "composed", "scaled"]
 CLASSES: tuple[Class, ...] = ("measured", "interpolated", "composed", "scaled")
 NO_END = sys.maxsize

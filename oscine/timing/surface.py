@@ -192,7 +192,7 @@ class _Prompts(_Sizes):
     def __init__(self, points: Sequence[StepPoint]) -> None:
         of_size = _by_count(points)
         super().__init__({n: Curve((_depth(p.pairs, p.tokens), p.ms) for p in own) for n, own in of_size.items()})
-        self._growth = Curve((n, self.at(n, 0.0)[0].base) for n in self.sizes) if points else None
+        self._growth = Curve((n, self.at(n, 0.0)[0].base) for n in self.sizes)
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         """`tokens`: with what fills up a graph, as of mixed steps."""
@@ -206,7 +206,6 @@ class _Prompts(_Sizes):
 
     def whole_ms(self, tokens: float) -> float:
         """Milliseconds of one prompt of so many tokens, without a context; never less for more tokens."""
-        assert self._growth is not None
         return self._growth.value(tokens)
 
     @property
@@ -216,6 +215,7 @@ class _Prompts(_Sizes):
 
 
 def _by_count(points: Iterable[StepPoint]) -> dict[float, list[StepPoint]]:
+    """By their tokens, with what fills up a graph."""
     found: dict[float, list[StepPoint]] = {}
     for one in points:
         found.setdefault(_count(one.rows + one.tokens, one.size), []).append(one)
@@ -255,20 +255,21 @@ class _Node:
         depths = {one: _depth(one.pairs, tokens) for one in points}
         self._depths = sorted(set(depths.values()))
         self._curves = [Curve((p.context, p.ms) for p in points if depths[p] == depth) for depth in self._depths]
+        self._context = max(curve.xs[-1] for curve in self._curves)  # largest one of mixed steps
 
     def at(self, context: float, depth: float) -> "_Found":
-        own = max(curve.xs[-1] for curve in self._curves)
         deeper = _deeper(depth, self._depths[-1], self._tokens)
-        factor = max(context / max(own, self._parts.context), deeper, 1.0)
+        factor = max(context / max(self._context, self._parts.context), deeper, 1.0)
+        return _Found(self._segment(context, depth), self._curves[0].ys[0], factor, context > self._context)
+
+    def _segment(self, context: float, depth: float) -> Segment:
         segments = [curve.at(context, self._slope) for curve in self._curves]
         if len(segments) == 1:
-            (found,) = segments
-            found = found._replace(base=found.base + self._parts.per_depth * max(depth - self._depths[0], 0.0))
-            return _Found(found, self._curves[0].ys[0], factor, context > own)
+            (one,) = segments
+            return one._replace(base=one.base + self._parts.per_depth * max(depth - self._depths[0], 0.0))
         high = max(1, min(bisect_left(self._depths, depth), len(segments) - 1))
         share = (depth - self._depths[high - 1]) / (self._depths[high] - self._depths[high - 1])
-        found = _blend(segments[high - 1], segments[high], max(share, 0.0))
-        return _Found(found, self._curves[0].ys[0], factor, context > own)
+        return _blend(segments[high - 1], segments[high], max(share, 0.0))
 
     @property
     def _slope(self) -> float:
@@ -282,16 +283,13 @@ class _Mixed:
 
     def __init__(self, points: Sequence[StepPoint], parts: Callable[[StepPoint], _Parts], prompts: _Prompts) -> None:
         self._prompts = prompts
-        nodes: dict[float, dict[int, list[StepPoint]]] = {}
-        for one in points:
-            count = _count(one.rows + one.tokens, one.size)
-            nodes.setdefault(count, {}).setdefault(one.rows, []).append(one)
-        self._sizes = sorted(nodes)
-        self._most = max((rows for found in nodes.values() for rows in found), default=0)
-        self._columns = {
-            size: {rows: _Node(own, own[0].tokens, parts(own[0])) for rows, own in sorted(found.items())}
-            for size, found in nodes.items()
-        }
+        self._most = max((one.rows for one in points), default=0)
+        self._columns: dict[float, dict[int, _Node]] = {}
+        for size, found in _by_count(points).items():
+            of_rows = {rows: [one for one in found if one.rows == rows] for rows in sorted({one.rows for one in found})}
+            self._columns[size] = {rows: _Node(own, own[0].tokens, parts(own[0])) for rows, own in of_rows.items()}
+        self._sizes = sorted(self._columns)
+        self._prompts_ms = [prompts.whole_ms(size) for size in self._sizes] if prompts.grows else []
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         if not self._sizes:
@@ -303,8 +301,8 @@ class _Mixed:
         segment = _blend(low.segment, high.segment, self._weight(place, tokens, low.ms, high.ms))
         scale = beyond = place.factor
         is_composed = low.is_composed or high.is_composed
-        if beyond > 1.0 and self._prompts.grows:
-            more_ms = self._prompts.whole_ms(tokens) - self._prompts.whole_ms(self._sizes[-1])
+        if beyond > 1.0 and self._prompts_ms:
+            more_ms = self._prompts.whole_ms(tokens) - self._prompts_ms[-1]
             segment = segment._replace(base=segment.base + more_ms)
             scale, is_composed = 1.0, True
             beyond = max(1.0, tokens / max(self._sizes[-1], self._prompts.sizes[-1]))
@@ -315,11 +313,10 @@ class _Mixed:
 
     def _weight(self, place: Between, tokens: float, first: float, second: float) -> float:
         """Of the larger size: where the time of prompts of so many tokens lies between those of the two sizes."""
-        if place.low != place.high and self._prompts.grows:
-            sizes = self._sizes[place.low], tokens, self._sizes[place.high]
-            low, ms, high = map(self._prompts.whole_ms, sizes)
+        if place.low != place.high and self._prompts_ms:
+            low, high = self._prompts_ms[place.low], self._prompts_ms[place.high]
             if low < high:
-                return (ms - low) / (high - low)
+                return (self._prompts.whole_ms(tokens) - low) / (high - low)
         return _log_weight(first, second, place.share)
 
     def _column(self, size: float, rows: int, context: float, depth: float) -> "_Found":

@@ -371,6 +371,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def parse_later(self) -> None:
+        """Parses the bytes that were kept. The event loop keeps the connection until then; the reader does not."""
         self.loop.call_soon(self._parse_on)
 
     def _parse_on(self) -> None:

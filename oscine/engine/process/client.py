@@ -230,9 +230,8 @@ class EngineClient:
             elif is_shared and not waits and self.state == "ready":
                 self._greeted, self._heard_s = True, time.monotonic()
                 self._connection.send(wire.Hello())
-            await asyncio.sleep(
-                max(min(timeout_s, GPU_TIMEOUT_S) / _LOOKS, _WATCH_S)
-            )  # before it is ready: as of a GPU
+            # Until the engine is ready its device is unknown: look as often as for a GPU.
+            await asyncio.sleep(max(min(timeout_s, GPU_TIMEOUT_S) / _LOOKS, _WATCH_S))
 
     # ---- what the connection and the supervisor report ----
 

@@ -91,6 +91,7 @@ class Steps:
 
         if not self.gpus:
             return "zeros"
+        executor, is_alone = self.built.executor, self.built.ranks is None
         length = min(self.limits.step_tokens, self.limits.max_model_len - 1, 8192, min(pages) * self.limits.page_size)
         each = -(-length // self.limits.page_size)
         count = min(_FILLED_TOKENS // length, _FILLING_STEPS, *(available // each for available in pages))
@@ -99,16 +100,15 @@ class Steps:
             tokens = random.Random(i).choices(range(self.built.info.vocab_size), k=length)
             new = NewSequence(0, tokens, length, 0, [[] for _ in own], _GREEDY)
             plan = StepPlan(next(self.numbers), [new], [ScheduledSequence(0, 0, length, True, own)])
-            self.built.executor.launch(plan)
-            self.built.executor.collect()
-        if self.built.ranks is None and count:
+            executor.launch(plan)
+            executor.collect()
+        if is_alone:
             with torch.inference_mode():
                 for memory, available in zip(self.built.kv, self.limits.pages, strict=True):
                     for first in range(count * each, available, count * each):
                         own_pages = memory[first : min(first + count * each, available)]
                         own_pages.copy_(memory[: len(own_pages)])
-        rest = "" if self.built.ranks is None else "; else zeros"
-        return f"computed, {count * length} tokens{rest}"
+        return f"computed, {count * length} tokens{'' if is_alone else '; else zeros'}"
 
     def _sequences(self, shape: Shape, room: int) -> list[NewSequence]:
         """Decodes first, then chunks, each in its own slot. All pages come at once. `room`: for tokens to come."""

@@ -70,13 +70,17 @@ def an_engine_that_fails(server: SocketServer) -> None:
     assert server.post("/v1/chat/completions", CHAT).status_code == 503
 
 
+def connected(server: SocketServer) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), WAIT_S)
+
+
 def sends(data: bytes, answer: bytes) -> Callable[[SocketServer], None]:
     """A client that sends this, and leaves once it has read the beginning of an answer."""
 
     def send(server: SocketServer) -> None:
         server.saying(*["Yes."] * 10)  # more than are asked for, as requests of the client before may still run
-        host, _, port = server.url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), WAIT_S) as client:
+        with connected(server) as client:
             client.sendall(data)
             assert client.recv(len(answer)) == answer
 
@@ -85,8 +89,7 @@ def sends(data: bytes, answer: bytes) -> Callable[[SocketServer], None]:
 
 def leaves_unanswered(data: bytes) -> Callable[[SocketServer], None]:
     def send(server: SocketServer) -> None:
-        host, _, port = server.url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), WAIT_S) as client:
+        with connected(server) as client:
             client.sendall(data)
             wait_until(lambda: alive() > 0, "the connection")
 

@@ -103,7 +103,7 @@ def test_an_unknown_model_is_404(server: ServerProcess) -> None:
 
 
 def test_requests_end_before_the_model_sleeps_unless_they_are_aborted(server: ServerProcess) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
     with ThreadPoolExecutor(1) as pool:
         for mode, reason in (("wait", "length"), ("abort", None)):
             answer = pool.submit(post, server, "/v1/completions", body)

@@ -11,7 +11,8 @@ down to -1 for prompts of one token.
 Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Mixed steps are
 measured at fewer sizes than prompts. Between and beyond these sizes they grow as prompts do; beyond their contexts they
 grow as decodes do. Steps that run as CUDA graphs are never mixed with eager ones. A row that fills up a graph counts as
-half a row: no expert is read for it, but all else is computed. Steps below the smallest size take its time.
+part of a row: no expert is read for it, but all else is computed, and with many rows all experts are read anyway. Steps
+of decodes or of prompts alone that are below the smallest size take its time.
 """
 
 from bisect import bisect_left
@@ -26,7 +27,8 @@ from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.table import Kind, StepPoint
 
 _MS = 1e-3
-_FILLER = 0.5  # of a row that fills up a graph; docs/log.md has how it was chosen
+# A row that fills up a graph of n others counts as MOST * n^2 / (n^2 + HALF^2) of a row: fitted, see docs/log.md.
+_FILLER_MOST, _FILLER_HALF = 0.85, 32
 
 
 class MeasuredSurface:
@@ -103,7 +105,9 @@ class _Parts(NamedTuple):
 
 def _count(tokens: int, size: int) -> float:
     """Tokens of a step, with what fills up its graph."""
-    return tokens if size == EAGER else tokens + _FILLER * (size - tokens)
+    if size == EAGER:
+        return tokens
+    return tokens + _FILLER_MOST * tokens**2 / (tokens**2 + _FILLER_HALF**2) * (size - tokens)
 
 
 def _of(points: Iterable[StepPoint], eager: bool) -> list[StepPoint]:
@@ -301,11 +305,12 @@ class _Mixed:
         segment = _blend(low.segment, high.segment, self._weight(place, tokens, low.ms, high.ms))
         scale = beyond = place.factor
         is_composed = low.is_composed or high.is_composed
-        if beyond > 1.0 and self._prompts_ms:
-            more_ms = self._prompts.whole_ms(tokens) - self._prompts_ms[-1]
+        size = self._sizes[place.high]
+        if place.low == place.high and tokens != size and self._prompts_ms:  # below or beyond all sizes
+            more_ms = self._prompts.whole_ms(tokens) - self._prompts_ms[place.high]
             segment = segment._replace(base=segment.base + more_ms)
             scale, is_composed = 1.0, True
-            beyond = max(1.0, tokens / max(self._sizes[-1], self._prompts.sizes[-1]))
+            beyond = max(1.0, tokens / max(size, self._prompts.sizes[-1]))
         more_rows = max(1.0, step.decode_rows / self._most)
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
         figures: Class = "composed" if is_composed else cell.figures

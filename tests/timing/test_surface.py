@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oscine.timing.answer import NotMeasuredError
 from oscine.timing.features import StepFeatures, features_of, pairs_of
-from oscine.timing.kinds import GraphSizes
+from oscine.timing.kinds import EAGER, GraphSizes
 from oscine.timing.read import check, read_table, table_of
 from oscine.timing.table import Header, StepPoint, write_table
 from oscine.types import ScheduledSequence
@@ -20,9 +20,10 @@ CONTEXTS = 128, 1024, 4096
 
 
 def law_ms(step: StepFeatures) -> float:
-    """A step of a machine on which a row that fills up a graph takes half a row's time, and with dearer eager steps."""
-    size = GRAPHS.size_of(step)
-    tokens, host = ((size + step.tokens) / 2, 0.0) if size else (step.tokens, 0.5)
+    """A step of a machine with dearer eager steps, on which rows that fill up a graph take less time than others."""
+    size, full = GRAPHS.size_of(step), step.tokens
+    part = 0.85 * full * full / (full * full + 1024)  # 0.05 of a row beside 8 others, 0.43 beside 32, 0.82 beside 160
+    tokens, host = (full + part * (size - full), 0.0) if size else (full, 0.5)
     rows = tokens if size and not step.prompt_sequences else step.decode_rows
     context = rows * step.decode_context / step.decode_rows if rows else 0.0
     return 1.0 + host + 0.02 * tokens**0.8 + 2e-5 * context + 1e-6 * step.prompt_pairs
@@ -112,6 +113,17 @@ def test_mixed_steps_beyond_their_points_grow_as_prompts_and_decodes_do() -> Non
         assert cell.step_s(step.decode_context) * 1e3 == pytest.approx(law_ms(step), rel=0.05)
     with pytest.raises(NotMeasuredError, match=r"2\.00 times"):
         table.cell(StepFeatures(8, 8 * 8192, 56, pairs_of(0, 56), 1, 9))
+
+
+@pytest.mark.parametrize("total", [65, 130, 300, 512])
+def test_eager_mixed_steps_below_their_points_take_less_as_prompts_do(total: int) -> None:
+    sizes = GraphSizes(decode=GRAPHS.decode)
+    prompts = [replace(point(0, 0, tokens), ms=1 + tokens / 100, size=EAGER) for tokens in (16, 64, 256, 1024)]
+    mixed = [replace(point(8, 1024, 1016, start), ms=13.0 + start / 1024, size=EAGER) for start in (0, 1024)]
+    table = table_of(replace(HEADER, prompt_graphs=sizes.prompts), (*DECODES, *prompts, *mixed))
+    cell = table.cell(StepFeatures(8, 8 * 1024, total - 8, pairs_of(0, total - 8), 1, 9))
+    assert (cell.figures, cell.factor) == ("composed", 1.0)
+    assert cell.step_s(8 * 1024) * 1e3 == pytest.approx(13 - (1024 - total) / 100, rel=1e-6)
 
 
 def test_a_prompt_that_took_too_long_moves_no_mixed_step_beyond_its_neighbours() -> None:

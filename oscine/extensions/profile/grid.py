@@ -177,9 +177,10 @@ def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
 
 
 def _mixed(limits: Limits, level: int) -> Iterator[Shape]:
-    largest = limits.graphs.prompts[-1:]  # at each level: no step in a graph takes longer
+    largest = limits.graphs.prompts[-1:]
     totals = sorted({min(one, limits.step_tokens) for one in _MIXED_TOKENS} | {*largest})
-    for total in sorted({*_thinned(totals, level), *largest}):
+    ends = [*largest, *[one for one in totals if largest and one > largest[0]][:1]]  # where eager steps begin
+    for total in sorted({*_thinned(totals, level), *ends}):
         for rows in _thinned(sorted({min(one, limits.max_num_seqs - 1) for one in _MIXED_ROWS}), level):
             size = limits.graphs.size_of(StepFeatures(rows, rows, total - rows, 1, 1, rows + 1))
             tokens = (size or total) - rows

@@ -50,6 +50,9 @@ def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
     assert {shape.rows for shape in grids[-1] if shape.kind == "decode"} >= {*GPU.graphs.decode}
     for shapes in grids:  # 31 pages for each of 512 rows: one to grow
         assert max(shape.context for shape in shapes if shape.rows == 512 and shape.kind == "decode") == 30 * 64
+        mixed = [one for one in shapes if one.kind == "mixed"]  # the largest ones in graphs, the smallest eager ones
+        assert max(one.rows + one.tokens for one in mixed if GPU.graphs.size_of(one.features())) == 2048
+        assert min(one.rows + one.tokens for one in mixed if not GPU.graphs.size_of(one.features())) == 2304
     eager = [one for one in grids[-1] if GPU.graphs.size_of(one.features()) == EAGER]
     assert {shape.kind for shape in eager} == {"prompts", "mixed"}
 

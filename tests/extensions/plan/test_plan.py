@@ -24,7 +24,7 @@ from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import Source
 from oscine.timing.answer import NotMeasuredError
-from oscine.timing.features import StepFeatures
+from oscine.timing.features import StepFeatures, pairs_of
 from oscine.timing.table import Header, StepTable
 from tests.extensions.plan.fleets import Linear
 from tests.extensions.plan.planned import here, write_steps
@@ -156,6 +156,28 @@ def test_shipped_profiles_answer_with_what_was_measured_and_others_follow() -> N
                 table.cell(beyond)
     assert not source.table("20b", 2, 1).points, "was not measured"
     assert not source.table("120b", 1, 1, kv="fp8").points
+
+
+def test_activations_in_fp8_have_a_table_of_their_own_and_nothing_beyond_it() -> None:
+    source, prompt = Source.of("h200/oscine"), StepFeatures(0, 0, 2048, pairs_of(0, 2048), 1, 1)
+    exact, fp8 = source.table("120b", 1, 1), source.table("120b", 1, 1, activations="fp8")
+    assert fp8.header.activation_dtype == "fp8"
+    assert fp8.step_s(prompt) < 0.9 * exact.step_s(prompt)
+    largest = max(point.rows for point in fp8.points)
+    with pytest.raises(NotMeasuredError):
+        fp8.cell(StepFeatures(2 * largest, 2 * largest * 1024, sampled=2 * largest))
+    with pytest.raises(NotMeasuredError, match=r"activations in fp8 were measured of 20b, 1 x H200, .* in bfloat16"):
+        source.table("20b", 1, 1, activations="fp8")
+
+
+def test_a_file_of_other_activations_is_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_steps(tmp_path / "1.jsonl", 1, 1.0, row_ms=0.5, token_ms=1e-4)
+    deployment = tmp_path / "d.yaml"
+    deployment.write_text(
+        "models:\n- name: m\n  engine: {random-weights: 120b, activation-dtype: fp8}\n  aggregated: {gpus: 1}\n"
+    )
+    assert main(["simulate", str(deployment), "--steps", str(table), "--users", "1"]) == 2
+    assert "tensor-parallel-size 1 and activation-dtype fp8" in capsys.readouterr().err
 
 
 def test_the_front_is_what_no_other_point_beats() -> None:

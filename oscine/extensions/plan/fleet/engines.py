@@ -128,11 +128,11 @@ def _limit(name: str, options: EngineOptions, table: StepTable) -> int:
 
 
 def table_for(role: RoleSpec, tables: Sequence[StepTable]) -> StepTable:
-    """The only table, or the only one that was measured with as many ranks. Raises ValueError."""
-    if len(tables) == 1:
-        return tables[0]
-    ranks = role.engine.model.tensor_parallel_size
-    found = [table for table in tables if table.header.tensor_parallel_size == ranks]
+    """The only table with activations of this type, or the only one of these with as many ranks. Raises ValueError."""
+    activations, ranks = role.engine.model.activation_dtype, role.engine.model.tensor_parallel_size
+    alike = [table for table in tables if table.header.activation_dtype == activations]
+    found = alike if len(alike) == 1 else [one for one in alike if one.header.tensor_parallel_size == ranks]
     if len(found) != 1:
-        raise ValueError(f"{len(found)} of the tables of step times are of engines with tensor-parallel-size {ranks}")
+        of = f"tensor-parallel-size {ranks} and activation-dtype {activations}"
+        raise ValueError(f"{len(found)} of the tables of step times are of engines with {of}")
     return found[0]

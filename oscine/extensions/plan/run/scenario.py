@@ -169,6 +169,7 @@ class Scenario:
                     options.tensor_parallel_size,
                     sharing,
                     kv=role.engine.cache.kv_cache_dtype,
+                    activations=options.activation_dtype,
                     scaled=scaled,
                 )
             except NotMeasuredError as error:

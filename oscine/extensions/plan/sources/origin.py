@@ -37,8 +37,10 @@ class Source:
             return cls(text, Path(text))
         return cls(text, None, gpu_of(name), kernels)
 
-    def table(self, model: str, ranks: int, sharing: int, *, kv: str = "auto", scaled: bool = False) -> StepTable:
-        """Of engines with so many ranks, of which so many share experts.
+    def table(
+        self, model: str, ranks: int, sharing: int, *, kv: str = "auto", activations: str = "auto", scaled: bool = False
+    ) -> StepTable:
+        """Of engines with so many ranks, of which so many share experts. `activations`: of Oscine's own kernels.
 
         Raises NotMeasuredError if there is none, and for a file ValueError and OSError.
         """
@@ -48,7 +50,7 @@ class Source:
         known = "fp8" if kv.startswith("fp8") else "bfloat16"
         size = shape_of(model)
         if self.kernels == OWN:
-            return own_table(size, self.gpu, ranks, sharing, kv=known, scaled=scaled)
+            return own_table(size, self.gpu, ranks, sharing, kv=known, activations=activations, scaled=scaled)
         gpus = ranks * sharing
         layout = GpuLayout(gpus, ranks, 1 if sharing > 1 else ranks, sharing)
         return step_table(self.gpu.system, self.kernels, size, layout, kv=known, scaled=scaled)

@@ -1,7 +1,7 @@
 """Step times of Oscine's own kernels, from the measured steps that come with the package.
 
-One GPU has a table of `oscine profile` (data/steps), on an H200 with both models. What is beyond its steps, other
-layouts and other GPUs follow from a few measured steps:
+One H200 has tables of `oscine profile` (data/steps) for both models, and two of them for 120b. What is beyond their
+steps, other layouts and other GPUs follow from a few measured steps, in exact arithmetic:
 
     decode   body(rows) + bytes of keys and values / bandwidth
     prompts  body(tokens, pairs of a query and a key)
@@ -21,7 +21,8 @@ from oscine.extensions.timing.table import Table, shipped_tables
 from oscine.timing.answer import NO_END, Cell, Class, NotMeasuredError
 from oscine.timing.features import StepFeatures
 from oscine.timing.read import read_table
-from oscine.timing.table import Header, StepPoint, StepTable, Surface
+from oscine.timing.surface import MeasuredSurface
+from oscine.timing.table import Header, StepTable, Surface
 
 _SHARE = 0.9  # of the bandwidth that attention reaches: H100, 256 and 1,024 rows at two contexts
 _MS = 1e-3
@@ -97,24 +98,43 @@ class ProfiledSurface:
             return self._others.cell(step, scaled=scaled)
 
 
-def own_table(model: str, gpu: Gpu, ranks: int, sharing: int, *, kv: str, scaled: bool) -> StepTable:
-    """Its points are those of a table of `oscine profile`, or none. Raises NotMeasuredError."""
+def own_table(
+    model: str, gpu: Gpu, ranks: int, sharing: int, *, kv: str, activations: str = "auto", scaled: bool
+) -> StepTable:
+    """Its points are those of a table of `oscine profile`, or none. Raises NotMeasuredError.
+
+    With activations in FP8 there are no steps but measured ones.
+    """
     group = Group("experts", sharing) if sharing > 1 else Group("tensor", ranks)
     surface: Surface = (others := OwnSurface(model, gpu, group, kv))
-    points: tuple[StepPoint, ...] = ()
-    for profiled in _profiled_tables():
-        header = profiled.header
-        layout = header.tensor_parallel_size, header.expert_parallel_size
-        if (header.model, header.gpu, layout, kv) == (model, gpu.driver, (ranks, sharing), "bfloat16"):
-            surface, points = ProfiledSurface(profiled, others), profiled.points
+    profiled = _profiled(model, gpu, (ranks, sharing), activations) if kv == "bfloat16" else None
+    if activations != "auto":
+        if profiled is None:
+            of = f"{model}, {max(ranks, sharing)} x {gpu.name}, keys and values in {kv}"
+            raise NotMeasuredError(f"no steps with activations in {activations} were measured of {of}")
+        surface = MeasuredSurface(profiled.points, profiled.header.graphs)
+    elif profiled is not None:
+        surface = ProfiledSurface(profiled, others)
+    points = profiled.points if profiled is not None else ()
     header = replace(
         others.header,
         num_gpus=max(ranks, sharing),
         tensor_parallel_size=ranks,
         expert_parallel_size=sharing,
         kv_cache_dtype=kv,
+        activation_dtype=activations,
     )
     return StepTable(header, surface, points, scaled=scaled)
+
+
+def _profiled(model: str, gpu: Gpu, layout: tuple[int, int], activations: str) -> StepTable | None:
+    wanted = model, gpu.driver, layout, activations
+    for table in _profiled_tables():
+        one = table.header
+        sizes = one.tensor_parallel_size, one.expert_parallel_size
+        if (one.model, one.gpu, sizes, one.activation_dtype) == wanted:
+            return table
+    return None
 
 
 @cache

@@ -19,6 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def validate(*, refit: bool = False) -> None:
     """Prints the errors. `refit`: fits first, and stores the result in the package. Raises CommandError."""
     from oscine.extensions.plan.foreign.known import ERRORS, FILE, read_fitted, write_errors, write_fitted
+    from oscine.extensions.plan.validate import served_runs
     from oscine.extensions.plan.validate.own_runs import lines as own_lines
     from oscine.extensions.plan.validate.own_runs import offs, read_runs
     from oscine.extensions.plan.validate.points import read_points
@@ -47,4 +48,7 @@ def validate(*, refit: bool = False) -> None:
         print(line)
     print("\nOwn runs that no table of steps saw, simulated with these tables (simulated over measured, less 1)")
     for line in own_lines(offs(read_runs())):
+        print(line)
+    print("\nOwn servers, simulated with these tables (simulated over measured, less 1)")
+    for line in served_runs.lines(served_runs.offs(served_runs.read_runs())):
         print(line)

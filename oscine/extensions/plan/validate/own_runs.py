@@ -28,7 +28,7 @@ from oscine.timing.table import StepTable
 
 FILE = DATA / "own_runs.csv"
 MUSTS = {"TPOT": 5.0, "throughput": 10.0, "TTFT": 15.0}  # percent
-_MAX_FACTOR = 1.05  # beyond the measured steps, up to which a simulation counts
+MAX_FACTOR = 1.05  # beyond the measured steps, up to which a simulation counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,11 @@ def _run(row: dict[str, str]) -> OwnRun:
 
 def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
     """Each run simulated. Raises OSError."""
-    tables = [read_table(path, scaled=True) for path in sorted((DATA / "steps").glob("*.jsonl"))]
+    known = tables()
     for run in runs:
-        found = next(one for one in tables if _is_of(one, run))
-        table = NotedTable(found)
+        table = NotedTable(known[run.model, run.gpu, run.tensor_parallel_size])
         first_s, all_s = passes_s(table, run)
-        if table.factor > _MAX_FACTOR:
+        if table.factor > MAX_FACTOR:
             yield Off(run, note=f"not in the table: {table}")
             continue
         tpot_ms = (all_s - first_s) / (run.answer - 1) * 1e3
@@ -104,9 +103,11 @@ def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
         yield Off(run, tpot_ms / run.tpot_ms - 1, tokens_per_s / run.tokens_per_s - 1, ttft, note)
 
 
-def _is_of(table: StepTable, run: OwnRun) -> bool:
-    of = table.header.model, table.header.gpu, table.header.tensor_parallel_size
-    return of == (run.model, run.gpu, run.tensor_parallel_size)
+def tables() -> dict[tuple[str, str, int], StepTable]:
+    """Of exact arithmetic that come with the package, by model, GPU and number of ranks. Raises OSError."""
+    found = [read_table(path, scaled=True) for path in sorted((DATA / "steps").glob("*.jsonl"))]
+    exact = [one for one in found if one.header.activation_dtype == "auto"]
+    return {(one.header.model, one.header.gpu, one.header.tensor_parallel_size): one for one in exact}
 
 
 def passes_s(table: StepTable, run: OwnRun) -> tuple[float, float]:
@@ -142,20 +143,22 @@ def lines(found: Iterable[Off]) -> Iterator[str]:
         run = one.run
         ranks = "" if run.tensor_parallel_size == 1 else f" TP{run.tensor_parallel_size}"
         load = f"{run.model}{ranks} {run.requests} x {run.prompt}/{run.answer}"
-        signed = f"{_signed(one.tpot):>7} {_signed(one.throughput):>8} {_signed(one.ttft):>7}"
-        yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {signed}  {one.note}".rstrip()
+        signs = f"{signed(one.tpot):>7} {signed(one.throughput):>8} {signed(one.ttft):>7}"
+        yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {signs}  {one.note}".rstrip()
     for kernels in sorted({one.run.kernels for one in found}):
         of_kernels = [one for one in found if one.run.kernels == kernels]
         errors = zip(*((one.tpot, one.throughput, one.ttft) for one in of_kernels), strict=True)
-        texts = [f"{name} {_mean(e)} (must {must:g})" for (name, must), e in zip(MUSTS.items(), errors, strict=True)]
+        texts = [
+            f"{name} {mean_text(e)} (must {must:g})" for (name, must), e in zip(MUSTS.items(), errors, strict=True)
+        ]
         refused = sum(one.tpot is None for one in of_kernels)
         yield f"kernels {kernels}: {', '.join(texts)}; {refused} of {len(of_kernels)} runs not in the tables"
 
 
-def _signed(error: float | None) -> str:
+def signed(error: float | None) -> str:
     return "-" if error is None else f"{100 * error:+.1f}"
 
 
-def _mean(errors: Iterable[float | None]) -> str:
+def mean_text(errors: Iterable[float | None]) -> str:
     known = [abs(error) for error in errors if error is not None]
     return f"{100 * np.mean(known):.1f} % over {len(known)}" if known else "not measured"

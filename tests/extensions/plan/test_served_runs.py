@@ -1,0 +1,51 @@
+"""Own servers that validate tables of steps: what is read, simulated and said of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from oscine.extensions.plan.validate.served_runs import Off, ServedRun, lines, offs, read_runs, simulated
+from oscine.timing.table import Header, StepTable
+from tests.extensions.plan.fleets import Linear
+
+ROW_S, TOKEN_S = 0.001, 1e-5
+HEADER = Header("120b", 36, 2880, "gpu", "made up", kv_tokens=1 << 20, max_model_len=8192, max_num_batched_tokens=2048)
+TABLE = StepTable(HEADER, Linear(0, row_ns=1_000_000, token_ns=10_000))
+ABOUT = 1.0, 1.0, 1.0, "abc", "2026-11-30", "A"
+
+
+def run(users: int | None, rate: float | None, burst: int, requests: int) -> ServedRun:
+    return ServedRun("120b", "gpu", 1, users, rate, burst, 512, 11, 0.0, 3, requests, *ABOUT)
+
+
+def test_one_user_after_the_other_has_steps_of_one_row() -> None:
+    found = simulated(TABLE, run(1, None, 1, 4))
+    assert found.tpot.median == pytest.approx(ROW_S)
+    assert found.ttft.p90 == pytest.approx(512 * TOKEN_S, rel=0.05)
+    assert found.output_tok_s == pytest.approx(11 / (512 * TOKEN_S + 10 * ROW_S), rel=0.05)
+
+
+def test_a_burst_of_requests_decodes_together() -> None:
+    found = simulated(TABLE, run(None, 0.5, 4, 8))
+    assert found.tpot.median == pytest.approx(4 * ROW_S)
+    assert found.ttft.p90 == pytest.approx(4 * 512 * TOKEN_S, rel=0.05)
+    assert found.num_completed == 8
+
+
+def test_servers_are_within_the_musts() -> None:
+    runs = read_runs()
+    assert {one.machine for one in runs} == {"A", "B", "C"}
+    assert {one.tensor_parallel_size for one in runs} == {1, 2}
+    found = [*offs(runs)]
+    for name, most in (("tpot", 0.05), ("throughput", 0.10), ("ttft", 0.15)):
+        errors = [abs(getattr(one, name)) for one in found]
+        assert sum(errors) / len(errors) < most, name
+
+
+def test_lines_have_means_by_model_and_of_all() -> None:
+    two = replace(run(None, 8.0, 16, 8), tensor_parallel_size=2)
+    *_, single, both, everything = lines([Off(run(4, None, 1, 4), 0.02, 0.0, 0.1), Off(two, -0.04, 0.0, 0.2), Off(two)])
+    assert "TPOT 2.0 % over 1 (must 5)" in single
+    assert "TTFT 20.0 % over 1 (must 15)" in both
+    assert "TPOT 3.0 % over 2 (must 5)" in everything
+    assert str(two) == "120b TP2 8/s, bursts of 16, 512/11"

@@ -118,6 +118,7 @@ def own_table(
     points = profiled.points if profiled is not None else ()
     header = replace(
         others.header,
+        source=others.header.source if profiled is None else profiled.header.source,
         num_gpus=max(ranks, sharing),
         tensor_parallel_size=ranks,
         expert_parallel_size=sharing,

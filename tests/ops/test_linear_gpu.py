@@ -137,7 +137,8 @@ def low_rank_arguments(rank: int) -> tuple[dict[str, str], dict[str, int | None]
 @pytest.mark.parametrize("narrow", marked((False, True), newest=[True], oldest=[False]))
 def test_out_proj_with_adapters_compiles_for_hopper(narrow: bool) -> None:
     tile = (hopper.OUT_PROJ_BF12_TILES if narrow else hopper.OUT_PROJ_TILES)[0]
-    assert_streams(compile_stream(tile, 4096, narrow=narrow, rank=16))
+    for alone in (False, True):
+        assert_streams(compile_stream(tile, 4096, narrow=narrow, rank=16, alone=alone))
 
 
 @pytest.mark.compiles
@@ -154,8 +155,15 @@ def test_out_proj_and_head_compile_for_hopper(tile: Tile, columns: int, narrow: 
     assert kernel.registers <= (200 if narrow else 128)
 
 
-def compile_stream(tile: Tile, columns: int, *, narrow: bool, rank: int = 0) -> Compiled:
+def compile_stream(tile: Tile, columns: int, *, narrow: bool, rank: int = 0, alone: bool = False) -> Compiled:
+    """alone: the kernel multiplies with both factors of the only token."""
     adapters_types, no_adapters = low_rank_arguments(rank)
+    if alone:
+        del adapters_types["low_ptr"]
+        adapters_types |= {"first_ptr": "*bf16", "x_ptr": "*bf16"}
+        no_adapters |= {"low_ptr": None, "LOW_SPLITS": 0}
+    else:
+        no_adapters |= {"first_ptr": None, "x_ptr": None}
     weight, constant = words_or_weights(narrow, (1, 1, 4, 2 * tile.chunks * CHUNK), (1, 1, tile.rows, CHUNK))
     return compile_ahead(
         hopper.stream_kernel,
@@ -167,17 +175,19 @@ def compile_stream(tile: Tile, columns: int, *, narrow: bool, rank: int = 0) -> 
             "out_ptr": "*fp32",
             "num_rows": "i32",
             "num_tokens": "i32",
+            "num_columns": "i32",
             "slot_stride": "i32",
+            "first_stride": "i32",
         },
         {
             **constant,
             **no_adapters,
             "ROWS": tile.rows,
-            "SPLITS": tile.parts + (rank > 0),
+            "SPLITS": tile.parts + (rank > 0 and not alone),
             **tile.projection_constants(columns // tile.parts),
             "HAS_BIAS": columns == 4096,
         },
-        divisible=("num_rows",),
+        divisible=("num_rows", "num_columns", "slot_stride", "first_stride"),
         num_warps=tile.warps,
         launch_pdl=True,
     )
@@ -401,6 +411,8 @@ def interpret_projections() -> None:
         case = projection(num_tokens, "cpu", hidden=192, query_heads=2, kv_heads=1, page=16)
         check_norm_qkv(bound(qkv_hopper.norm_qkv), case, rank=rank)
         check_adapted_out_proj(200, 192, num_tokens, rank, "cpu")
+    check_adapted_out_proj(200, 1000, 1, 16, "cpu")
+    check_adapted_out_proj(72, 192, 1, 16, "cpu", is_adapted=False)
 
 
 def interpret_projections_of_12_bits() -> None:
@@ -409,6 +421,8 @@ def interpret_projections_of_12_bits() -> None:
         case = projection(num_tokens, "cpu", hidden=hidden, query_heads=2, kv_heads=1, page=16)
         check_norm_qkv(bound(qkv_hopper.norm_qkv), case, packed)
         check_out_proj_of_12_bits(192, 1000 // 16 * 16, num_tokens, "cpu")
+    for columns in (992, 192):
+        check_adapted_out_proj(192, columns, 1, 16, "cpu", packed)
 
 
 @pytest.mark.hopper
@@ -428,9 +442,16 @@ def test_projections_with_adapters_on_gpu(num_tokens: int, rank: int) -> None:
 
 
 def check_adapted_out_proj(
-    rows: int, columns: int, num_tokens: int, rank: int, device: str, prepare: Callable[[Tensor], Any] = as_it_is
+    rows: int,
+    columns: int,
+    num_tokens: int,
+    rank: int,
+    device: str,
+    prepare: Callable[[Tensor], Any] = as_it_is,
+    *,
+    is_adapted: bool = True,
 ) -> None:
-    """The partial sums that the kernel writes, and one more."""
+    """The partial sums that the kernel writes, and one more unless there is only one token."""
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, columns, generator=generator).bfloat16().to(device)
     weight = (torch.randn(rows, columns, generator=generator) / columns**0.5).bfloat16().to(device)
@@ -438,6 +459,8 @@ def check_adapted_out_proj(
         torch.randn(rows, generator=generator).bfloat16().to(device),
         adapters(num_tokens, columns, (rows,), device, rank),
     )
+    if not is_adapted:
+        added.keys_T.fill_(-1)
     expected = reference.out_proj(x.double(), weight.double(), bias.double(), added)
     found = hopper.out_proj(x, prepare(weight), bias, added)
     if found.dim() == 3:

@@ -20,7 +20,16 @@ from oscine.ops.linear import reference
 from oscine.ops.linear import triton as portable
 from oscine.ops.linear.hopper_bf12 import Bf12Matrix, dense_of, pack
 from oscine.ops.linear.hopper_bf12_stream import start_words, word_descriptor
-from oscine.ops.linear.hopper_low_rank import joins, low_rank_sums, second_factors
+from oscine.ops.linear.hopper_low_rank import (
+    joins,
+    low_rank_sums,
+    multiplies_alone,
+    own_columns,
+    own_factors,
+    own_sums,
+    row_at,
+    second_factors,
+)
 from oscine.ops.linear.hopper_stream import CHUNK, Tile, descriptor, start_ring, streamable, tile_for, unstreamable
 
 prepare_dense = reference.prepare_dense
@@ -51,9 +60,13 @@ def stream_kernel(
     keys_ptr,
     low_ptr,
     second_ptr,
+    first_ptr,
+    x_ptr,
     num_rows,
     num_tokens,
+    num_columns,
     slot_stride,
+    first_stride,
     ROWS: gl.constexpr,
     TOKENS: gl.constexpr,
     SPLITS: gl.constexpr,
@@ -67,35 +80,47 @@ def stream_kernel(
 ):
     """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns.
 
-    RANK above 0: one split more has what adapters add (LowRank).
+    RANK above 0: adapters add to it. One split more has that (LowRank), or, with `first_ptr`, each split has its share.
     """
     split = gl.program_id(1)
     first_row = gl.program_id(0) * ROWS
-    if RANK and split == SPLITS - 1:
+    if LOW_SPLITS and split == SPLITS - 1:
         _add_low_rank(
             out_ptr, keys_ptr, low_ptr, second_ptr, first_row, num_rows, num_tokens, slot_stride,
             ROWS, TOKENS, SPLITS, RANK, LOW_SPLITS,
         )  # fmt: skip
         return
-    first_column = split * (STEPS * CHUNKS * 64)
+    COLUMNS: gl.constexpr = STEPS * CHUNKS * 64
+    first_column = split * COLUMNS
     zero = gl.to_tensor(0)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    row = row_at(gl.arange(0, ROWS, row_layout), first_row, scale_ptr is not None)
     if scale_ptr is None:
         ring = start_ring(weight, tokens, zero, first_row, zero, first_column, ROWS, TOKENS, CHUNKS, STAGES, STEPS)
-        row += first_row
-        ring.depend()
     else:
         words = start_words(weight, tokens, first_row // 16, first_column, TOKENS, CHUNKS, STAGES, STEPS, EARLY)
-        row = first_row + ((row >> 3) & 1) * 32 + (row >> 4) * 8 + (row & 7)
         scale = gl.load(scale_ptr + row)
+    if first_ptr is not None:
+        first, second = own_factors(
+            keys_ptr, first_ptr, second_ptr, first_row, num_rows, first_column, num_columns, first_stride, slot_stride,
+            ROWS, COLUMNS, RANK, scale_ptr is not None,
+        )  # fmt: skip
+    if scale_ptr is None:
+        ring.depend()
+    else:
         operands = words.depend(layout)
+    if first_ptr is not None:
+        x = own_columns(x_ptr, first_column, num_columns, COLUMNS)
     if HAS_BIAS:
         bias = gl.load(bias_ptr + row, (row < num_rows) & (split == 0), other=0.0).to(gl.float32)
     sums = ring.multiply(layout) if scale_ptr is None else words.multiply(operands, layout) * scale[:, None]
     if HAS_BIAS:
         sums += bias[:, None]
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
+    if first_ptr is not None:
+        added = own_sums(x, first, second, row_layout, scale_ptr is not None)
+        sums += gl.where((token == 0)[None, :], added[:, None], 0.0)
     at = (token.to(gl.int64) * SPLITS + split) * num_rows
     inside = (row < num_rows)[:, None] & (token < num_tokens)[None, :]
     gl.store(out_ptr + at[None, :] + row[:, None], sums, inside)
@@ -131,13 +156,24 @@ def _add_low_rank(
 
 
 def stream(
-    x: Tensor, weight: Tensor | Bf12Matrix, bias: Tensor | None, tile: Tile, low: LowRank | None = None
+    x: Tensor,
+    weight: Tensor | Bf12Matrix,
+    bias: Tensor | None,
+    tile: Tile,
+    low: LowRank | None = None,
+    own: AddedProducts | None = None,
 ) -> Tensor:
-    """[T, J, F] float32; J is the tile's parts, and one for `low`. Needs T <= max_tokens and `streamable` inputs."""
+    """[T, J, F] float32; J is the tile's parts, and one for `low`. Needs T <= max_tokens and `streamable` inputs.
+
+    own: what adapters add to the only token, if the kernel multiplies with both factors.
+    """
     num_tokens, num_columns = x.shape
     num_rows, splits = weight.shape[0], tile.parts + (low is not None)
     out = torch.empty(num_tokens, splits, num_rows, dtype=torch.float32, device=x.device)
     keys_T, y_STR, second = (None, None, None) if low is None else low
+    first = None if own is None else own.into
+    if own is not None:
+        keys_T, second = own.keys_T, own.out_of
     if isinstance(weight, Bf12Matrix):
         boxes, scale_F = word_descriptor(weight, 1, tile.chunks), weight.scale_F
     else:
@@ -151,9 +187,13 @@ def stream(
         keys_T,
         y_STR,
         second,
+        first,
+        None if first is None else x,
         num_rows,
         num_tokens,
+        num_columns,
         0 if second is None else second.stride(0),
+        0 if first is None else first.stride(0),
         ROWS=tile.rows,
         SPLITS=splits,
         **tile.projection_constants(-(-num_columns // tile.parts)),
@@ -201,6 +241,8 @@ def out_proj(x: Tensor, weight: Tensor | Bf12Matrix, bias_H: Tensor, added: Adde
     if added is None:
         return stream(x, weight, bias_H, tile)
     if joins(added, tile.max_tokens):
+        if multiplies_alone(added, len(x), tile.part_columns(x.shape[1])):
+            return stream(x, weight, bias_H, tile, own=added)
         return stream(x, weight, bias_H, tile, added.shrink(x))
     y = stream(x, weight, bias_H, tile)
     added.add(x, y)

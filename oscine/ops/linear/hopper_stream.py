@@ -52,6 +52,10 @@ class Tile:
         stages = min(self.stages, steps)
         return {"TOKENS": self.max_tokens, "CHUNKS": self.chunks, "STAGES": stages, "STEPS": steps}
 
+    def part_columns(self, columns: int) -> int:
+        """Columns of a part of a sum over so many, in whole stages."""
+        return self.constants(-(-columns // self.parts))["STEPS"] * self.chunks * CHUNK
+
     def projection_constants(self, columns: int) -> dict[str, int]:
         """The same of kernels that take weights in 12 bits, too."""
         constants = self.constants(columns)

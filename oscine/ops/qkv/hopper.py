@@ -19,6 +19,8 @@ then has 32 / parts / 8 groups for each part, and its rows are first put in the 
 Shape suffixes: R pairs of dimensions of a program, T tokens of a program, S sums of squares of a token.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -243,6 +245,7 @@ def stream(
         low = added.shrink(x_TH) if low is None else low
         if joins(added, tile.max_tokens):
             keys_T, y_STR, second = low
+            tile = beside_adapters(tile)
         else:
             keys_T, added_TF = low.keys_T, added.expand(low, squares_TS, eps)
     page_stride, kind_stride, head_stride, slot_stride, _ = kv_pages.stride()
@@ -283,6 +286,11 @@ def stream(
         enable_fp_fusion=True,
     )
     return q_TQD
+
+
+def beside_adapters(tile: Tile) -> Tile:
+    """With more weights in registers two programs of the kernel fit an SM, not three."""
+    return replace(tile, early=min(tile.early, 2))
 
 
 def norm_qkv_use(shapes: Shapes) -> Use:

@@ -27,7 +27,6 @@ from tests.ops.compile_ahead import Compiled, box_type, compile_ahead, marked, r
 from tests.ops.gluon_interpreter import run_gluon
 from tests.ops.low_rank import adapters
 
-
 THREE_PER_SM = 168  # registers per thread of programs with 128 threads
 
 

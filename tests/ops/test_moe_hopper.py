@@ -324,11 +324,17 @@ def test_interpreted_tilings() -> None:
 
 
 def interpret_late_partitions() -> None:
-    """Whichever partition is late, none of the others takes one phase of a barrier for another."""
-    hopper.plan = lambda *_: hopper.Tiling(32, units=1, stages=3, halves=True, middle=24, dynamic=True)
-    for late in range(5):
+    """Whichever partition is late, none of the others takes one phase of a barrier for another.
+
+    Of large steps, and of a decode step of some 20 rows of 20b, which has two planes and four stages.
+    """
+    round_as_torch()
+    large = hopper.Tiling(32, units=1, stages=3, halves=True, middle=24, dynamic=True)
+    for tiling, late in [*((large, late) for late in range(5)), (hopper.Tiling(8, planes=2, dynamic=True), 3)]:
+        hopper.plan = lambda *_, tiling=tiling: tiling
         Program.late = late
-        check_error(24, 4, 320, 64, torch.device("cpu"))  # five steps in three stages
+        tokens, hidden = (40, 768) if tiling.planes else (24, 320)  # more steps than stages
+        check_error(tokens, 4, hidden, 64, torch.device("cpu"))
 
 
 def test_interpreted_partitions_may_be_late() -> None:

@@ -5,24 +5,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from oscine.api.http import uvicorn_protocol
 from oscine.api.http.uvicorn_protocol import BoundedHttp
-from tests.clock import pass_time, run
+from tests.api.wire_server import FIRST_LINE, LONG_S, Client, answer, no_reading, serve
+from tests.clock import pass_time
 from tests.waiting import until
 
-LONG_S = 3600.0  # of each wait of the protocol: far above the delays of a busy machine
-FIRST_LINE = b"POST / HTTP/1.1\r\nHost: x\r\n"
-Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@pytest.fixture(autouse=True)
-def _long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEAD_S", "LINGER_S", "STALLED_S"):
-        monkeypatch.setattr(uvicorn_protocol, name, LONG_S)
+pytestmark = pytest.mark.usefixtures("long_waits")
 
 
 async def connection_of(state: ServerState) -> BoundedHttp:
@@ -31,12 +23,6 @@ async def connection_of(state: ServerState) -> BoundedHttp:
     (connection,) = state.connections
     assert isinstance(connection, BoundedHttp)
     return connection
-
-
-async def no_reading(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers without a look at the body."""
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
 
 
 def answers_after(go: asyncio.Event) -> Any:
@@ -53,54 +39,6 @@ async def more_than_any_buffer_holds(scope: Scope, receive: Receive, send: Send)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(2000):
         await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
-
-
-def serve(
-    test: Callable[[Callable[[], Awaitable[Client]], ServerState], Awaitable[None]],
-    app: Any = no_reading,
-    is_leaving: Callable[[], bool] = lambda: False,
-) -> None:
-    """`test(connect, state)` against the protocol with at most two connections."""
-
-    async def main() -> None:
-        config, state = (
-            uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_keep_alive=3600),
-            ServerState(),
-        )
-        kind = uvicorn_protocol.protocol(2, probes=["/alive"], websockets=["/socket"], is_leaving=is_leaving)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        writers = []
-
-        async def connect() -> Client:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writers.append(writer)
-            return reader, writer
-
-        async with server:
-            try:
-                await test(connect, state)
-            finally:
-                server.close()
-                for transport in [*(c.transport for c in state.connections), *(w.transport for w in writers)]:  # type: ignore[union-attr]
-                    transport.abort()
-                for task in state.tasks:
-                    task.cancel()
-                await asyncio.gather(*state.tasks, *(w.wait_closed() for w in writers), return_exceptions=True)
-
-    run(main())
-
-
-async def answer(reader: asyncio.StreamReader) -> bytes:
-    """To the end of the connection, however that comes."""
-    data = b""
-    try:
-        while more := await reader.read(65536):
-            data += more
-    except ConnectionResetError:
-        pass
-    return data
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", FIRST_LINE, FIRST_LINE + b"\r\nx" + FIRST_LINE])
@@ -153,64 +91,6 @@ def test_a_server_that_leaves_ends_a_connection_with_its_next_answer() -> None:
         assert b"connection: close\r\n" in data
 
     serve(test, is_leaving=leaving.is_set)
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-    await send({"type": "http.response.body", "body": body})
-
-
-OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAEAAEAA\r\n"
-BODY = b"x" * 3000 + b"GET / HTTP/1.1\r\n\r\n"  # of which no part is a request
-FRAMED = {
-    "length": b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY),
-    "chunks": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nTrailer: t\r\n\r\n" % (len(BODY), BODY),
-}
-
-
-@pytest.mark.parametrize("framed", FRAMED.values(), ids=FRAMED)
-@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
-def test_a_request_that_offers_another_protocol_keeps_its_body(protocol: bytes, framed: bytes) -> None:
-    """Java's HttpClient offers h2c with the first request of each connection."""
-    sent = FIRST_LINE + OFFER % protocol + framed
-    plain = FIRST_LINE + b"Content-Length: 2\r\n\r\nhi"
-
-    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
-        reader, writer = await connect()
-        for request in (sent, plain, sent[: len(sent) - 2000], sent[len(sent) - 2000 :]):
-            writer.write(request)
-            if request is sent or request is plain:
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 200 ")
-                wanted = BODY if request is sent else b"hi"
-                assert await reader.readexactly(len(wanted)) == wanted
-        await reader.readuntil(b"\r\n\r\n")
-        assert await reader.readexactly(len(BODY)) == BODY
-
-    serve(test, echo)
-
-
-def test_what_follows_a_body_after_such_an_offer_is_refused() -> None:
-    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
-        reader, writer = await connect()
-        writer.write(FIRST_LINE + OFFER % b"h2c" + b"Content-Length: 2\r\n\r\nhiGET / HTTP/1.1\r\n\r\n")
-        assert b"HTTP/1.1 400 " in await answer(reader)
-
-    serve(test, echo)
-
-
-def test_requests_without_a_body_may_offer_another_protocol() -> None:
-    async def test(connect: Callable[[], Awaitable[Client]], state: ServerState) -> None:
-        reader, writer = await connect()
-        writer.write(3 * (b"GET / HTTP/1.1\r\nHost: x\r\n" + OFFER % b"h2c" + b"\r\n"))
-        for _ in range(3):
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-
-    serve(test, echo)
 
 
 def test_a_head_that_trickles_is_given_up_all_the_same() -> None:

@@ -5,8 +5,8 @@ body has the bounds of bodies.
 
 import asyncio
 import weakref
-from collections.abc import Callable, Collection
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
@@ -69,49 +69,53 @@ class _Flow(FlowControl):
             self.stall_timer = None
 
 
-class _Parser(HttpRequestParser):
+class _Parser:
     """Reads requests that offer to go on in another protocol, such as HTTP/2, like any others.
 
-    llhttp takes what follows their head for that protocol. So a second parser reads their body.
+    llhttp takes what follows their head for that protocol. So a new parser reads their body and all that follows. It
+    first gets a head that frames the same body, which the reader skips.
     """
 
     def __init__(self, reader: "_RequestReader") -> None:
-        super().__init__(reader)
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self.framing = b""  # the header that frames the body of a request that offers another protocol
+        self.framing = b""  # headers that frame the body of a request that offers another protocol
         self._reader = reader
-        self._of_body: HttpRequestParser | None = None
+        self._current = self._new()
 
-    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
-        if self._of_body is not None:
-            self._of_body.feed_data(data)
-            return
-        try:
-            super().feed_data(data)
-        except HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
-            if self._reader.is_for_websocket():
-                self._reader.rest = rest
-                raise
-            if self.framing:
-                self._of_body = HttpRequestParser(self._body_callbacks())
-                self._of_body.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n\r\n%b" % (self.framing, rest))
-            elif rest:
-                self.feed_data(rest)
+    def _new(self) -> HttpRequestParser:
+        parser = HttpRequestParser(self._reader)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        return parser
 
-    def end(self) -> None:
-        """No more data comes."""
-        self._of_body = None
+    def feed_data(self, data: bytes) -> None:
+        while data:
+            try:
+                self._current.feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if self._reader.is_for_websocket():
+                    self._reader.rest = data
+                    raise
+                if self.framing:
+                    self._begin_body()
 
-    def _body_callbacks(self) -> SimpleNamespace:
-        """What a parser calls that reads a body only."""
-        reader = self._reader
+    def _begin_body(self) -> None:
+        framing, self.framing = self.framing, b""
+        self._current = self._new()
+        with self._reader.skipped_head():
+            self._current.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
 
-        def end() -> None:
-            self.framing, self._of_body = b"", None
-            reader.on_message_complete()
+    def get_http_version(self) -> str:
+        return self._current.get_http_version()
 
-        return SimpleNamespace(on_body=reader.on_body, on_chunk_header=reader.on_chunk_header, on_message_complete=end)
+    def get_method(self) -> bytes:
+        return self._current.get_method()
+
+    def should_keep_alive(self) -> bool:
+        return self._current.should_keep_alive()
+
+    def should_upgrade(self) -> bool:
+        return self._current.should_upgrade()
 
 
 class _RequestReader:
@@ -126,6 +130,7 @@ class _RequestReader:
     head_timer: asyncio.TimerHandle | None = None
     unparsed = b""  # kept while a request is answered
     rest = b""  # what follows the head of a request for a WebSocket
+    _skips = False  # whether the parser reads a head that no client sent
     _head_bytes = 0
     _ended_here = False  # whether a message ended in the newest bytes, so that not all of them belong to the next head
     _framing_bytes = 0  # size of the request's trailers and chunk extensions
@@ -211,15 +216,25 @@ class _RequestReader:
             return
         self._http.refuse(APIError(f"The request's headers did not arrive within {HEAD_S:g} s.", status=408))
 
+    @contextmanager
+    def skipped_head(self) -> Iterator[None]:
+        """The head that is parsed within it is no request. A body may end with it."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
     def on_message_begin(self) -> None:
-        if self._http.is_ending:
+        if self._skips or self._http.is_ending:
             return
         self._http.on_message_begin()
         self.in_message, self._body_left = True, 0
         self.start_head()
 
     def on_url(self, url: bytes) -> None:
-        self._http.on_url(url)
+        if not self._skips:
+            self._http.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # the parser calls this for trailers too
@@ -228,15 +243,15 @@ class _RequestReader:
                 self._body_left = int(value)
 
     def on_headers_complete(self) -> None:
-        if self._http.is_ending:
+        if self._skips or self._http.is_ending:
             return
         self.in_head = False
         self._head_bytes = self._framing_bytes = 0
         self.end_head_timer()
         parser, headers = self._http.parser, self._http.headers
         if parser.should_upgrade() and not self._http.is_for_websocket():
-            framing = (b"%b: %b" % (n, v) for n, v in headers if n in (b"content-length", b"transfer-encoding"))
-            parser.framing = next(framing, b"")
+            framing = (b"%b: %b\r\n" % (n, v) for n, v in headers if n in (b"content-length", b"transfer-encoding"))
+            parser.framing = b"".join(framing)
         self._http.on_headers_complete()
 
     def end_head_timer(self) -> None:
@@ -301,7 +316,7 @@ class BoundedHttp(HttpToolsProtocol):
     throttled: ThrottledProtocol  # of its transport
 
     flow: _Flow
-    parser: _Parser
+    parser: _Parser  # type: ignore[assignment]
     _reader: _RequestReader
     _linger_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
@@ -356,7 +371,6 @@ class BoundedHttp(HttpToolsProtocol):
         if self._running is not None:  # uvicorn notifies only the newest one
             self._running.disconnected = True
             self._running.message_event.set()
-        self.parser.end()
         for cycle, _ in self.pipeline:  # requests that will not begin; each refers to this connection
             cycle.on_response = _nothing
         self.pipeline.clear()

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oscine.api.common.errors import APIError
+from oscine.api.common.ids import IdCheck
 from oscine.api.common.keys import AdminCheck, ApiKeys, KeyCheck
 from oscine.api.error_handlers import HANDLERS
 from oscine.api.http.hosts import HostCheck, JsonCheck, OriginCheck
@@ -112,4 +113,6 @@ def _route(operation: Operation, checks: _Checks, keys: ApiKeys) -> Route:
         middleware.append(checks.origin)
     if operation.admin:
         middleware.append(checks.admin)
+    if operation.ids:
+        middleware.append(Middleware(IdCheck, operation.ids))
     return Route(operation.path, operation.handler, methods=[operation.method], middleware=middleware)

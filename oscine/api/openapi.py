@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 import oscine
 from oscine.api.common.errors import AnthropicError, Error
+from oscine.api.common.ids import Id
 from oscine.api.http.sse import SSE
 
 _PAGE = Path(__file__).with_name("docs.html")
@@ -57,6 +58,16 @@ class Operation:
     example: Mapping[str, Any] | None = None  # a request; each endpoint with a body has one, and a test sends it
 
     @property
+    def parameters(self) -> list[str]:
+        """The names of those in the path."""
+        return [name for name, _ in _PARAMETER.findall(self.path)]
+
+    @property
+    def ids(self) -> list[str]:
+        """The parameters of the path that are ids of objects."""
+        return [name for name in self.parameters if name == "id" or name.endswith("_id")]
+
+    @property
     def streams(self) -> bool:
         """Whether the request can ask for events instead of one answer."""
         return any("stream" in kind.__struct_fields__ for kind in (self.body, self.query) if kind is not None)
@@ -98,8 +109,7 @@ def _describe(operation: Operation, needs_key: bool) -> dict[str, Any]:
         "operationId": "_".join([operation.method.lower(), *words]),
         "summary": operation.summary,
     }
-    names = [name for name, _ in _PARAMETER.findall(operation.path)]
-    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    in_path = [_in_path(name, is_id=name in operation.ids) for name in operation.parameters]
     if parameters := in_path + _query(operation.query):
         described["parameters"] = parameters
     if operation.body is not None:
@@ -107,10 +117,15 @@ def _describe(operation: Operation, needs_key: bool) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
     if operation.form is not None:
         described["requestBody"] = {"required": True, "content": {_FORM: {"schema": _reference(operation.form)}}}
-    described["responses"] = {"200": _answer(operation)} | _errors(operation, names, needs_key)
+    described["responses"] = {"200": _answer(operation)} | _errors(operation, needs_key)
     if needs_key:
         described["security"] = [{"key": []}]
     return described
+
+
+def _in_path(name: str, *, is_id: bool) -> dict[str, Any]:
+    schema = msgspec.json.schema(Id if is_id else str)
+    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _query(kind: type | None) -> list[dict[str, Any]]:
@@ -128,9 +143,9 @@ def _answer(operation: Operation) -> dict[str, Any]:
     return {"description": "The answer", "content": content}
 
 
-def _errors(operation: Operation, parameters: Sequence[str], needs_key: bool) -> dict[str, Any]:
-    statuses = {"404"} if parameters or operation.body is not None else set()
-    if operation.query is not None:
+def _errors(operation: Operation, needs_key: bool) -> dict[str, Any]:
+    statuses = {"404"} if operation.parameters or operation.body is not None else set()
+    if operation.query is not None or operation.ids:
         statuses |= {"400"}
     if operation.body is not None:
         statuses |= {"400", "408", "413", "503"} if operation.undeclared else {"400", "408", "413", "415", "503"}

@@ -394,7 +394,14 @@ LONG = "x\n" * 10_000
             ".",
         ),
         ("/v1/responses", {"input": [{"type": LONG}]}, 400, "Invalid value for 'input[0].type'", "are not supported."),
-        ("/v1/responses", {"input": "a", "previous_response_id": LONG}, 404, "The response 'x", "."),
+        (
+            "/v1/responses",
+            {"input": "a", "previous_response_id": LONG},
+            400,
+            "Invalid value for 'previous_response_id'",
+            "at most 512.",
+        ),
+        ("/v1/responses", {"input": "a", "previous_response_id": LONG[:512]}, 404, "The response 'x\\nx", "."),
     ],
 )
 def test_a_message_is_one_short_line(

@@ -8,6 +8,8 @@ not invalidate the cursors of another, and the newest MAX_ROWS in all, because t
 from collections.abc import Callable
 from typing import Any
 
+from oscine.api.common.ids import MAX_ID
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS deleted (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -20,22 +22,19 @@ CREATE INDEX IF NOT EXISTS deleted_by_list ON deleted (list, number);
 """
 MAX_OF_LIST = 1000
 MAX_ROWS = 50_000
-_LONGEST_ID = 256  # characters; clients choose the ids of some items
 
-Execute = Callable[[str, tuple[Any, ...]], Any]
+Execute = Callable[[str, Any], Any]  # of a query and its values
 
 
 def remember(execute: Execute, list_name: str, object_id: str, place: int) -> None:
     """Call it in the transaction that deletes the row. `place`: the row's sort key, never reused."""
-    if len(object_id) <= _LONGEST_ID:
-        execute("INSERT INTO deleted (list, id, place) VALUES (?, ?, ?)", (list_name, object_id, place))
-        of_list = "SELECT number FROM deleted WHERE list = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
-        execute(
-            f"DELETE FROM deleted WHERE list = ? AND number <= ({of_list})",
-            (list_name, list_name, MAX_OF_LIST),
-        )
-        newest = "SELECT number FROM deleted ORDER BY number DESC LIMIT 1 OFFSET ?"
-        execute(f"DELETE FROM deleted WHERE number <= ({newest})", (MAX_ROWS,))
+    if len(object_id) > MAX_ID:  # of an item that an earlier version kept
+        return
+    execute("INSERT INTO deleted (list, id, place) VALUES (?, ?, ?)", (list_name, object_id, place))
+    of_list = "SELECT number FROM deleted WHERE list = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
+    execute(f"DELETE FROM deleted WHERE list = ? AND number <= ({of_list})", (list_name, list_name, MAX_OF_LIST))
+    newest = "SELECT number FROM deleted ORDER BY number DESC LIMIT 1 OFFSET ?"
+    execute(f"DELETE FROM deleted WHERE number <= ({newest})", (MAX_ROWS,))
 
 
 def deleted_place(execute: Execute, list_name: str, object_id: str) -> int | None:

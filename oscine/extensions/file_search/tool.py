@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta, Struct
 
 from oscine.api.common.errors import APIError
+from oscine.api.common.ids import Id
 from oscine.api.serving.schemas import convert
 from oscine.chat.messages import FunctionTool, ToolNamespace
 from oscine.chat.toolbox import Citation, FileSearch, FileSource, FoundText, Tool, ToolResult
@@ -46,7 +47,7 @@ _DECLARATION = ToolNamespace(
 class _Given(Struct):
     """The entry of a request's `tools`."""
 
-    vector_store_ids: Annotated[list[str], Meta(min_length=1, max_length=8)]
+    vector_store_ids: Annotated[list[Id], Meta(min_length=1, max_length=8)]
     filters: Filters | None = None
     max_num_results: NumResults = 20
     ranking_options: RankingOptions | None = None

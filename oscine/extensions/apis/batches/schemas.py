@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from oscine.api.common.ids import Id
 from oscine.api.serving.parameters import about, ignored
 from oscine.extensions.apis.responses.schemas import Metadata
 
@@ -80,7 +81,7 @@ class RequestCounts(Struct):
 
 
 class BatchRequest(Struct):
-    input_file_id: Annotated[str, about("An uploaded file: one request per line.")]
+    input_file_id: Annotated[Id, about("An uploaded file: one request per line.")]
     endpoint: Annotated[Url, about("The endpoint of all requests.")]
     completion_window: Annotated[Literal["24h"], about("The time after which the batch expires.")]
     metadata: Annotated[Metadata | None, about("Up to 16 pairs that are kept with the batch.")] = None

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from oscine.api.common.connection import run_while_connected
 from oscine.api.common.errors import invalid, unsupported
+from oscine.api.common.ids import Id
 from oscine.api.http.body import json_response
 from oscine.api.serving.call import Call
 from oscine.api.serving.parameters import ShortText, about, ignored
@@ -38,7 +39,7 @@ from oscine.extensions.apis.responses.view import Object
 class _Prompt(Struct, kw_only=True):
     input: Annotated[str | list[Object] | None, about("A text, or items of the conversation so far.")] = None
     instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
-    previous_response_id: Annotated[str | None, about("A stored response whose conversation comes first.")] = None
+    previous_response_id: Annotated[Id | None, about("A stored response whose conversation comes first.")] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort of the reasoning.")] = None
 
 

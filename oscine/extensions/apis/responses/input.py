@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from oscine.api.common.errors import invalid
+from oscine.api.common.ids import Id
 from oscine.api.serving.schemas import ContentPart, content_text, convert
 from oscine.api.turns.attachments import described, result_text, said_text
 from oscine.api.turns.custom_tools import written
@@ -29,9 +30,13 @@ _WITH_TOOLS = ("additional_tools", "tool_search_output")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 
 
+class _Reference(Struct):
+    id: Id
+
+
 class _Item(Struct):
     type: str = "message"
-    id: str | None = None
+    id: Id | None = None
     status: str | None = None
 
 
@@ -113,16 +118,18 @@ class _Update(Struct):
     text: TextConfig | None = None
 
 
-def references(given: str | list[Object]) -> list[str]:
-    """The ids of stored items that the input stands for, each once."""
-    return [] if isinstance(given, str) else [*{str(item.get("id")): None for item in given if _is_reference(item)}]
+def references(given: str | Sequence[Object], where: str = "input") -> list[str]:
+    """The ids of stored items that the input stands for. Raises APIError for one that cannot be an id."""
+    items = () if isinstance(given, str) else given
+    return [convert(item, _Reference, f"{where}[{i}]").id for i, item in enumerate(items) if _is_reference(item)]
 
 
 def _is_reference(item: Object) -> bool:
-    return item.get("type") == "item_reference" or ("type" not in item and "role" not in item and "id" in item)
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
 
 
-def input_items(given: str | list[Object], stored: Mapping[str, Object], where: str = "input") -> list[Object]:
+def input_items(given: str | Sequence[Object], stored: Mapping[str, Object], where: str = "input") -> list[Object]:
     """The items of an input, each with its type, id and status; references give way to `stored` items.
 
     Raises APIError that names what is wrong.
@@ -134,9 +141,9 @@ def input_items(given: str | list[Object], stored: Mapping[str, Object], where: 
 
 def _input_item(item: Object, stored: Mapping[str, Object], where: str) -> Object:
     if _is_reference(item):
-        found = stored.get(str(item.get("id")))
+        found = stored.get(item["id"])
         if found is None:
-            raise invalid(f"{where}.id", f"there is no stored item {str(item.get('id'))!r}")
+            raise invalid(f"{where}.id", f"there is no stored item {item['id']!r}")
         return found
     head = convert(item, _Item, where)
     kind = head.type

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from starlette.datastructures import QueryParams
 
 from oscine.api.common.errors import from_validation
+from oscine.api.common.ids import Id
 from oscine.api.serving.parameters import MAX_TOOLS, Positive, SamplingFields, TopLogprobs, about, ignored, unused
 from oscine.api.serving.schemas import Verbosity
 from oscine.chat.effort import Effort
@@ -48,10 +49,10 @@ class TextConfig(Struct):
 
 
 class ConversationId(Struct):
-    id: Annotated[str, about("The id of a conversation.")]
+    id: Annotated[Id, about("The id of a conversation.")]
 
 
-Conversation = str | ConversationId | None
+Conversation = Id | ConversationId | None
 _CONVERSATION = "A stored conversation that this continues, and that gets its items."
 
 
@@ -76,7 +77,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     input: Annotated[str | list[dict[str, Any]], about("A text, or items of the conversation so far.")]
     instructions: Annotated[str | None, about("A developer message before the conversation.")] = None
     prompt: Annotated[Any, about("Not supported: a template that is stored with OpenAI.", type="null")] = None
-    previous_response_id: Annotated[str | None, about("The stored response that this one continues.")] = None
+    previous_response_id: Annotated[Id | None, about("The stored response that this one continues.")] = None
     conversation: Annotated[Conversation, about(_CONVERSATION)] = None
     reasoning: Annotated[ReasoningConfig | None, about("Effort and display of the reasoning.")] = None
     text: Annotated[TextConfig | None, about("The form of the answer.")] = None

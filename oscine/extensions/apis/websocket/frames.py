@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from oscine.api.common.errors import APIError, invalid
+from oscine.api.common.ids import Id
 
 Json = dict[str, Any]
 _PASSED_ON = ("retry-after", "x-request-id", "x-tools-left-out")  # headers that errors repeat, beside rate limits
@@ -18,7 +19,7 @@ class Head(Struct):
 
     type: str = ""
     stream_id: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Id | None = None
     generate: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -32,7 +33,7 @@ class SteerMessage(Struct, forbid_unknown_fields=True):
 
 class Steer(Struct, forbid_unknown_fields=True):
     type: Literal["response.steer"]
-    previous_response_id: str
+    previous_response_id: Id
     input: str | list[SteerMessage]
 
     @property

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from oscine.api.common.ids import Id
 from oscine.api.serving.parameters import Share, about, ignored
 from oscine.extensions.apis.batches.schemas import Order
 from oscine.extensions.apis.responses.schemas import Metadata
@@ -18,7 +19,7 @@ StoreStatus = Literal["in_progress", "completed", "expired"]
 ListLimit = Annotated[int, Meta(ge=1, le=100)]
 NumResults = Annotated[int, Meta(ge=1, le=MAX_RESULTS)]
 Weight = Annotated[float, Meta(ge=0, le=1000)]
-FileIds = Annotated[list[str], Meta(max_length=MAX_FILES)]
+FileIds = Annotated[list[Id], Meta(max_length=MAX_FILES)]
 Name = Annotated[str, Meta(max_length=256)]
 Query = Annotated[str, Meta(min_length=1, max_length=8192)]
 Queries = Annotated[list[Query], Meta(min_length=1, max_length=16)]
@@ -60,7 +61,7 @@ class StoreChange(Struct):
 
 
 class FileRequest(Struct):
-    file_id: Annotated[str, about("An uploaded file. One that is in the store already is read again.")]
+    file_id: Annotated[Id, about("An uploaded file. One that is in the store already is read again.")]
     attributes: Annotated[Attributes | None, about("Up to 16 pairs, which filters compare.")] = None
     chunking_strategy: Annotated[ChunkingStrategy | None, about("How the file is cut.")] = None
 

@@ -1,6 +1,7 @@
 """Vector stores as a part of the server, and the tool that searches them."""
 
 from oscine.api.common.errors import Error
+from oscine.api.common.paging import PageQuery
 from oscine.api.interface import Api
 from oscine.api.openapi import DELETE, GET, POST, Operation
 from oscine.api.serving.service import Service
@@ -12,7 +13,6 @@ from oscine.extensions.file_search.schemas.objects import (
     FileBatchRequest,
     FileRequest,
     FilesQuery,
-    ListQuery,
     SearchRequest,
     SearchResults,
     StoreChange,
@@ -55,7 +55,7 @@ class FileSearchApi(Api):
                 example=named,
                 other=_OFF,
             ),
-            GET(_STORES, stores.list, "List vector stores", query=ListQuery, answer=VectorStoreList, other=_OFF),
+            GET(_STORES, stores.list, "List vector stores", query=PageQuery, answer=VectorStoreList, other=_OFF),
             GET(_STORE, stores.retrieve, "One vector store", answer=VectorStore, other=_OFF),
             POST(
                 _STORE,

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from oscine.api.common.errors import APIError, invalid, not_found
 from oscine.api.common.keys import Caller
+from oscine.api.common.paging import PageQuery, shown_page
 from oscine.api.http.body import json_response, read_body
 from oscine.api.serving.schemas import decode
 from oscine.extensions.apis.responses.schemas import read_query
@@ -25,7 +27,6 @@ from oscine.extensions.file_search.schemas.objects import (
     FileBatchRequest,
     FileRequest,
     FilesQuery,
-    ListQuery,
     RankingOptions,
     SearchRequest,
     SearchResult,
@@ -34,7 +35,6 @@ from oscine.extensions.file_search.schemas.objects import (
     StoreChange,
     StoreRequest,
     TextContent,
-    VectorStore,
     VectorStoreFile,
     VectorStoreFileBatch,
     VectorStoreFileList,
@@ -48,7 +48,6 @@ from oscine.extensions.file_search.vector_stores import VectorStores
 _CONTENT = b'{"object":"vector_store.file_content.page","has_more":false,"next_page":null,"data":['
 _PIECE = 64  # chunks that are sent at once
 T = TypeVar("T")
-Listed = TypeVar("Listed", VectorStore, VectorStoreFile)
 
 
 class _Endpoint:
@@ -97,9 +96,9 @@ class Stores(_Endpoint):
         return json_response((await self._stores.find(store_id, owner)).shown)
 
     async def list(self, request: Request) -> Response:
-        page, owner = read_query(request.query_params, ListQuery), _owner(request)
+        page, owner = read_query(request.query_params, PageQuery), _owner(request)
         found = await self._stores.read(lambda storage: storage.stores.page(owner, page))
-        return json_response(VectorStoreList("list", *_page(found, page.limit)))
+        return json_response(VectorStoreList("list", *shown_page(found, page.limit, attrgetter("id"))))
 
     async def retrieve(self, request: Request) -> Response:
         return json_response((await self._store(request)).shown)
@@ -151,7 +150,7 @@ class StoreFiles(_Endpoint):
     async def _listed(self, request: Request, store: StoreRow, batch_id: str | None = None) -> Response:
         page = read_query(request.query_params, FilesQuery)
         found = await self._stores.read(lambda storage: storage.files.page(store, page, page.filter, batch_id))
-        return json_response(VectorStoreFileList("list", *_page(found, page.limit)))
+        return json_response(VectorStoreFileList("list", *shown_page(found, page.limit, attrgetter("id"))))
 
     async def retrieve(self, request: Request) -> Response:
         return json_response(await self._file(await self._store(request), request.path_params["file_id"]))
@@ -259,9 +258,3 @@ def _chunks(strategy: ChunkingStrategy | None) -> StaticChunks:
         where = "chunking_strategy.static.chunk_overlap_tokens"
         raise invalid(where, "it must be at most half of 'max_chunk_size_tokens'")
     return strategy.static
-
-
-def _page(found: list[Listed], limit: int) -> tuple[list[Listed], str | None, str | None, bool]:
-    page = found[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return page, first, last, len(found) > limit

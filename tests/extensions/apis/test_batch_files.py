@@ -18,6 +18,7 @@ from oscine.api.app import create_app
 from oscine.api.common import deleted_rows
 from oscine.api.common.asgi import Receive, Scope, Send
 from oscine.api.common.errors import APIError
+from oscine.api.common.paging import PageQuery
 from oscine.api.serving.service import Service
 from oscine.extensions.apis.batches import job as jobs
 from oscine.extensions.apis.batches.api import BatchesApi
@@ -329,11 +330,11 @@ def test_a_list_begins_behind_an_entry_of_its_owner_alone(tmp_path: Path) -> Non
     async def work(store: FileStore) -> None:
         for owner, name in (("a", "file-1"), ("b", "file-2"), ("a", "file-3")):
             await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), owner)
-        page = await store.files.page("a", 9, after="file-3")
+        page = await store.files.page("a", PageQuery(after="file-3"))
         assert [file.id for file in page] == ["file-1"]
         for records in (store.files, store.batches):
-            with pytest.raises(APIError, match="'after': there is no"):
-                await records.page("a", 9, after="file-2")
+            with pytest.raises(APIError, match="'after': there is no object 'file-2'"):
+                await records.page("a", PageQuery(after="file-2"))
 
     with_files(tmp_path, work)
 
@@ -344,13 +345,13 @@ def test_a_list_goes_on_behind_a_file_that_is_deleted(tmp_path: Path, monkeypatc
         for name in names:
             await store.files.put(FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch"), "a")
         seen, after = [], None
-        while page := await store.files.page("a", 2, after=after, ascending=True):
+        while page := await store.files.page("a", PageQuery(2, "asc", after)):
             for file in page:
                 await store.delete_file(file.id, "a")
             seen += [file.id for file in page]
             after = seen[-1]
         assert seen == names
-        assert await store.files.page("a", 2, after="file-4") == []
+        assert await store.files.page("a", PageQuery(after="file-4")) == []
 
         async def put_and_delete(owner: str, *names: str) -> None:
             for name in names:
@@ -359,7 +360,7 @@ def test_a_list_goes_on_behind_a_file_that_is_deleted(tmp_path: Path, monkeypatc
 
         async def is_known(after: str, owner: str = "a") -> bool:
             try:
-                return await store.files.page(owner, 2, after=after) == []
+                return await store.files.page(owner, PageQuery(after=after)) == []
             except APIError:
                 return False
 
@@ -371,6 +372,16 @@ def test_a_list_goes_on_behind_a_file_that_is_deleted(tmp_path: Path, monkeypatc
         monkeypatch.setattr(deleted_rows, "MAX_ROWS", 2)
         await put_and_delete("c", "c-1")
         assert [await is_known("file-6"), await is_known("b-3", "b"), await is_known("c-1", "c")] == [False, True, True]
+
+    with_files(tmp_path, work)
+
+
+def test_files_whose_time_is_over_are_not_listed(tmp_path: Path) -> None:
+    async def work(store: FileStore) -> None:
+        for name, expires_at in (("file-1", None), ("file-2", 1), ("file-3", 1 << 40)):
+            made = FileObject(id=name, bytes=1, created_at=1, filename="x", purpose="batch", expires_at=expires_at)
+            await store.files.put(made, "a")
+        assert [file.id for file in await store.files.page("a", PageQuery(order="asc"))] == ["file-1", "file-3"]
 
     with_files(tmp_path, work)
 

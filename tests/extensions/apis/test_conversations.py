@@ -98,7 +98,7 @@ def test_items_are_added_listed_and_deleted(server: ScriptedServer) -> None:
     for limit in (1, 2, 4, 100):
         assert texts(items_of(server, made.id, order="asc", limit=limit)) == expected
         assert texts(items_of(server, made.id, limit=limit)) == expected[::-1]
-    with pytest.raises(openai.BadRequestError, match="there is no item 'msg_other'"):
+    with pytest.raises(openai.BadRequestError, match="there is no object 'msg_other'"):
         items_of(server, made.id, after="msg_other")
     third = items_of(server, made.id, order="asc")[3]
     found = ask(server, lambda client: client.conversations.items.retrieve(third.id, conversation_id=made.id))

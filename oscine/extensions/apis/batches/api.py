@@ -1,13 +1,13 @@
 """Files and batches as a part of the server."""
 
 from oscine.api.common.errors import Error
+from oscine.api.common.paging import PageQuery
 from oscine.api.interface import Api
 from oscine.api.openapi import DELETE, GET, POST, Operation
 from oscine.api.serving.service import Service
 from oscine.extensions.apis.batches.endpoint import Batches, Files
 from oscine.extensions.apis.batches.jobs import BatchJobs
 from oscine.extensions.apis.batches.schemas import (
-    BatchesQuery,
     BatchList,
     BatchObject,
     BatchRequest,
@@ -46,7 +46,7 @@ class BatchesApi(Api):
                 example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
                 other={**off, "429": Error},
             ),
-            GET("/v1/batches", batches.list, "List batches", query=BatchesQuery, answer=BatchList, other=off),
+            GET("/v1/batches", batches.list, "List batches", query=PageQuery, answer=BatchList, other=off),
             GET(batch, batches.retrieve, "One batch", answer=BatchObject, other=off),
             POST(f"{batch}/cancel", batches.cancel, "End a batch", answer=BatchObject, other={**off, "409": Error}),
         ]

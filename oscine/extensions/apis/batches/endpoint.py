@@ -4,7 +4,8 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar, get_args
+from operator import attrgetter
+from typing import Any, get_args
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
@@ -13,12 +14,12 @@ from oscine.api.common.asgi import ClientLeftError
 from oscine.api.common.errors import APIError, invalid, not_found
 from oscine.api.common.keys import Caller
 from oscine.api.common.memory import Held
+from oscine.api.common.paging import PageQuery, shown_page
 from oscine.api.http.body import json_response, read_body
 from oscine.api.serving.schemas import decode
 from oscine.extensions.apis.batches.jobs import BatchJobs
 from oscine.extensions.apis.batches.records import storage_failed
 from oscine.extensions.apis.batches.schemas import (
-    BatchesQuery,
     BatchList,
     BatchObject,
     BatchRequest,
@@ -35,7 +36,6 @@ MAX_FILES = 10_000  # of one key
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _LEAST_S, _MAX_S = 3600, 2_592_000  # as OpenAI's
 _PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
-T = TypeVar("T", FileObject, BatchObject)
 
 
 class Files:
@@ -76,11 +76,8 @@ class Files:
 
     async def list(self, request: Request) -> Response:
         query = read_query(request.query_params, FilesQuery)
-        ascending = query.order == "asc"
-        found = await self._store.files.page(
-            _owner(request), query.limit + 1, purpose=query.purpose, after=query.after, ascending=ascending
-        )
-        return json_response(FileList("list", *_page(found, query.limit)))
+        found = await self._store.files.page(_owner(request), query, query.purpose)
+        return json_response(FileList("list", *shown_page(found, query.limit, attrgetter("id"))))
 
     async def retrieve(self, request: Request) -> Response:
         return json_response(await self._found(request))
@@ -123,11 +120,10 @@ class Batches:
         return json_response(await self._jobs.create_batch(body, owner))
 
     async def list(self, request: Request) -> Response:
-        query = read_query(request.query_params, BatchesQuery)
-        owner = _owner(request)
-        found = await self._store.batches.page(owner, query.limit + 1, after=query.after)
+        query, owner = read_query(request.query_params, PageQuery), _owner(request)
+        found = await self._store.batches.page(owner, query)
         live = [job.batch if (job := self._jobs.job(batch.id, owner)) else batch for batch in found]
-        return json_response(BatchList("list", *_page(live, query.limit)))
+        return json_response(BatchList("list", *shown_page(live, query.limit, attrgetter("id"))))
 
     async def retrieve(self, request: Request) -> Response:
         batch_id, owner = request.path_params["id"], _owner(request)
@@ -158,12 +154,6 @@ def _owner(request: Request) -> str:
 
 def _no_file(file_id: str, param: str = "id") -> APIError:
     return not_found(f"No such File object: {file_id}", "file_not_found", param)
-
-
-def _page(found: list[T], limit: int) -> tuple[list[T], str | None, str | None, bool]:
-    page = found[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return page, first, last, len(found) > limit
 
 
 def _made(file_id: str, upload: Upload) -> FileObject:

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from oscine.api.common import deleted_rows
-from oscine.api.common.errors import APIError, invalid, unavailable
+from oscine.api.common.errors import APIError, unavailable
+from oscine.api.common.paging import Listing, PageQuery
 from oscine.extensions.apis.batches.schemas import TERMINAL, BatchObject, FileObject
 
 _SCHEMA = f"""
@@ -53,10 +55,9 @@ RETURNING id
 _PAGE = """
 SELECT body FROM records
 WHERE kind = :kind AND owner = :owner AND (:purpose IS NULL OR purpose = :purpose)
-AND (:place IS NULL OR number {sign} :place)
-ORDER BY number {order} LIMIT :limit
+AND (expires_s IS NULL OR expires_s >= :now_s)
 """
-_PLACE = "SELECT number FROM records WHERE kind = ? AND owner = ? AND id = ?"
+_PLACE = "SELECT number FROM records WHERE kind = :kind AND owner = :owner AND id = :id"
 _WAIT_S = 10.0  # for another server that writes
 T = TypeVar("T")
 R = TypeVar("R", FileObject, BatchObject)
@@ -141,27 +142,12 @@ class Records(Generic[R]):
         rows = await self._table.execute(select, (self._kind, record_id, owner))
         return msgspec.json.decode(rows[0][0], type=self._type) if rows else None
 
-    async def page(
-        self, owner: str, limit: int, *, purpose: str | None = None, after: str | None = None, ascending: bool = False
-    ) -> list[R]:
-        """The newest first, unless `ascending`. `after` may be deleted. Raises APIError 400 if it is not known."""
-        sign, order = (">", "ASC") if ascending else ("<", "DESC")
-
-        def read() -> list[Any]:
-            place = None if after is None else self._place(owner, after)
-            values = {"kind": self._kind, "owner": owner, "purpose": purpose, "place": place, "limit": limit}
-            return self._table.query(_PAGE.format(sign=sign, order=order), values)
-
-        rows = await self._table.do(read)
+    async def page(self, owner: str, page: PageQuery, purpose: str | None = None) -> list[R]:
+        """At most one more than the limit of the page. Raises APIError 400 for an anchor that is not known."""
+        listing = Listing(self._list(owner), _PAGE, _PLACE)
+        values = {"kind": self._kind, "owner": owner, "purpose": purpose, "now_s": time.time()}
+        rows = await self._table.do(listing.page, self._table.query, values, page)
         return [msgspec.json.decode(body, type=self._type) for (body,) in rows]
-
-    def _place(self, owner: str, record_id: str) -> int:
-        """For the table's thread."""
-        rows = self._table.query(_PLACE, (self._kind, owner, record_id))
-        place = rows[0][0] if rows else deleted_rows.deleted_place(self._table.query, self._list(owner), record_id)
-        if place is None:
-            raise invalid("after", f"there is no {self._kind} {record_id!r}")
-        return int(place)
 
     def remove(self, record_id: str, owner: str) -> bool:
         """Whether it was there. For the table's thread."""

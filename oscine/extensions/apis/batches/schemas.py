@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from oscine.api.common.ids import Id
+from oscine.api.common.paging import PageQuery
 from oscine.api.serving.parameters import about, ignored
 from oscine.extensions.apis.responses.schemas import Metadata
 
@@ -14,7 +15,6 @@ Purpose = UploadPurpose | Literal["batch_output"]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
-Order = Literal["asc", "desc"]
 TERMINAL = ("failed", "completed", "expired", "cancelled")
 
 
@@ -42,16 +42,9 @@ class FileUpload(Struct):
     purpose: Annotated[UploadPurpose, about("`batch`, or one of those for vector stores.")]
 
 
-class FilesQuery(Struct):
-    purpose: Purpose | None = None
+class FilesQuery(PageQuery):
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
-    order: Order = "desc"
-    after: str | None = None  # id of a file
-
-
-class BatchesQuery(Struct):
-    limit: Annotated[int, Meta(ge=1, le=100)] = 20
-    after: str | None = None  # id of a batch
+    purpose: Purpose | None = None
 
 
 class FileList(Struct):

@@ -1,7 +1,7 @@
 """/v1/conversations, as OpenAI has it. An API key finds its own conversations alone."""
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from sqlite3 import Connection
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oscine.api.common.errors import APIError, invalid, not_found
+from oscine.api.common.errors import APIError, not_found
 from oscine.api.common.keys import Caller
 from oscine.api.common.work import run_in_thread
 from oscine.api.http.body import json_response, read_body
@@ -26,8 +26,8 @@ from oscine.extensions.apis.conversations.schemas import (
 from oscine.extensions.apis.responses.conversation_store import ConversationTables, StoredConversation
 from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools
 from oscine.extensions.apis.responses.plan import conversation_not_found
-from oscine.extensions.apis.responses.resource import KeptItem
-from oscine.extensions.apis.responses.schemas import InputItems, ItemsQuery, read_query
+from oscine.extensions.apis.responses.resource import KeptItem, item_list
+from oscine.extensions.apis.responses.schemas import ItemsQuery, read_query
 from oscine.extensions.apis.responses.store import ResponseStore
 from oscine.extensions.apis.responses.tools import ClientTools
 from oscine.extensions.apis.responses.view import Object, included, shown
@@ -79,20 +79,13 @@ class Conversations:
             lambda tables, db: tables.append(db, conversation_id, owner, _stored(new))
         ):
             raise conversation_not_found(conversation_id)
-        return _listed(new, include, has_more=False)
+        return json_response(item_list(new, len(new), include))
 
     async def list_items(self, request: Request) -> Response:
         query = read_query(request.query_params, ItemsQuery)
         include, conversation = included(query.include), await self._find(_id(request), _owner(request))
-        page = await self._store.read_conversation(
-            lambda tables, db: tables.page(
-                db, conversation.id, query.after, query.limit + 1, ascending=query.order == "asc"
-            )
-        )
-        if page is None:
-            raise invalid("after", f"there is no item {query.after!r}")
-        items = [_kept(body).item for body in page[: query.limit]]
-        return _listed(items, include, has_more=len(page) > query.limit)
+        found = await self._store.read_conversation(lambda tables, db: tables.page(db, conversation.id, query))
+        return json_response(item_list([_kept(body).item for body in found], query.limit, include))
 
     async def retrieve_item(self, request: Request) -> Response:
         include = included(read_query(request.query_params, IncludeQuery).include)
@@ -161,9 +154,3 @@ def _stored(items: Sequence[Object]) -> list[tuple[str, bytes]]:
 
 def _shown(found: StoredConversation) -> Response:
     return json_response(ConversationObject(found.id, "conversation", int(found.created_s), found.metadata))
-
-
-def _listed(items: Sequence[Object], include: Collection[str], *, has_more: bool) -> Response:
-    page = [shown(item, include) for item in items]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-    return json_response(InputItems("list", page, first, last, has_more=has_more))

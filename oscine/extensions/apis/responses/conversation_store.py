@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from oscine.api.common import deleted_rows
+from oscine.api.common.paging import Listing, PageQuery
 
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS conversations (
@@ -30,6 +31,8 @@ CREATE TABLE IF NOT EXISTS conversation_items (
 {deleted_rows.SCHEMA}
 """
 _GET = "SELECT id, created_s, size, metadata, state FROM conversations WHERE id = ? AND owner = ? AND used_s >= ?"
+_OF_ITEMS = "FROM conversation_items WHERE conversation = :conversation"
+_ITEMS = f"SELECT body {_OF_ITEMS}"
 _BASE = 256  # bytes that a conversation without items counts
 
 Item = tuple[str, bytes]  # id and JSON
@@ -89,35 +92,17 @@ class ConversationTables:
         return grown
 
     def items(self, db: sqlite3.Connection, conversation_id: str) -> list[bytes]:
-        query = "SELECT body FROM conversation_items WHERE conversation = ? ORDER BY place"
-        return [body for (body,) in db.execute(query, (conversation_id,)).fetchall()]
+        rows = db.execute(f"{_ITEMS} ORDER BY place", {"conversation": conversation_id}).fetchall()
+        return [body for (body,) in rows]
 
     def item(self, db: sqlite3.Connection, conversation_id: str, item_id: str) -> bytes | None:
-        query = "SELECT body FROM conversation_items WHERE conversation = ? AND id = ?"
-        row = db.execute(query, (conversation_id, item_id)).fetchone()
+        row = db.execute(f"{_ITEMS} AND id = :id", {"conversation": conversation_id, "id": item_id}).fetchone()
         return None if row is None else row[0]
 
-    def page(
-        self, db: sqlite3.Connection, conversation_id: str, after: str | None, limit: int, *, ascending: bool
-    ) -> list[bytes] | None:
-        """Items in their order or against it, beyond `after`, which may be deleted; None: no such item is known."""
-        place: int | None = None
-        if after is not None:
-            place = self._place(db, conversation_id, after)
-            if place is None:
-                place = deleted_rows.deleted_place(db.execute, conversation_id, after)
-            if place is None:
-                return None
-        beyond, order = (">", "ASC") if ascending else ("<", "DESC")
-        where = "conversation = ?" if place is None else f"conversation = ? AND place {beyond} ?"
-        values = (conversation_id, limit) if place is None else (conversation_id, place, limit)
-        query = f"SELECT body FROM conversation_items WHERE {where} ORDER BY place {order} LIMIT ?"
-        return [body for (body,) in db.execute(query, values).fetchall()]
-
-    def _place(self, db: sqlite3.Connection, conversation_id: str, item_id: str) -> int | None:
-        query = "SELECT place FROM conversation_items WHERE conversation = ? AND id = ?"
-        row = db.execute(query, (conversation_id, item_id)).fetchone()
-        return None if row is None else int(row[0])
+    def page(self, db: sqlite3.Connection, conversation_id: str, page: PageQuery) -> list[bytes]:
+        """At most one item more than the limit of the page. Raises APIError 400 for an anchor that is not known."""
+        listing = Listing(conversation_id, _ITEMS, f"SELECT place {_OF_ITEMS} AND id = :id", "place")
+        return [body for (body,) in listing.page(db.execute, {"conversation": conversation_id}, page)]
 
     def remove(self, db: sqlite3.Connection, conversation_id: str, owner: str, item_id: str) -> int | None:
         if self.get(db, conversation_id, owner) is None:

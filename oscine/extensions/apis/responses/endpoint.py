@@ -1,6 +1,7 @@
 """/v1/responses: makes responses, and returns, cancels and deletes stored ones."""
 
 from collections.abc import AsyncIterator
+from operator import itemgetter
 from typing import Generic
 
 import msgspec
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oscine.api.common.connection import run_while_connected
 from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found
 from oscine.api.common.keys import Caller
+from oscine.api.common.paging import page_of
 from oscine.api.common.record import current, header
 from oscine.api.common.work import BODIES, run_in_thread
 from oscine.api.http.body import json_response
@@ -21,11 +23,10 @@ from oscine.api.serving.service import Service
 from oscine.extensions.apis.responses.background import BackgroundResponse, KeptResponses
 from oscine.extensions.apis.responses.events import events_since
 from oscine.extensions.apis.responses.plan import make_plan
-from oscine.extensions.apis.responses.resource import KeptResponse, with_output
+from oscine.extensions.apis.responses.resource import KeptResponse, item_list, with_output
 from oscine.extensions.apis.responses.run import WITHIN, ResponseRun, Within
 from oscine.extensions.apis.responses.schemas import (
     DeletedResponse,
-    InputItems,
     ItemsQuery,
     ResponseAnswer,
     ResponseRequest,
@@ -33,7 +34,7 @@ from oscine.extensions.apis.responses.schemas import (
     read_query,
 )
 from oscine.extensions.apis.responses.store import StoredResponse
-from oscine.extensions.apis.responses.view import Object, included, shown
+from oscine.extensions.apis.responses.view import Object, included
 
 
 class ResponseEndpoint(Endpoint[T], Generic[T]):
@@ -134,15 +135,7 @@ class StoredResponses:
         include = included(query.include)
         stored = await self._stored(request)
         items: list[Object] = await run_in_thread(lambda: msgspec.json.decode(stored.input), len(stored.input), BODIES)
-        items = items if query.order == "asc" else items[::-1]
-        if query.after is not None:
-            ids = [item["id"] for item in items]
-            if query.after not in ids:
-                raise invalid("after", f"there is no item {query.after!r}")
-            items = items[ids.index(query.after) + 1 :]
-        page = [shown(item, include) for item in items[: query.limit]]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-        return json_response(InputItems("list", page, first, last, has_more=len(items) > query.limit))
+        return json_response(item_list(page_of(items, itemgetter("id"), query), query.limit, include))
 
     def _live(self, request: Request) -> BackgroundResponse | None:
         return self._kept.background.get(request.path_params["id"], Caller.of(request.scope).name)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -9,9 +10,16 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError
+from oscine.api.common.paging import shown_page
 from oscine.api.turns.progress import Turn
 from oscine.chat import effort
-from oscine.extensions.apis.responses.schemas import ResponseAnswer, ResponseRequest, ResponseUsage, TextFormatConfig
+from oscine.extensions.apis.responses.schemas import (
+    InputItems,
+    ResponseAnswer,
+    ResponseRequest,
+    ResponseUsage,
+    TextFormatConfig,
+)
 from oscine.extensions.apis.responses.tools import repeated
 from oscine.extensions.apis.responses.view import Object, shown
 
@@ -86,6 +94,12 @@ def _text_format(wanted: TextFormatConfig | None) -> Object:
 
 def with_output(response: ResponseAnswer, items: Sequence[Object], include: Collection[str]) -> ResponseAnswer:
     return replace(response, output=[shown(item, include) for item in items])
+
+
+def item_list(found: list[Object], limit: int, include: Collection[str]) -> InputItems:
+    """A page of items. `found`: one item more than `limit` if there are more."""
+    page, first, last, has_more = shown_page(found, limit, itemgetter("id"))
+    return InputItems("list", [shown(item, include) for item in page], first or "", last or "", has_more=has_more)
 
 
 def usage(turns: Sequence[Turn]) -> ResponseUsage:

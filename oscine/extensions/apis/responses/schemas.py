@@ -12,6 +12,7 @@ from starlette.datastructures import QueryParams
 
 from oscine.api.common.errors import from_validation
 from oscine.api.common.ids import Id
+from oscine.api.common.paging import PageQuery
 from oscine.api.serving.parameters import MAX_TOOLS, Positive, SamplingFields, TopLogprobs, about, ignored, unused
 from oscine.api.serving.schemas import Verbosity
 from oscine.chat.effort import Effort
@@ -120,11 +121,8 @@ class RetrieveQuery(Struct):
     starting_after: Annotated[int, Meta(ge=0)] | None = None  # number of an event
 
 
-class ItemsQuery(Struct):
+class ItemsQuery(PageQuery):
     include: list[str] = []
-    limit: Annotated[int, Meta(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] = "desc"
-    after: str | None = None  # id of an item
 
 
 def read_query(params: QueryParams, kind: type[T]) -> T:

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oscine.api.common.ids import Id
+from oscine.api.common.paging import PageQuery
 from oscine.api.serving.parameters import Share, about, ignored
-from oscine.extensions.apis.batches.schemas import Order
 from oscine.extensions.apis.responses.schemas import Metadata
 from oscine.extensions.file_search.reader.messages import ErrorCode
 
@@ -16,7 +16,6 @@ CHUNK_TOKENS, OVERLAP_TOKENS = 800, 400  # of the strategy `auto`
 
 FileStatus = Literal["in_progress", "completed", "failed", "cancelled"]
 StoreStatus = Literal["in_progress", "completed", "expired"]
-ListLimit = Annotated[int, Meta(ge=1, le=100)]
 NumResults = Annotated[int, Meta(ge=1, le=MAX_RESULTS)]
 Weight = Annotated[float, Meta(ge=0, le=1000)]
 FileIds = Annotated[list[Id], Meta(max_length=MAX_FILES)]
@@ -98,14 +97,7 @@ class SearchRequest(Struct):
     rewrite_query: Annotated[bool | None, ignored("the query is searched as it is")] = None
 
 
-class ListQuery(Struct):
-    limit: ListLimit = 20
-    order: Order = "desc"
-    after: str | None = None
-    before: str | None = None
-
-
-class FilesQuery(ListQuery):
+class FilesQuery(PageQuery):
     filter: FileStatus | None = None
 
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oscine.api.common import deleted_rows
-from oscine.api.common.errors import invalid
 from oscine.extensions.apis.batches.records import make_private
-from oscine.extensions.file_search.schemas.objects import ListQuery
 from oscine.extensions.file_search.storage.words import spaced
 
 PLACE_BITS = 20  # of a chunk's number: its place in the file
@@ -108,27 +106,3 @@ class Database:
     @property
     def now(self) -> int:
         return int(self._clock())
-
-    def page(self, query: str, anchor: str, list_name: str, page: ListQuery, values: dict[str, Any]) -> list[Any]:
-        """Rows in the order of the page, at most one more than its limit.
-
-        `anchor`: finds the number of `:id`. `list_name`: of those that were deleted. Raises APIError 400 for an anchor
-        that is not known.
-        """
-        backwards = page.before is not None and page.after is None
-        descends = (page.order == "desc") is not backwards
-        places: dict[str, int] = {}
-        for bound, name, sign in ((page.after, "after", "><"), (page.before, "before", "<>")):
-            if bound is not None:
-                query += f" AND number {sign[page.order == 'desc']} :{name}"
-                places[name] = self._place(anchor, values, list_name, bound, name)
-        query += f" ORDER BY number {'DESC' if descends else 'ASC'} LIMIT :limit"
-        rows = self.rows(query, {**values, **places, "limit": page.limit + 1})
-        return rows[: page.limit][::-1] + rows[page.limit :] if backwards else rows
-
-    def _place(self, anchor: str, values: dict[str, Any], list_name: str, object_id: str, param: str) -> int:
-        rows = self.rows(anchor, {**values, "id": object_id})
-        place = rows[0][0] if rows else deleted_rows.deleted_place(self.execute, list_name, object_id)
-        if place is None:
-            raise invalid(param, f"there is no object {object_id!r} in this list")
-        return int(place)

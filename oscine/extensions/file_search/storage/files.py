@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from oscine.api.common.paging import Listing, PageQuery
 from oscine.extensions.file_search.schemas.objects import (
     Attributes,
     FileStatus,
     LastError,
-    ListQuery,
     StaticChunks,
     StaticStrategy,
     VectorStoreFile,
@@ -77,14 +77,15 @@ class Files:
         return _file(store_id, rows[0]) if rows else None
 
     def page(
-        self, store: StoreRow, page: ListQuery, status: FileStatus | None = None, batch_id: str | None = None
+        self, store: StoreRow, page: PageQuery, status: FileStatus | None = None, batch_id: str | None = None
     ) -> list[VectorStoreFile]:
-        """At most one more than the limit of the page. Of all files, or of a batch."""
+        """Of all files, or of a batch: at most one more than the limit of the page. Raises APIError 400 for an anchor
+        that is not known."""
         query, values = _FILES, {"store": store.number, "status": status, "batch": batch_id}
         query += " AND status = :status" if status is not None else ""
         query += " AND batch = (SELECT number FROM batches WHERE id = :batch)" if batch_id is not None else ""
         anchor = "SELECT number FROM files WHERE store = :store AND id = :id ORDER BY gone, number DESC LIMIT 1"
-        rows = self._db.page(query, anchor, files_of(store.number), page, values)
+        rows = Listing(files_of(store.number), query, anchor).page(self._db.execute, values, page)
         return [_file(store.shown.id, row) for row in rows]
 
     def set_attributes(self, store: int, file_id: str, attributes: Attributes) -> None:

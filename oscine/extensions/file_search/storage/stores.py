@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oscine.extensions.file_search.schemas.objects import ExpiresAfter, FileCounts, ListQuery, VectorStore
+from oscine.api.common.paging import Listing, PageQuery
+from oscine.extensions.file_search.schemas.objects import ExpiresAfter, FileCounts, VectorStore
 from oscine.extensions.file_search.storage.database import Database
 
 _DAY_S = 86_400
@@ -64,10 +65,10 @@ class Stores:
         rows = self._db.rows(f"{_STORES} AND id = :id", {"owner": owner, "id": store_id})
         return self._store_row(rows[0]) if rows else None
 
-    def page(self, owner: str, page: ListQuery) -> list[VectorStore]:
-        """At most one more than the limit of the page."""
-        anchor = "SELECT number FROM stores WHERE owner = :owner AND id = :id"
-        rows = self._db.page(_STORES, anchor, stores_of(owner), page, {"owner": owner})
+    def page(self, owner: str, page: PageQuery) -> list[VectorStore]:
+        """At most one more than the limit of the page. Raises APIError 400 for an anchor that is not known."""
+        listing = Listing(stores_of(owner), _STORES, "SELECT number FROM stores WHERE owner = :owner AND id = :id")
+        rows = listing.page(self._db.execute, {"owner": owner}, page)
         return [self._store_row(row).shown for row in rows]
 
     def change(self, number: int, **fields: Any) -> None:

@@ -184,7 +184,7 @@ def test_tools_that_come_with_an_item_can_be_called(scripted: ScriptedServer, ki
     role = {"role": "developer"} if kind == "additional_tools" else {"execution": "client", "status": "completed"}
     item = {"type": kind, "id": "x_1", "tools": [LOOK_UP, CRM], **role}
     own = {**LOOK_UP, "description": "My own."}
-    text = respond(scripted, item, item, tools=[own])
+    text = respond(scripted, item, {**item, "id": "x_2"}, tools=[own])
     assert "// My own.\ntype look_up" in text
     assert "// Looks up.\n// (crm: Customers.)\ntype crm__look_up" in text
     t = scripted.tokenizer

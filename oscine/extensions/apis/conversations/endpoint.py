@@ -1,7 +1,7 @@
 """/v1/conversations, as OpenAI has it. An API key finds its own conversations alone."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from sqlite3 import Connection
 from typing import TypeVar
 
@@ -24,8 +24,8 @@ from oscine.extensions.apis.conversations.schemas import (
     NewItems,
 )
 from oscine.extensions.apis.responses.conversation_store import ConversationTables, StoredConversation
-from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools
-from oscine.extensions.apis.responses.plan import conversation_not_found
+from oscine.extensions.apis.responses.input import ItemHistory, input_items, new_tools, refuse_duplicates
+from oscine.extensions.apis.responses.plan import conversation_not_found, referenced
 from oscine.extensions.apis.responses.resource import KeptItem, item_list
 from oscine.extensions.apis.responses.schemas import ItemsQuery, read_query
 from oscine.extensions.apis.responses.store import ResponseStore
@@ -41,12 +41,12 @@ class Conversations:
 
     async def create(self, request: Request) -> Response:
         owner, (body, size) = _owner(request), await self._body(request, ConversationRequest)
-        items = await run_in_thread(lambda: _new_items([], body.items or (), self._store.seal), size)
+        new = await self._new_items(request, [], body.items or (), size)
         conversation_id, metadata = f"conv_{secrets.token_hex(24)}", body.metadata or {}
 
         def write(tables: ConversationTables, db: Connection) -> int | None:
             made = tables.create(db, conversation_id, owner, metadata)
-            return made + (tables.append(db, conversation_id, owner, _stored(items)) or 0)
+            return made + (tables.append(db, conversation_id, owner, _stored(new)) or 0)
 
         await self._store.write_conversation(write)
         return _shown(await self._find(conversation_id, owner))
@@ -73,13 +73,16 @@ class Conversations:
         (body, size), conversation_id, owner = await self._body(request, NewItems), _id(request), _owner(request)
         await self._find(conversation_id, owner)
         bodies = await self._store.read_conversation(lambda tables, db: tables.items(db, conversation_id))
-        size += sum(map(len, bodies))
-        new = await run_in_thread(lambda: _new_items([*map(_kept, bodies)], body.items, self._store.seal), size)
-        if not await self._store.write_conversation(
-            lambda tables, db: tables.append(db, conversation_id, owner, _stored(new))
-        ):
+        new = await self._new_items(request, bodies, body.items, size)
+        items = [of.item for of in new]
+
+        def write(tables: ConversationTables, db: Connection) -> int | None:
+            refuse_duplicates(items, tables.taken(db, conversation_id, [item["id"] for item in items]), "items")
+            return tables.append(db, conversation_id, owner, _stored(new))
+
+        if not await self._store.write_conversation(write):
             raise conversation_not_found(conversation_id)
-        return json_response(item_list(new, len(new), include))
+        return json_response(item_list(items, len(items), include))
 
     async def list_items(self, request: Request) -> Response:
         query = read_query(request.query_params, ItemsQuery)
@@ -103,6 +106,22 @@ class Conversations:
         ):
             raise _no_item(item_id)
         return _shown(conversation)
+
+    async def _new_items(
+        self, request: Request, before: Sequence[bytes], given: Sequence[Object], size: int
+    ) -> list[KeptItem]:
+        """The items with their types, ids and statuses. Raises APIError for those that a response could not read.
+
+        `before`: the items of the conversation. `size`: of the request, in bytes.
+        """
+        found, calls = await referenced(self._store, given, "items", size, Caller.of(request.scope))
+
+        def checked() -> list[KeptItem]:
+            items = input_items(given, found, "items")
+            _check(items, calls, [_kept(body) for body in before], self._store.seal)
+            return [KeptItem(item, None if (call := calls.get(item["id"])) is None else [*call]) for item in items]
+
+        return await run_in_thread(checked, size + sum(map(len, before)))
 
     async def _body(self, request: Request, kind: type[T]) -> tuple[T, int]:
         """The decoded body, and its size in bytes."""
@@ -137,19 +156,17 @@ def _kept(body: bytes) -> KeptItem:
     return msgspec.json.decode(body, type=KeptItem)
 
 
-def _new_items(before: Sequence[KeptItem], given: Sequence[Object], seal: Seal) -> list[Object]:
-    """The items with their types, ids and statuses. Raises APIError for those that a response could not read."""
-    items = input_items([*given], {of.item["id"]: of.item for of in before}, "items")
+def _check(items: list[Object], calls: Mapping[str, Sequence[str]], before: Sequence[KeptItem], seal: Seal) -> None:
+    """Raises APIError for items that a response could not read. `calls`: as in ItemHistory.add."""
     earlier = [of.item for of in before]
     tools = ClientTools((), [*new_tools(earlier, "conversation"), *new_tools(items, "items")])
     history = ItemHistory(tools, seal)
     history.add(earlier, {of.item["id"]: of.call for of in before if of.call is not None}, "conversation", kept=True)
-    history.add(items, {}, "items")
-    return items
+    history.add(items, calls, "items")
 
 
-def _stored(items: Sequence[Object]) -> list[tuple[str, bytes]]:
-    return [(item["id"], msgspec.json.encode(KeptItem(item))) for item in items]
+def _stored(items: Sequence[KeptItem]) -> list[tuple[str, bytes]]:
+    return [(of.item["id"], msgspec.json.encode(of)) for of in items]
 
 
 def _shown(found: StoredConversation) -> Response:

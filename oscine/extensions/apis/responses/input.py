@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct, structs
 
-from oscine.api.common.errors import invalid
+from oscine.api.common.errors import APIError, invalid
 from oscine.api.common.ids import Id
 from oscine.api.serving.schemas import ContentPart, content_text, convert
 from oscine.api.turns.attachments import described, result_text, said_text
@@ -136,7 +136,23 @@ def input_items(given: str | Sequence[Object], stored: Mapping[str, Object], whe
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_input_item(item, stored, f"{where}[{i}]") for i, item in enumerate(given)]
+    items = [_input_item(item, stored, f"{where}[{i}]") for i, item in enumerate(given)]
+    refuse_duplicates(items, (), where)
+    return items
+
+
+def refuse_duplicates(items: Sequence[Object], before: Iterable[str], where: str) -> None:
+    """Raises APIError, as OpenAI does, for an item with the id of another one of its conversation.
+
+    `before`: the ids of the items before them.
+    """
+    seen = set(before)
+    for i, item in enumerate(items):
+        item_id = item["id"]
+        if item_id in seen:
+            message = f"Duplicate item found with id {item_id}. Remove duplicate items from your input and try again."
+            raise APIError(message, param=f"{where}[{i}].id", code="duplicate_item")
+        seen.add(item_id)
 
 
 def _input_item(item: Object, stored: Mapping[str, Object], where: str) -> Object:

@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 
 from oscine.api.common.errors import CONTEXT_OVERFLOW, APIError, invalid, not_found, unsupported
+from oscine.api.common.keys import Caller
 from oscine.api.common.work import run_in_thread
 from oscine.api.serving import sampling
 from oscine.api.serving.call import Call
@@ -28,6 +29,7 @@ from oscine.extensions.apis.responses.input import (
     input_items,
     new_tools,
     references,
+    refuse_duplicates,
     without_trigger,
 )
 from oscine.extensions.apis.responses.items import new_id
@@ -201,10 +203,11 @@ async def make_plan(
         past = await _past_responses(store, memory, body.previous_response_id, call)
     else:
         past = await _past_conversation(store, body.conversation_id, call)
-    found, calls = await _referenced(store, call)
+    found, calls = await referenced(store, body.input, "input", call.size, call.caller)
 
     def said() -> tuple[ClientTools, list[Object], tuple[Message, ...], ResponseRequest]:
         items = input_items(body.input, found)
+        refuse_duplicates(items, (item["id"] for given, _ in past.parts for item in given), "input")
         earlier = (tool for given, _ in past.parts for tool in new_tools(given, past.param))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
         history, wanted = ItemHistory(tools, store.seal), body
@@ -310,19 +313,22 @@ async def _chain(
     return chain
 
 
-async def _referenced(
-    store: ResponseStore, call: Call[ResponseRequest]
+async def referenced(
+    store: ResponseStore, given: str | Sequence[Object], where: str, size: int, caller: Caller
 ) -> tuple[dict[str, Object], dict[str, Sequence[str]]]:
-    """The stored items that the input refers to, and the built-in calls among them."""
-    ids = await run_in_thread(lambda: references(call.body.input), call.size, call.caller.threads)
+    """The stored items that the input refers to, and the built-in calls among them.
+
+    `where`: the parameter that the input came in. `size`: of the request, in bytes. Raises APIError.
+    """
+    ids = await run_in_thread(lambda: references(given, where), size, caller.threads)
     if len(ids) > _MAX_REFERENCES:
-        raise invalid("input", f"it refers to more than {_MAX_REFERENCES} stored items")
-    stored = await store.items(ids, call.caller.name) if ids else {}
+        raise invalid(where, f"it refers to more than {_MAX_REFERENCES} stored items")
+    stored = await store.items(ids, caller.name) if ids else {}
 
     def decoded() -> dict[str, KeptItem]:
         return {item_id: msgspec.json.decode(item, type=KeptItem) for item_id, item in stored.items()}
 
-    kept = await run_in_thread(decoded, sum(map(len, stored.values())), call.caller.threads)
+    kept = await run_in_thread(decoded, sum(map(len, stored.values())), caller.threads)
     found = {item_id: item.item for item_id, item in kept.items()}
     return found, {item_id: item.call for item_id, item in kept.items() if item.call is not None}
 

@@ -1,0 +1,96 @@
+"""Items of an input beside those that are stored: references, and ids that are there already."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.scripted_server import ScriptedServer
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path) -> Iterator[ScriptedServer]:
+    with ScriptedServer(model_folder) as server:
+        t = server.tokenizer
+        server.says(t.channel, "final", t.message, "ok", t.return_)
+        yield server
+
+
+def said(content: str = "hi", **fields: Any) -> Json:
+    return {"type": "message", "role": "user", "content": content, **fields}
+
+
+def new(server: ScriptedServer, *items: Json) -> str:
+    made = server.post("/v1/conversations", {"items": [*items]})
+    assert made.status_code == 200, made.text
+    return f"/v1/conversations/{made.json()['id']}"
+
+
+def texts(server: ScriptedServer, conversation: str) -> list[str]:
+    items = server.get(f"{conversation}/items?order=asc").json()["data"]
+    return [item["content"][0]["text"] for item in items]
+
+
+def is_refused(answer: Any, param: str, why: str) -> None:
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert re.search(why, error["message"]), error
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("wrong", [{"type": "item_reference"}, {"type": "item_reference", "id": {"a": 1}}])
+def test_a_reference_without_an_id_is_refused(server: ScriptedServer, wrong: Json) -> None:
+    is_refused(server.post("/v1/responses", {"input": [wrong]}), "input[0].id", "required|Expected `str`")
+    is_refused(server.post("/v1/conversations", {"items": [wrong]}), "items[0].id", "required|Expected `str`")
+
+
+def duplicate(answer: Any, param: str, item_id: str) -> None:
+    is_refused(answer, param, f"^Duplicate item found with id {item_id}\\.")
+
+
+def test_an_item_with_the_id_of_another_one_of_its_conversation_is_refused(server: ScriptedServer) -> None:
+    """An answer that lists it would say that it is kept."""
+    conversation = new(server, said("first", id="msg_1"))
+    add = f"{conversation}/items"
+    duplicate(server.post(add, {"items": [said("second"), said("other", id="msg_1")]}), "items[1].id", "msg_1")
+    duplicate(server.post(add, {"items": [said(id="msg_2"), said(id="msg_2")]}), "items[1].id", "msg_2")
+    duplicate(server.post("/v1/conversations", {"items": [said(id="a"), said(id="a")]}), "items[1].id", "a")
+    given = {"conversation": conversation.rpartition("/")[2], "input": [said("third", id="msg_1")]}
+    duplicate(server.post("/v1/responses", given), "input[0].id", "msg_1")
+    assert texts(server, conversation) == ["first"]
+    assert server.delete(f"{add}/msg_1").status_code == 200
+    assert server.post(add, {"items": [said("anew", id="msg_1")]}).status_code == 200
+    assert texts(server, conversation) == ["anew"]
+
+
+def test_an_item_of_the_responses_before_is_not_given_again(server: ScriptedServer) -> None:
+    first = server.post("/v1/responses", {"input": [said("first", id="msg_f")]}).json()
+    output = first["output"][-1]
+    for again in (said("other", id="msg_f"), {"type": "item_reference", "id": "msg_f"}, output, {"id": output["id"]}):
+        given = {"input": [said("new"), again], "previous_response_id": first["id"]}
+        duplicate(server.post("/v1/responses", given), "input[1].id", again["id"])
+    twice = {"input": [{"id": output["id"]}, output]}
+    duplicate(server.post("/v1/responses", twice), "input[1].id", output["id"])
+
+
+def test_an_item_with_content_is_taken_as_given_whatever_is_stored(server: ScriptedServer) -> None:
+    first = server.post("/v1/responses", {"input": [said("stored", id="msg_s")]}).json()
+    second = server.post("/v1/responses", {"input": [said("given", id="msg_s")]}).json()
+    assert "given" in server.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+    for response, text in ((first, "stored"), (second, "given")):
+        (item,) = server.get(f"/v1/responses/{response['id']}/input_items").json()["data"]
+        assert (item["id"], item["content"][0]["text"]) == ("msg_s", text)
+    conversation = new(server, said("of its own", id="msg_s"))
+    assert texts(server, conversation) == ["of its own"]
+
+
+def test_a_conversation_takes_references_to_stored_items(server: ScriptedServer) -> None:
+    first = server.post("/v1/responses", {"input": [said("asked", id="msg_r")]}).json()
+    references = [{"type": "item_reference", "id": "msg_r"}, {"type": None, "id": first["output"][-1]["id"]}]
+    assert texts(server, new(server, *references)) == ["asked", "ok"]
+    is_refused(server.post("/v1/conversations", {"items": [{"id": "msg_none"}]}), "items[0].id", "no stored item")

@@ -193,7 +193,7 @@ class Run:
         )
         for group, pool in enumerate(self.cache.pools):
             indexed = {page for page in range(pool.num_pages) if pool._indexed[page]}
-            assert indexed == set(self.cache.index._digests[group])
+            assert indexed == {page for page in range(pool.num_pages) if self.cache.index.digest(group, page)}
             enough = [-1, *(2 + (window - 1) // PAGE for window in self.setting.windows)][group]
             steady = [
                 r.first_held[group] >= r.num_hit_pages and len(r.pages[group]) - r.first_held[group] == enough

@@ -16,7 +16,7 @@ WINDOW = 9  # eight keys back: exactly two pages at a page boundary
 def new_index(*windows: int, seed: str = "") -> PrefixIndex:
     """Of full attention and these windows."""
     groups = [KVGroup(window, (i,), 1, SIZE, 2, "uint8") for i, window in enumerate([None, *windows])]
-    return PrefixIndex(groups, root_of(seed))
+    return PrefixIndex(groups, root_of(seed), [100] * len(groups))
 
 
 def index_of(tokens: list[int], *windows: int) -> tuple[PrefixIndex, list[bytes]]:

@@ -37,10 +37,10 @@ class KVCacheManager:
         """`drafts`: sequences may have some. Raises ValueError if a group's memory cannot hold a window."""
         self.page_size = groups[0].page_size
         self.prefix_caching = prefix_caching
-        self.index = index(groups, root_of(prefix_seed))
         self.on_evict: Callable[[int, int], None] | None = None  # called with group and page, while it is still known
         self.pools = Pools(memory, self._forget)
         self._pools = [*self.pools]  # a list: loops over it are hot
+        self.index = index(groups, root_of(prefix_seed), [pool.num_pages for pool in self._pools])
         self.holds = PageHolds(groups, self.pools, self.index)
         self._windows = [
             (place, group, pool)

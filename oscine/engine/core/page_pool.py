@@ -181,6 +181,13 @@ class _EvictionQueue:
         self._before[after] = before
         self.count -= 1
 
+    def take_first(self) -> int:
+        """As take(1)."""
+        assert self.count, "no slot is in the queue"
+        slot = self._after[self._end]
+        self.remove(slot)
+        return slot
+
     def take(self, count: int) -> list[int]:
         """As first(), and removes them."""
         if not count:
@@ -225,12 +232,12 @@ class Arena:
         """An open slot, for the pool that calls. Its cached pages are evicted."""
         if self._free:
             return self._free.pop()
-        slots = (self._cold if self._cold.count else self._kept).take(1)
-        place = self._places[slots[0]]
+        slot = (self._cold if self._cold.count else self._kept).take_first()
+        place = self._places[slot]
         assert place is not None
-        self._places[slots[0]] = None
-        place[1].evict(slots)
-        return slots[0]
+        self._places[slot] = None
+        place[1].evict([slot])
+        return slot
 
     def open_some(self, count: int) -> list[int]:
         """As open(), several times."""

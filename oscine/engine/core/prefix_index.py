@@ -8,6 +8,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Container, Iterable, Sequence
+from itertools import takewhile
 from typing import Literal, NamedTuple, Protocol
 
 from oscine.kv_group import KVGroup
@@ -51,7 +52,7 @@ def usable_pages(groups: Sequence[KVGroup], known: Sequence[Container[bytes]], d
     """The longest prefix, in pages, of which every group knows what the next token, or a later one, reads; and the
     longest that the first group knows. `known`: digests per group."""
     full = known[0]
-    num_pages = num_known = next((i for i, digest in enumerate(digests) if digest not in full), len(digests))
+    num_pages = num_known = len([*takewhile(full.__contains__, digests)])
     windowed = list(zip(groups, known, strict=True))[1:]
     while (lost := _last_lost(windowed, digests, num_pages)) is not None:
         num_pages = lost
@@ -94,13 +95,15 @@ class PageEvents(Protocol):
 class PrefixIndex:
     """Digest of a prefix of whole pages -> the page that holds its last page_size tokens. Groups go by their places."""
 
-    def __init__(self, groups: Sequence[KVGroup], root: bytes) -> None:
+    def __init__(self, groups: Sequence[KVGroup], root: bytes, num_pages: Sequence[int]) -> None:
+        """`root`: address of the empty prefix. `num_pages`: of each group."""
         self.page_size = groups[0].page_size
         self._groups = groups
-        self._root = root  # address of the empty prefix
+        self._root = root
         self.events: PageEvents | None = None
         self._pages: list[dict[bytes, int]] = [{} for _ in groups]
-        self._digests: list[dict[int, bytes]] = [{} for _ in groups]
+        # By page; b"" where the index has none. A list is smaller than a dictionary whose keys come and go.
+        self._digests: list[list[bytes]] = [[b""] * count for count in num_pages]
 
     def extend_digests(
         self, digests: list[bytes], token_ids: list[int], num_pages: int, salt: str = "", adapter: str = ""
@@ -117,7 +120,7 @@ class PrefixIndex:
 
     def digest(self, group: int, page: int) -> bytes | None:
         """The prefix whose last tokens this page holds, if it holds any."""
-        return self._digests[group].get(page)
+        return self._digests[group][page] or None
 
     def digests(self, group: int) -> Container[bytes]:
         """Of all prefixes whose last page the group has."""
@@ -126,9 +129,10 @@ class PrefixIndex:
     def forget(self, group: int, pages: Sequence[int]) -> None:
         """The pages are about to hold something else."""
         known, digest_of = self._pages[group], self._digests[group]
-        digests = [*map(digest_of.pop, pages)]
-        for digest in digests:
+        digests = [digest_of[page] for page in pages]
+        for page, digest in zip(pages, digests, strict=True):
             del known[digest]
+            digest_of[page] = b""
         if group == 0 and self.events is not None:
             self.events.removed(digests)
 
@@ -167,7 +171,7 @@ class PrefixIndex:
             num_pages,
             branch_page=num_known,
             pages=[
-                [-1] * first + [pages[digest] for digest in digests[first:num_pages]]
+                [-1] * first + [*map(pages.__getitem__, digests[first:num_pages])]
                 for pages, first in zip(self._pages, first_held, strict=True)
             ],
             first_held=first_held,

@@ -23,9 +23,10 @@ class _Selector(selectors.SelectSelector):
         agenda.timer_ns = NEVER if timeout is None else agenda.clock.ns + ceil(timeout / NS)
         self._has_work = False
         while not self._has_work:
-            if agenda.next_ns == agenda.timer_ns == NEVER:
+            next_ns = agenda.next_ns
+            if next_ns == agenda.timer_ns == NEVER:
                 raise RuntimeError("something is awaited, and nothing will ever happen")
-            if agenda.next_ns > agenda.timer_ns:
+            if next_ns > agenda.timer_ns:
                 agenda.clock.ns = agenda.timer_ns
                 break
             agenda.advance()

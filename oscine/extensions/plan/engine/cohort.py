@@ -119,7 +119,7 @@ class CohortScheduler(Scheduler):
         prefills: list[Request] = []
         touched = self.endings.pop(self.tick)
         in_need = self.touches.pop(self.tick)
-        if self._can_extend(in_need):
+        if in_need and self._can_extend(in_need):
             self._extend(in_need)
         else:
             touched += in_need
@@ -202,6 +202,9 @@ class CohortScheduler(Scheduler):
         self._moves_pages = True
         in_need.sort(key=self._number.__getitem__)
         self.cache.extend_each(in_need)
+        if len(in_need) == 1:
+            self._put_touch(in_need[0], self._offset[in_need[0]])
+            return
         touches: list[Request] = []
         for request in in_need:
             if request.fast_end < request.num_to_compute:
@@ -334,16 +337,16 @@ class CohortScheduler(Scheduler):
     def pass_ticks(self, count: int, ahead: int) -> None:
         """So many quiet ticks are over."""
         last = self.tick + count
-        while True:
-            touch, commit = self.touches.next(), self.page_events.next() + ahead
-            if touch > last < commit:
-                break
+        touch, commit = self.touches.next(), self.page_events.next() + ahead
+        while touch <= last or commit <= last:
             if touch <= commit:
                 self.tick = touch
                 self._extend(self.touches.pop(touch))
+                touch = self.touches.next()
             else:
                 self.committed = commit - ahead
                 self.commit_pages(self.page_events.pop(self.committed))
+                commit = self.page_events.next() + ahead
         self.tick = last
         self.committed = self.tick - ahead
         self.active_tokens += count * self.steady

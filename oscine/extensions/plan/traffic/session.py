@@ -37,8 +37,8 @@ class Pages:
         num_shared = len(self.shared)
         if first >= num_shared:
             return pages(self.owner, first, end, alone=True)
-        own = pages(self.owner, max(first, num_shared), end, alone=True) if end > num_shared else []
-        return [*self.shared[first:end], *own]
+        shared = [*self.shared[first:end]]
+        return shared + pages(self.owner, max(first, num_shared), end, alone=True) if end > num_shared else shared
 
 
 Session = tuple[Turn, ...]  # each turn follows the answer to the one before it

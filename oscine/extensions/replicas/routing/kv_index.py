@@ -10,6 +10,7 @@ A replica may have a page in several media: in its cache, in host memory, in fil
 """
 
 from collections.abc import Hashable, Iterable
+from itertools import repeat
 
 CACHE, HOST, DISK = 1, 2, 4  # media, as bits
 
@@ -81,8 +82,8 @@ class KVIndex:
         having, count = self._all, 0
         if not having:
             return overlap
-        for page in pages:
-            held = having & holders.get(page, 0)
+        for held in map(holders.get, pages, repeat(0)):
+            held &= having
             if held != having:
                 self._note(overlap, having ^ held, count)
                 having = held

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from oscine.checkpoint.hub import NANO_FOLDER
-from oscine.extensions.bench.serve.load import Lengths, RandomLoad, Shapes
+from oscine.extensions.bench.serve.load import BLOCK, Lengths, RandomLoad, Shapes
 from oscine.extensions.bench.serve.words import Words
 from oscine.extensions.kv_events.publisher import page_hash
 from oscine.extensions.plan.fleet.clients import Traffic
 from oscine.extensions.plan.traffic.random_sessions import sessions
-from oscine.extensions.plan.traffic.trace import BLOCK, read_trace
+from oscine.extensions.plan.traffic.trace import read_trace
 from oscine.extensions.replicas.routing.kv_index import KVIndex
 from tests.extensions.plan.fleets import PAGE, deployment, simulate
 
@@ -112,6 +112,11 @@ def test_a_trace_begins_at_0_and_is_in_the_order_of_time(tmp_path: Path) -> None
         ('{"timestamp": -1, "input_length": 6, "output_length": 5, "hash_ids": [1]}', "a negative time or length"),
         ('{"timestamp": 0, "input_length": 6, "hash_ids": [1]}', "output_length"),
         ('{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [-1]}', "hash_ids must be from 0"),
+        ('{"timestamp": 0, "input_length": 6.5, "output_length": 5, "hash_ids": [1]}', "hash_ids integers"),
+        ('{"timestamp": "0", "input_length": 6, "output_length": 5, "hash_ids": [1]}', "must be a number"),
+        ('{"timestamp": NaN, "input_length": 6, "output_length": 5, "hash_ids": [1]}', "a negative time"),
+        ('{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": "1"}', "hash_ids integers"),
+        ("[1]", "it lacks an object"),
         ("{", "not a request of a trace"),
     ],
 )

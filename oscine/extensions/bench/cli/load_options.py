@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oscine.cli.serve.options import add_some
 from oscine.settings.config import NANO
-from oscine.settings.option import OptionError, Options, option, options_of
+from oscine.settings.option import OptionError, Options, option, options_of, require
 from oscine.system.environment import Environment
 
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.arrival import Arrival
-    from oscine.extensions.bench.serve.load import FileLoad, RandomLoad, Shapes
+    from oscine.extensions.bench.serve.load import FileLoad, RandomLoad, Shapes, TraceLoad
     from oscine.extensions.bench.serve.run import Bench
 
 _WARM_UP, _PER_USER, _OPEN_S = 2, 10, 60
@@ -78,6 +78,13 @@ class Workload(Options, group="workload"):
             return FileLoad(Path(self.dataset), self.osl)
         return RandomLoad(Words.of(self._tokenizer(model), seed), self.shapes(seed), self.token_ids)
 
+    def replay(self, trace: Path, model: str, seed: int) -> "TraceLoad":
+        """Raises ValueError and OSError."""
+        from oscine.extensions.bench.serve.load import TraceLoad
+        from oscine.extensions.bench.serve.words import Words
+
+        return TraceLoad.of(trace, Words.of(self._tokenizer(model), seed), as_ids=self.token_ids)
+
     def shapes(self, seed: int) -> "Shapes":
         from oscine.extensions.bench.serve.load import Lengths, Shapes
 
@@ -108,6 +115,7 @@ class Workload(Options, group="workload"):
 class Sending(Options, group="arrival"):
     burst: int = option(1, "sessions that arrive at the same time; the rate stays the same", "N", at_least=1)
     constant_rate: bool = option(False, "send sessions at equal intervals instead of a Poisson process")
+    trace_speed: float = option(1.0, "number by which the times of --trace are divided", "X", above=0)
     sessions: int | None = option(
         None,
         "number of measured sessions",
@@ -128,12 +136,25 @@ class Sending(Options, group="arrival"):
         """Raises OptionError."""
         from oscine.extensions.bench.serve.arrival import Arrival
 
+        _needs("trace-speed", self.trace_speed != 1, "trace", False)
         _needs("burst", self.burst > 1, "rate", rate is not None)
         _needs("constant-rate", self.constant_rate, "rate", rate is not None)
         return Arrival(concurrency, rate, self.burst, self.constant_rate)
 
+    def arrival_of_trace(self, load: "TraceLoad", concurrency: int | None) -> "Arrival":
+        """Of the first requests of a trace. Raises OptionError."""
+        from oscine.extensions.bench.serve.arrival import Arrival
+
+        for name, is_given in (("burst", self.burst > 1), ("constant-rate", self.constant_rate)):
+            _needs(name, is_given, "rate", False)
+        require(not self.warm_up, "warm-up", "0 with --trace", self.warm_up)
+        times_s = load.times_s(self.trace_speed)[: self.sessions]
+        return Arrival(concurrency, len(times_s) / max(times_s[-1], 1.0), times_s=times_s)
+
     def counts(self, arrival: "Arrival") -> tuple[int, int]:
         """Numbers of measured sessions and of warm-up sessions."""
+        if arrival.times_s:
+            return len(arrival.times_s), 0
         if arrival.rate is None:
             assert arrival.concurrency
             sessions, warm_up = _PER_USER * arrival.concurrency, arrival.concurrency
@@ -194,16 +215,20 @@ class Load:
     workload: Workload
     sending: Sending
     reporting: Reporting
+    trace: Path | None = None
 
     @classmethod
     def of(cls, url: str, given: Mapping[str, Any]) -> "Load":
         """Raises OptionError."""
-        load = cls(url, Asked.of(given), Workload.of(given), Sending.of(given), Reporting.of(given))
+        options = Asked.of(given), Workload.of(given), Sending.of(given), Reporting.of(given)
+        load = cls(url, *options, given.get("trace"))
         work = load.workload
         if work.token_ids and (load.asked.api != "completions" or work.turns > 1):
             raise OptionError("token-ids", "is for --api completions with one turn per session")
         if work.dataset is not None and (work.turns > 1 or work.shared_prefix or work.token_ids):
             raise OptionError("dataset", "has prompts of its own; --turns, --shared-prefix and --token-ids make others")
+        if load.trace is not None and (work.dataset is not None or work.turns > 1 or work.shared_prefix):
+            raise OptionError("trace", "has requests of its own; --dataset, --turns and --shared-prefix make others")
         _needs("num-prefixes", work.num_prefixes > 1, "shared-prefix", work.shared_prefix > 0)
         _needs("think", work.think > 0, "turns", work.turns > 1 or work.dataset is not None)
         return load
@@ -223,7 +248,14 @@ class Load:
             target, APIS[self.asked.api], model, parameters, timeout_s=self.asked.timeout, think_s=self.workload.think
         )
         seed = random.getrandbits(32) if self.workload.seed is None else self.workload.seed
-        return Bench(client, self.workload.load(model, seed), seed, self.sending.processes, limits_s)
+        found = self.workload.load(model, seed) if self.trace is None else self.workload.replay(self.trace, model, seed)
+        return Bench(client, found, seed, self.sending.processes, limits_s)
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of a row that describe the workload."""
+        if self.trace is None:
+            return self.workload.keys()
+        return {"isl": None, "osl": None, "trace": str(self.trace), "trace_speed": self.sending.trace_speed}
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,13 @@ def add_serve(kinds: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--rate", type=float, metavar="R", help="sessions per second, on average (default: a closed loop)"
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="requests with their times and lengths, in Mooncake's format (JSON lines); blocks with the same id have "
+        "the same random words, --sessions is the number of requests (default: all), and --isl and --osl do not count",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="file that the row is appended to (default: none)")
     add_load_options(parser)
     parser.set_defaults(run=run_serve)
@@ -57,9 +64,11 @@ def add_sweep(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run_serve(args: argparse.Namespace) -> None:
+    if args.trace is not None and args.rate is not None:
+        raise CommandError("--trace has times of its own: leave --rate out", USAGE)
     load, bench = _opened(args)
-    concurrency = 1 if args.concurrency is None and args.rate is None else args.concurrency
-    arrival = _arrival(load, concurrency, args.rate)
+    concurrency = 1 if args.concurrency is None and args.rate is None and args.trace is None else args.concurrency
+    arrival = _arrival(load, bench, concurrency, args.rate)
     from oscine.extensions.bench.serve import report, row
 
     print(f"{_description(load, bench)}; {report.load_text(arrival)}", flush=True)
@@ -83,8 +92,8 @@ def run_sweep(args: argparse.Namespace) -> None:
     with ended_by(ValueError, OSError, status=USAGE):
         peers = [found for path in args.peers for found in row.read(path)]
         args.output.mkdir(parents=True, exist_ok=True)
-    arrivals = [_arrival(load, point, None) for point in args.concurrency or ()]
-    arrivals += [_arrival(load, None, point) for point in args.rate or ()]
+    arrivals = [_arrival(load, bench, point, None) for point in args.concurrency or ()]
+    arrivals += [_arrival(load, bench, None, point) for point in args.rate or ()]
     gpus = load.reporting.gpus
     print(_description(load, bench), report.table_line(report.columns(gpus)), sep="\n", flush=True)
     rows, lines = [], []
@@ -110,11 +119,15 @@ def _opened(args: argparse.Namespace) -> "tuple[Load, Bench]":
         return load, load.bench()
 
 
-def _arrival(load: Load, concurrency: int | None, rate: float | None) -> "Arrival":
+def _arrival(load: Load, bench: "Bench", concurrency: int | None, rate: float | None) -> "Arrival":
+    from oscine.extensions.bench.serve.load import TraceLoad
+
     for name, value in (("concurrency", concurrency), ("rate", rate)):
         if value is not None and value <= 0:
             raise CommandError(f"--{name} must be positive, not {value:g}", USAGE)
     with ended_by(ValueError, status=USAGE):
+        if isinstance(bench.load, TraceLoad):
+            return load.sending.arrival_of_trace(bench.load, concurrency)
         return load.sending.arrival(concurrency, rate)
 
 
@@ -127,11 +140,12 @@ def _measure(load: Load, bench: "Bench", arrival: "Arrival") -> "Measured":
 
 def _description(load: Load, bench: "Bench") -> str:
     client = bench.client
-    return f"{client.target.url}, {client.model}, {client.api.path}: {load.workload}"
+    what = load.workload if load.trace is None else f"requests of {load.trace}"
+    return f"{client.target.url}, {client.model}, {client.api.path}: {what}"
 
 
 def _row(load: Load, bench: "Bench", measured: "Measured") -> "Row":
     from oscine.extensions.bench.serve.row import row_of
 
     reporting = load.reporting
-    return row_of(measured, bench.client.model, load.workload.keys(), reporting.gpus or 1, reporting.labels())
+    return row_of(measured, bench.client.model, load.keys(), reporting.gpus or 1, reporting.labels())

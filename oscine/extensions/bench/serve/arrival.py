@@ -1,6 +1,6 @@
 """When sessions are sent: a fixed number in flight (closed loop), or at a rate, however fast answers come (open)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,9 +13,12 @@ class Arrival:
     rate: float | None = None  # sessions per second, on average
     burst: int = 1  # sessions that arrive together; the rate stays the same
     constant: bool = False  # equal intervals in place of those of a Poisson process
+    times_s: tuple[float, ...] = ()  # of sessions of an open loop, if they are given; then `rate` is their mean
 
     def offsets_s(self, count: int, seed: int) -> list[float]:
         """Seconds from the start to each arrival: all 0 in a closed loop."""
+        if self.times_s:
+            return [*self.times_s[:count]]
         if self.rate is None:
             return [0.0] * count
         num_bursts = -(-count // self.burst)
@@ -32,4 +35,4 @@ class Arrival:
         if self.concurrency is None:
             return self
         own = self.concurrency // count + (index < self.concurrency % count)
-        return Arrival(own, self.rate, self.burst, self.constant)
+        return replace(self, concurrency=own)

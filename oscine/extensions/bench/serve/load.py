@@ -1,17 +1,19 @@
-"""Workloads: random lengths, shared prefixes, sessions of several turns, and files of requests."""
+"""Workloads: random lengths, shared prefixes, sessions of several turns, files of requests, and traces."""
 
 import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from oscine.extensions.bench.serve.words import Words
 
 Prompt = str | list[int]
+BLOCK = 512  # tokens of a block of a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +124,80 @@ class FileLoad:
         if prompts[0] is None and "messages" not in body and "input" not in body:
             raise ValueError(f"{self.path}:{number}: it has neither prompt, messages, input nor turns")
         return tuple(Turn(prompt, osl, body) for prompt in prompts)
+
+
+class TraceLine(NamedTuple):
+    """A request of a trace in the format of Mooncake, which has JSON lines of these keys.
+
+    A block's id stands for all tokens up to its end; the last block of a prompt may be shorter. Prompts are known to be
+    equal in whole blocks only, and answers have no ids.
+    """
+
+    timestamp: float  # milliseconds
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+    @classmethod
+    def parse(cls, text: bytes) -> "TraceLine":
+        """Raises ValueError."""
+        values = json.loads(text)
+        if not isinstance(values, dict) or (missing := [name for name in cls._fields if name not in values]):
+            raise ValueError(f"it lacks {', '.join(missing) if isinstance(values, dict) else 'an object'}")
+        line = cls(*(values[name] for name in cls._fields))
+        ids = line.hash_ids if isinstance(line.hash_ids, list) else [None]
+        if not isinstance(line.timestamp, int | float) or not all(type(n) is int for n in (*line[1:3], *ids)):
+            raise ValueError("its time must be a number, its lengths and hash_ids integers")
+        if not 0 <= line.timestamp < inf or line.input_length < 1 or line.output_length < 0:
+            raise ValueError("it has a negative time or length")
+        if len(ids) != (blocks := -(-line.input_length // BLOCK)):
+            raise ValueError(f"{line.input_length} tokens are {blocks} blocks, and it has {len(ids)} hash_ids")
+        return line
+
+
+def read_trace_lines(path: Path) -> list[tuple[int, TraceLine]]:
+    """Each with its number, by their times. Raises ValueError that names the line, and OSError."""
+    found: list[tuple[int, TraceLine]] = []
+    for number, text in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            if text.strip():
+                found.append((number, TraceLine.parse(text)))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not a request of a trace: {error}") from None
+    if not found:
+        raise ValueError(f"{path} has no requests")
+    return sorted(found, key=lambda one: one[1].timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLoad:
+    """The requests of a trace, with random words: equal blocks have equal words."""
+
+    lines: list[TraceLine]
+    words: Words
+    as_ids: bool = False  # prompts are token ids
+
+    @classmethod
+    def of(cls, path: Path, words: Words, *, as_ids: bool) -> "TraceLoad":
+        """Raises ValueError that names the line, and OSError."""
+        return cls([line for _, line in read_trace_lines(path)], words, as_ids)
+
+    def sessions(self) -> Iterator[Session]:
+        blocks: dict[int, list[Any]] = {}
+        for line in self.lines:
+            yield (Turn(self._prompt(line, blocks), max(1, line.output_length)),)
+
+    def times_s(self, speed: float) -> tuple[float, ...]:
+        """Of all requests, from the first one on. `speed`: by which they come faster than in the trace."""
+        first_ms = self.lines[0].timestamp
+        return tuple((line.timestamp - first_ms) / 1e3 / speed for line in self.lines)
+
+    def _prompt(self, line: TraceLine, blocks: dict[int, list[Any]]) -> Prompt:
+        """`blocks`: words, or ids of tokens, of the blocks that were met."""
+        found: list[Any] = []
+        for block in line.hash_ids:
+            if block not in blocks:
+                blocks[block] = self.words.ids(BLOCK) if self.as_ids else self.words.text(BLOCK).split(" ")
+            found += blocks[block]
+        tokens = found[: line.input_length]
+        return tokens if self.as_ids else " ".join(tokens)

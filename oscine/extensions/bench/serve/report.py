@@ -36,6 +36,8 @@ def columns(gpus: int | None) -> tuple[str, ...]:
 def load_text(arrival: Arrival) -> str:
     if arrival.rate is None:
         return f"{arrival.concurrency:,} at once"
+    if arrival.times_s:
+        return f"at the times of the trace, {arrival.rate:.3g} per second on average"
     burst = f" in bursts of {arrival.burst}" if arrival.burst > 1 else ""
     return f"{arrival.rate:g} per second{burst}"
 

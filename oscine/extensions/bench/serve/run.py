@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from oscine.extensions.bench.serve.arrival import Arrival
 from oscine.extensions.bench.serve.drive import DONE, FAILED, TOKENS, Client, Job
-from oscine.extensions.bench.serve.load import FileLoad, RandomLoad, Session
+from oscine.extensions.bench.serve.load import FileLoad, RandomLoad, Session, TraceLoad
 from oscine.extensions.bench.serve.measure import Measures, measure
 from oscine.extensions.bench.serve.processes import Outcome, run_clients
 
@@ -25,7 +25,7 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Bench:
     client: Client
-    load: RandomLoad | FileLoad
+    load: RandomLoad | FileLoad | TraceLoad
     seed: int = 0
     num_processes: int = 1
     limits_s: dict[str, float] = field(default_factory=dict)  # of the goodput

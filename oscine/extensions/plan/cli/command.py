@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oscine.extensions.replicas.spec.deployment import ModelSpec
 
 OF_WORKLOAD = ("isl", "osl", "spread", "shared-prefix", "num-prefixes", "turns", "think")
-OF_SENDING = ("burst", "constant-rate")
+OF_SENDING = ("burst", "constant-rate", "trace-speed")
 _OF_REPORTING = ("goodput", "label")
 
 

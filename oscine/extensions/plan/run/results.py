@@ -38,6 +38,7 @@ def row_of(measured: Measured, outcome: Outcome, scenario: Scenario) -> row.Row:
         "unfinished": outcome.num_unfinished,
         "step_times": [f"{one.header.model} {one.header.gpu} {one}" for one in scenario.tables.values()],
         "trace": None if scenario.trace is None else str(scenario.trace),
+        "trace_speed": None if scenario.trace is None else scenario.sending.trace_speed,
     }
     labels = about | scenario.reporting.labels()
     return row.row_of(measured, scenario.model.name, load, scenario.num_gpus or 1, labels)

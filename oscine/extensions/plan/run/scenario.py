@@ -114,7 +114,9 @@ class Scenario:
     def load_text(self) -> str:
         """The load in words."""
         if self.trace is not None:
-            return f"the trace {self.trace}, whose hit rates are lower bounds"
+            speed = self.sending.trace_speed
+            faster = "" if speed == 1 else f" at {speed:g} times its speed"
+            return f"the trace {self.trace}{faster}, whose hit rates are lower bounds"
         load = f"{self.users:,} users" if self.users is not None else f"{self.rate:g} sessions per second"
         return f"{load}, {self.workload}"
 
@@ -127,7 +129,8 @@ class Scenario:
 
         page_size, simulated = self.model.serving.engine.cache.page_size, self.simulated
         if self.trace is not None:
-            found = read_trace(self.trace, page_size, count=simulated.requests)
+            speed = self.sending.trace_speed
+            found = read_trace(self.trace, page_size, count=simulated.requests, speed=speed)
             return Traffic([one.session for one in found], [one.ns for one in found])
         arrival, count = self.arrival, self._num_sessions()
         made = list(islice(sessions(self.workload.shapes(simulated.seed), page_size), count))

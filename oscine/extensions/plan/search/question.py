@@ -35,7 +35,7 @@ class Traffic:
         """Raises ValueError and OSError."""
         work = self.workload
         if self.trace is not None:
-            arrivals = read_trace(self.trace, CacheOptions().page_size)
+            arrivals = read_trace(self.trace, CacheOptions().page_size, speed=self.sending.trace_speed)
             turns = [turn for one in arrivals for turn in one.session]
             prompt = sum(turn.prompt_tokens for turn in turns) // len(turns)
             answer = sum(turn.max_tokens for turn in turns) // len(turns)

@@ -8,11 +8,12 @@
 The depth of a prompt's chunk is where it starts. Chunks that are shorter than one of all tokens have a negative depth,
 down to -1 for prompts of one token.
 
-Times are exact at the points. Between sizes they are linear in logarithms, between contexts linear. Mixed steps are
-measured at fewer sizes than prompts. Between and beyond these sizes they grow as prompts do; beyond their contexts they
-grow as decodes do. Steps that run as CUDA graphs are never mixed with eager ones. A row that fills up a graph counts as
-part of a row: no expert is read for it, but all else is computed, and with many rows all experts are read anyway. Steps
-of decodes or of prompts alone that are below the smallest size take its time.
+Times are exact at the points. Between sizes decodes are linear in logarithms, prompts in their tokens; between contexts
+all are linear. Mixed steps are measured at fewer sizes than prompts. Between and outside these sizes they grow as
+prompts do; beyond their contexts they grow as decodes do. Steps that run as CUDA graphs are never mixed with eager
+ones. A padding row of a graph counts as a part of a row: it is computed, but reads no expert of its own. The part grows
+with the rows, since many rows read all experts anyway. Steps of decodes or of prompts alone that are below the smallest
+size take its time.
 """
 
 from bisect import bisect_left
@@ -27,7 +28,7 @@ from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.table import Kind, StepPoint
 
 _MS = 1e-3
-# A row that fills up a graph of n others counts as MOST * n^2 / (n^2 + HALF^2) of a row: fitted, see docs/log.md.
+# Beside n rows, a padding row counts as MOST * n^2 / (n^2 + HALF^2) of a row: fitted, see docs/log.md.
 _FILLER_MOST, _FILLER_HALF = 0.85, 32
 
 
@@ -138,10 +139,14 @@ class _Sizes:
             raise NotMeasuredError("no steps of this kind were measured")
         place = between(self.sizes, value)
         low, high = (self.curves[i].at(x, self._per_size * self.sizes[i]) for i in (place.low, place.high))
-        first, second = (self.curves[i].ys[0] for i in (place.low, place.high))
-        weight = _log_weight(first, second, place.share)
+        weight = self._weight(place, value)
         is_exact = low.is_point and high.is_point and self.sizes[place.high] == value
         return _blend(low, high, weight), place.factor, is_exact
+
+    def _weight(self, place: Between, value: float) -> float:
+        """Of the second of two sizes."""
+        first, second = (self.curves[i].ys[0] for i in (place.low, place.high))
+        return _log_weight(first, second, place.share)
 
     def last(self, value: float) -> float:
         """The last x that was measured around this size."""
@@ -197,6 +202,10 @@ class _Prompts(_Sizes):
         of_size = _by_count(points)
         super().__init__({n: Curve((_depth(p.pairs, p.tokens), p.ms) for p in own) for n, own in of_size.items()})
         self._growth = Curve((n, self.at(n, 0.0)[0].base) for n in self.sizes)
+
+    def _weight(self, place: Between, value: float) -> float:
+        low, high = self.sizes[place.low], self.sizes[place.high]
+        return (value - low) / (high - low) if low < value < high else place.share
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         """`tokens`: with what fills up a graph, as of mixed steps."""
@@ -305,12 +314,14 @@ class _Mixed:
         segment = _blend(low.segment, high.segment, self._weight(place, tokens, low.ms, high.ms))
         scale = beyond = place.factor
         is_composed = low.is_composed or high.is_composed
-        size = self._sizes[place.high]
-        if place.low == place.high and tokens != size and self._prompts_ms:  # below or beyond all sizes
-            more_ms = self._prompts.whole_ms(tokens) - self._prompts_ms[place.high]
-            segment = segment._replace(base=segment.base + more_ms)
+        if place.low == place.high and tokens != self._sizes[place.low] and self._prompts_ms:  # outside of all sizes
+            now_ms, then_ms = self._prompts.whole_ms(tokens), self._prompts_ms[place.low]
+            if now_ms < then_ms:
+                segment = segment._replace(base=segment.base * now_ms / then_ms)
+            else:
+                segment = segment._replace(base=segment.base + now_ms - then_ms)
             scale, is_composed = 1.0, True
-            beyond = max(1.0, tokens / max(size, self._prompts.sizes[-1]))
+            beyond = max(1.0, tokens / max(self._sizes[-1], self._prompts.sizes[-1]))
         more_rows = max(1.0, step.decode_rows / self._most)
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
         figures: Class = "composed" if is_composed else cell.figures

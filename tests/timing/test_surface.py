@@ -123,7 +123,19 @@ def test_eager_mixed_steps_below_their_points_take_less_as_prompts_do(total: int
     table = table_of(replace(HEADER, prompt_graphs=sizes.prompts), (*DECODES, *prompts, *mixed))
     cell = table.cell(StepFeatures(8, 8 * 1024, total - 8, pairs_of(0, total - 8), 1, 9))
     assert (cell.figures, cell.factor) == ("composed", 1.0)
-    assert cell.step_s(8 * 1024) * 1e3 == pytest.approx(13 - (1024 - total) / 100, rel=1e-6)
+    assert cell.step_s(8 * 1024) * 1e3 == pytest.approx(13 * (1 + total / 100) / 11.24, rel=1e-6)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 508))
+def test_no_mixed_step_takes_less_than_nothing(rows: int, tokens: int) -> None:
+    """Of a slow machine without graphs, of which few steps are known."""
+    decodes = [replace(point(n, 1024), ms=ms, size=EAGER) for n, ms in ((1, 25.0), (8, 60.0))]
+    prompts = [replace(point(0, 0, n), ms=ms, size=EAGER) for n, ms in ((8, 60.0), (64, 300.0), (512, 2300.0))]
+    mixed = replace(point(4, 1024, 508), ms=2100.0, size=EAGER)
+    table = table_of(replace(HEADER, decode_graphs=(), prompt_graphs=()), (*decodes, *prompts, mixed))
+    step_s = table.step_s(StepFeatures(rows, rows * 1024, tokens, pairs_of(0, tokens), 1, rows + 1))
+    assert 0.05 <= step_s <= 2.4
 
 
 def test_a_prompt_that_took_too_long_moves_no_mixed_step_beyond_its_neighbours() -> None:

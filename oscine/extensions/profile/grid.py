@@ -10,6 +10,7 @@ from oscine.timing.kinds import EAGER, GraphSizes
 CONTEXTS = 128, 1024, 4096, 16384, 65536
 _STARTS = 0, 4096, 16384, 65536
 _EAGER_TOKENS = 64, 256, 1024, 2048, 4096, 8192, 16384
+_EAGER_MIDDLE = 4096  # measured at each level: mixed steps of some thousand tokens grow as prompts do
 _MIXED_ROWS = 1, 8, 32, 64, 128, 256, 512
 _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
 _MIXED_CONTEXTS, _MIXED_STARTS = (1024, 8192), (16384,)
@@ -169,7 +170,9 @@ def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
     most = limits.step_tokens
     graphs = limits.graphs.prompts
     eager = [size for size in (graphs[-1] + 1 if graphs else 8, *_EAGER_TOKENS, most) if size > (graphs or (0,))[-1]]
-    for tokens in {*_thinned(graphs, level), *_thinned(sorted({min(one, most) for one in eager}), level + 1)}:
+    middle = [_EAGER_MIDDLE] if graphs and graphs[-1] < _EAGER_MIDDLE < most else []
+    sizes = {*_thinned(graphs, level), *_thinned(sorted({min(one, most) for one in eager}), level + 1), *middle}
+    for tokens in sizes:
         for start in _thinned(_STARTS, max(level, 1)):
             yield Shape(tokens=tokens, start=_pages(start, limits), chunks=1)
         if tokens >= 4 * _LEAST_CHUNK:  # short prompts

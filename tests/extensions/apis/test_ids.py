@@ -13,7 +13,7 @@ from tests.api.scripted_server import ScriptedServer
 
 Json = dict[str, Any]
 LONG = "x" * (MAX_ID + 1)
-ODD = ["a/b+c==/", "/", "a b?c#d%2Fe", "..", "ü\u0000/items/x"]
+ODD = ["a/b+c==/", "/", "a b?c#d%2Fe", "..", "ü\u0000/items/x", "a\nb", "msg_1\n"]
 
 
 @pytest.fixture(scope="module")

@@ -68,14 +68,23 @@ def test_an_item_with_the_id_of_another_one_of_its_conversation_is_refused(serve
     assert texts(server, conversation) == ["anew"]
 
 
-def test_an_item_of_the_responses_before_is_not_given_again(server: ScriptedServer) -> None:
-    first = server.post("/v1/responses", {"input": [said("first", id="msg_f")]}).json()
-    output = first["output"][-1]
-    for again in (said("other", id="msg_f"), {"type": "item_reference", "id": "msg_f"}, output, {"id": output["id"]}):
-        given = {"input": [said("new"), again], "previous_response_id": first["id"]}
-        duplicate(server.post("/v1/responses", given), "input[1].id", again["id"])
-    twice = {"input": [{"id": output["id"]}, output]}
-    duplicate(server.post("/v1/responses", twice), "input[1].id", output["id"])
+def test_an_id_with_nul_is_found_again(server: ScriptedServer) -> None:
+    conversation = new(server, said("first", id="a\0b"))
+    duplicate(server.post(f"{conversation}/items", {"items": [said("second", id="a\0b")]}), "items[0].id", r"a\\x00b")
+    assert server.post(f"{conversation}/items", {"items": [said("third", id="a")]}).status_code == 200
+    assert texts(server, conversation) == ["first", "third"]
+
+
+def test_without_a_conversation_items_may_share_an_id(server: ScriptedServer) -> None:
+    """Some clients give all items one id, or a call and its result."""
+    call = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "id": "fc_1", "call_id": "c", "output": "done"}
+    first = server.post("/v1/responses", {"input": [said("first", id="__fake_id__"), call, result]})
+    assert first.status_code == 200, first.text
+    again = {"input": [said("second", id="__fake_id__")], "previous_response_id": first.json()["id"]}
+    assert server.post("/v1/responses", again).status_code == 200
+    prompt = server.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+    assert all(text in prompt for text in ("first", "done", "second"))
 
 
 def test_an_item_with_content_is_taken_as_given_whatever_is_stored(server: ScriptedServer) -> None:

@@ -12,6 +12,8 @@ import pytest
 from oscine.cli import main
 from oscine.extensions.bench.cli.load_options import Sending, Workload
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
+from oscine.extensions.plan.fleet.engines import table_for
+from oscine.extensions.plan.foreign.ops import DATA
 from oscine.extensions.plan.search import rounds, trials
 from oscine.extensions.plan.search.answer import FrontPoint, front
 from oscine.extensions.plan.search.deployed import deployment_of
@@ -23,6 +25,8 @@ from oscine.extensions.plan.search.space import Candidate, Layout
 from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import Source
+from oscine.extensions.replicas.spec.deployment import Replicas, RoleSpec
+from oscine.settings.config import EngineOptions, ModelOptions
 from oscine.timing.answer import NotMeasuredError
 from oscine.timing.features import StepFeatures, pairs_of
 from oscine.timing.table import Header, StepTable
@@ -168,6 +172,34 @@ def test_activations_in_fp8_have_a_table_of_their_own_and_nothing_beyond_it() ->
         fp8.cell(StepFeatures(2 * largest, 2 * largest * 1024, sampled=2 * largest))
     with pytest.raises(NotMeasuredError, match=r"activations in fp8 were measured of 20b, 1 x H200, .* in bfloat16"):
         source.table("20b", 1, 1, activations="fp8")
+
+
+def test_a_plan_with_steps_of_fp8_activations_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps, output = DATA / "steps" / "h200-120b-fp8.jsonl", tmp_path / "plan"
+    command = ["plan", "--gpus", "H200:1", "--users", "16", *SMALL, "--steps", str(steps), "--output", str(output)]
+    assert main(command) == 0, capsys.readouterr().err
+    deployment = read_deployment(output / "deployment.yaml", finds_models=False)
+    assert deployment.models[0].serving.engine.model.activation_dtype == "fp8"
+    said = re.findall(r"oscine (simulate .*)", capsys.readouterr().out)
+    assert main(shlex.split(said[0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("tables", "ranks", "wanted"),
+    [((1, "auto"), 2, 0), ([(1, "auto"), (2, "fp8")], 2, None), ([(1, "auto"), (2, "auto"), (1, "fp8")], 2, 1)],
+)
+def test_a_role_gets_the_table_of_its_ranks(tables: object, ranks: int, wanted: int | None) -> None:
+    """But where there is only one."""
+    given = [tables] if isinstance(tables, tuple) else list(tables)  # type: ignore[call-overload]
+    known = [
+        StepTable(Header("m", 1, 1, "g", "s", tensor_parallel_size=n, activation_dtype=a), Linear(1)) for n, a in given
+    ]
+    role = RoleSpec("aggregated", EngineOptions(ModelOptions(tensor_parallel_size=ranks)), Replicas(1, 1))
+    if wanted is None:
+        with pytest.raises(ValueError, match=r"0 of the tables .* tensor-parallel-size 2 and activation-dtype auto"):
+            table_for(role, known)
+    else:
+        assert table_for(role, known) is known[wanted]
 
 
 def test_a_file_of_other_activations_is_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,14 +32,21 @@ def test_a_burst_of_requests_decodes_together() -> None:
     assert found.num_completed == 8
 
 
-def test_servers_are_within_the_musts() -> None:
+def test_mean_errors_are_within_the_musts() -> None:
+    """Of all servers, and by model and number of GPUs but for what docs/planning-tables.md names."""
     runs = read_runs()
     assert {one.machine for one in runs} == {"A", "B", "C"}
     assert {one.tensor_parallel_size for one in runs} == {1, 2}
     found = [*offs(runs)]
-    for name, most in (("tpot", 0.05), ("throughput", 0.10), ("ttft", 0.15)):
-        errors = [abs(getattr(one, name)) for one in found]
-        assert sum(errors) / len(errors) < most, name
+    assert not [str(one.run) for one in found if one.tpot is None], "not in the tables"
+    groups = {(one.run.model, one.run.tensor_parallel_size) for one in found}
+    for group in (None, *groups):
+        own = [one for one in found if group in (None, (one.run.model, one.run.tensor_parallel_size))]
+        for name, most in (("tpot", 0.05), ("throughput", 0.10), ("ttft", 0.15)):
+            if name == "ttft" and group in (("20b", 1), ("120b", 2)):
+                most = 0.19
+            errors = [abs(getattr(one, name)) for one in own]
+            assert sum(errors) / len(errors) < most, (group, name)
 
 
 def test_lines_have_means_by_model_and_of_all() -> None:

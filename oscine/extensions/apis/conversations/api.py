@@ -19,7 +19,7 @@ from oscine.extensions.apis.responses.schemas import InputItems, ItemsQuery
 _ALL = "/v1/conversations"
 _ONE = f"{_ALL}/{{id}}"
 _ITEMS = f"{_ONE}/items"
-_ITEM = f"{_ITEMS}/{{item_id:path}}"  # clients choose ids of items, also with slashes
+_ITEM = f"{_ITEMS}/{{item_id:any_id}}"  # clients choose ids of items
 
 
 class ConversationsApi(Api):

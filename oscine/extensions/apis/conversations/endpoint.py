@@ -77,7 +77,7 @@ class Conversations:
         items = [of.item for of in new]
 
         def write(tables: ConversationTables, db: Connection) -> int | None:
-            refuse_duplicates(items, tables.taken(db, conversation_id, [item["id"] for item in items]), "items")
+            refuse_duplicates(items, tables.ids(db, conversation_id), "items")
             return tables.append(db, conversation_id, owner, _stored(new))
 
         if not await self._store.write_conversation(write):
@@ -118,6 +118,7 @@ class Conversations:
 
         def checked() -> list[KeptItem]:
             items = input_items(given, found, "items")
+            refuse_duplicates(items, (), "items")
             _check(items, calls, [_kept(body) for body in before], self._store.seal)
             return [KeptItem(item, None if (call := calls.get(item["id"])) is None else [*call]) for item in items]
 

@@ -104,11 +104,10 @@ class ConversationTables:
         listing = Listing(conversation_id, _ITEMS, f"SELECT place {_OF_ITEMS} AND id = :id", "place")
         return [body for (body,) in listing.page(db.execute, {"conversation": conversation_id}, page)]
 
-    def taken(self, db: sqlite3.Connection, conversation_id: str, ids: Sequence[str]) -> list[str]:
-        """Those of the ids that items of the conversation have."""
-        query = f"SELECT id {_OF_ITEMS} AND id IN (SELECT value FROM json_each(:ids))"
-        values = {"conversation": conversation_id, "ids": msgspec.json.encode(ids).decode()}
-        return [item_id for (item_id,) in db.execute(query, values)]
+    def ids(self, db: sqlite3.Connection, conversation_id: str) -> set[str]:
+        """Of its items."""
+        rows = db.execute(f"SELECT id {_OF_ITEMS}", {"conversation": conversation_id})
+        return {item_id for (item_id,) in rows}
 
     def remove(self, db: sqlite3.Connection, conversation_id: str, owner: str, item_id: str) -> int | None:
         if self.get(db, conversation_id, owner) is None:

@@ -136,9 +136,7 @@ def input_items(given: str | Sequence[Object], stored: Mapping[str, Object], whe
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    items = [_input_item(item, stored, f"{where}[{i}]") for i, item in enumerate(given)]
-    refuse_duplicates(items, (), where)
-    return items
+    return [_input_item(item, stored, f"{where}[{i}]") for i, item in enumerate(given)]
 
 
 def refuse_duplicates(items: Sequence[Object], before: Iterable[str], where: str) -> None:

@@ -207,7 +207,8 @@ async def make_plan(
 
     def said() -> tuple[ClientTools, list[Object], tuple[Message, ...], ResponseRequest]:
         items = input_items(body.input, found)
-        refuse_duplicates(items, (item["id"] for given, _ in past.parts for item in given), "input")
+        if body.conversation_id is not None:
+            refuse_duplicates(items, (item["id"] for given, _ in past.parts for item in given), "input")
         earlier = (tool for given, _ in past.parts for tool in new_tools(given, past.param))
         tools = ClientTools(body.tools or (), [*earlier, *new_tools(items, "input")])
         history, wanted = ItemHistory(tools, store.seal), body

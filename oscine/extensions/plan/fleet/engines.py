@@ -128,11 +128,15 @@ def _limit(name: str, options: EngineOptions, table: StepTable) -> int:
 
 
 def table_for(role: RoleSpec, tables: Sequence[StepTable]) -> StepTable:
-    """The only table with activations of this type, or the only one of these with as many ranks. Raises ValueError."""
+    """The table for the role's type of activations; of several tables, the one that also has as many ranks.
+
+    Raises ValueError for none or several.
+    """
     activations, ranks = role.engine.model.activation_dtype, role.engine.model.tensor_parallel_size
-    alike = [table for table in tables if table.header.activation_dtype == activations]
-    found = alike if len(alike) == 1 else [one for one in alike if one.header.tensor_parallel_size == ranks]
+    found = [table for table in tables if table.header.activation_dtype == activations]
+    if len(tables) > 1:
+        found = [table for table in found if table.header.tensor_parallel_size == ranks]
     if len(found) != 1:
         of = f"tensor-parallel-size {ranks} and activation-dtype {activations}"
-        raise ValueError(f"{len(found)} of the tables of step times are of engines with {of}")
+        raise ValueError(f"{len(found)} of the tables of step times are of engines with {of}; one is needed")
     return found[0]

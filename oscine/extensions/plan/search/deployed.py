@@ -54,7 +54,8 @@ def _plan(model: str, layout: Layout, memory_bytes: int, limits: dict[str, int])
 
 
 def _role(model: str, layout: Layout, scheduler: SchedulerOptions, replicas: int) -> RoleSpec:
-    options = ModelOptions(full_name(model), tensor_parallel_size=layout.ranks)
+    activations = layout.source.activation_dtype
+    options = ModelOptions(full_name(model), tensor_parallel_size=layout.ranks, activation_dtype=activations)
     return RoleSpec(
         engine=EngineOptions(options, scheduler=scheduler, quiet=True),
         replicas=Replicas(replicas, replicas),

@@ -6,7 +6,9 @@ gb200/trtllm       those of TensorRT-LLM, vLLM or SGLang, composed of times of o
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from oscine.extensions.plan.foreign.compose import MODELS, GpuLayout
 from oscine.extensions.plan.foreign.known import error_of, fitted_of, step_table
@@ -37,10 +39,17 @@ class Source:
             return cls(text, Path(text))
         return cls(text, None, gpu_of(name), kernels)
 
+    @property
+    def activation_dtype(self) -> Literal["auto", "fp8"]:
+        """Of the engines of a plan: those of a file; else exact ones. Raises ValueError and OSError."""
+        return "auto" if self.file is None else _activations_of(self.file)
+
     def table(
         self, model: str, ranks: int, sharing: int, *, kv: str = "auto", activations: str = "auto", scaled: bool = False
     ) -> StepTable:
-        """Of engines with so many ranks, of which so many share experts. `activations`: of Oscine's own kernels.
+        """Of engines of `ranks` ranks, or of `sharing` engines that share experts.
+
+        activations: with Oscine's own kernels.
 
         Raises NotMeasuredError if there is none, and for a file ValueError and OSError.
         """
@@ -80,6 +89,11 @@ class Source:
             )
         _, place = fitted_of(self.gpu.system, self.kernels)
         return f"nothing to compare with; its rest is that of {place}"
+
+
+@cache
+def _activations_of(file: Path) -> Literal["auto", "fp8"]:
+    return "fp8" if read_table(file).header.activation_dtype == "fp8" else "auto"
 
 
 def shape_of(model: str) -> str:

@@ -1,7 +1,7 @@
 """Step times of Oscine's own kernels, from the measured steps that come with the package.
 
-One H200 has tables of `oscine profile` (data/steps) for both models, and two of them for 120b. What is beyond their
-steps, other layouts and other GPUs follow from a few measured steps, in exact arithmetic:
+There are tables of `oscine profile` (data/steps) of both models on one H200, of 120b on two, and of 120b on one with
+FP8 activations. All other steps, layouts and GPUs follow from a few measured steps, with exact activations:
 
     decode   body(rows) + bytes of keys and values / bandwidth
     prompts  body(tokens, pairs of a query and a key)
@@ -101,9 +101,9 @@ class ProfiledSurface:
 def own_table(
     model: str, gpu: Gpu, ranks: int, sharing: int, *, kv: str, activations: str = "auto", scaled: bool
 ) -> StepTable:
-    """Its points are those of a table of `oscine profile`, or none. Raises NotMeasuredError.
+    """Its points are those of a table of `oscine profile`, or none. FP8 activations: only measured steps.
 
-    With activations in FP8 there are no steps but measured ones.
+    Raises NotMeasuredError.
     """
     group = Group("experts", sharing) if sharing > 1 else Group("tensor", ranks)
     surface: Surface = (others := OwnSurface(model, gpu, group, kv))

@@ -104,7 +104,7 @@ def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
 
 
 def tables() -> dict[tuple[str, str, int], StepTable]:
-    """Of exact arithmetic that come with the package, by model, GPU and number of ranks. Raises OSError."""
+    """The package's tables with exact activations, by model, GPU and number of ranks. Raises OSError."""
     found = [read_table(path, scaled=True) for path in sorted((DATA / "steps").glob("*.jsonl"))]
     exact = [one for one in found if one.header.activation_dtype == "auto"]
     return {(one.header.model, one.header.gpu, one.header.tensor_parallel_size): one for one in exact}

@@ -26,7 +26,7 @@ FILE = DATA / "served_runs.csv"
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A line of the file. `users` sent one request after the other, or `rate` requests per second began."""
+    """A line of the file. Closed loop: `users`, each with one request at a time. Open loop: `rate` requests a second."""
 
     model: str
     gpu: str
@@ -44,7 +44,7 @@ class ServedRun:
     ttft_p90_ms: float
     commit: str
     date: str
-    machine: str  # runs with one letter ran on one machine
+    machine: str  # a letter for each
 
     def __str__(self) -> str:
         ranks = "" if self.tensor_parallel_size == 1 else f" TP{self.tensor_parallel_size}"

@@ -326,7 +326,7 @@ def test_interpreted_tilings() -> None:
 def interpret_late_partitions() -> None:
     """Whichever partition is late, none of the others takes one phase of a barrier for another.
 
-    Of large steps, and of a decode step of some 20 rows of 20b, which has two planes and four stages.
+    Tilings: one of large steps, and that of a decode step of 20b with some 20 rows (two planes, four stages).
     """
     round_as_torch()
     large = hopper.Tiling(32, units=1, stages=3, halves=True, middle=24, dynamic=True)

@@ -29,11 +29,11 @@ class PageQuery(Struct):
 
     @property
     def is_last(self) -> bool:
-        """Whether the page has the last objects in front of `before`, and not the first ones."""
+        """Whether the page is the objects directly in front of `before`; then the search goes backwards."""
         return self.before is not None and self.after is None
 
     def in_order(self, found: list[T]) -> list[T]:
-        """`found`: at most one object more than the limit, in the direction in which the page is searched."""
+        """The objects in the order of the page. `found`: up to `limit` + 1 objects, in the order of the search."""
         return found[: self.limit][::-1] + found[self.limit :] if self.is_last else found
 
 
@@ -42,14 +42,14 @@ class Listing:
     """A list of objects in a database."""
 
     name: str  # of the list, for deleted_rows
-    select: str  # of its objects; ends in a WHERE
+    select: str  # query for its objects; ends with a WHERE clause
     anchor: str  # selects the number of the object `:id`
     number: str = "number"  # the column that grows with each new object
 
     def page(self, execute: deleted_rows.Execute, values: Mapping[str, Any], page: PageQuery) -> list[Any]:
         """The rows of the page, and one more behind them if there are more. `values`: of both queries.
 
-        Raises APIError 400 for an `after` or `before` that is not known.
+        Raises APIError 400 for an unknown `after` or `before`.
         """
         query, places = self.select, dict[str, int]()
         for param, object_id, sign in (("after", page.after, "><"), ("before", page.before, "<>")):
@@ -69,7 +69,10 @@ class Listing:
 
 
 def page_of(objects: Sequence[T], id_of: Callable[[T], str], page: PageQuery) -> list[T]:
-    """The same of a list in memory, whose oldest object is the first."""
+    """A page of a list in memory, oldest object first: up to `limit` + 1 objects.
+
+    Raises APIError 400 for an unknown `after` or `before`.
+    """
     ordered = [*(objects[::-1] if page.descends else objects)]
     ids = [id_of(each) for each in ordered]
     for param, object_id in (("after", page.after), ("before", page.before)):
@@ -85,7 +88,10 @@ def _unknown(param: str, object_id: str) -> APIError:
 
 
 def shown_page(found: list[T], limit: int, id_of: Callable[[T], str]) -> tuple[list[T], str | None, str | None, bool]:
-    """The objects of a page, the ids of the first and the last one, and whether there are more. `found`: as above."""
+    """The objects of a page, the ids of the first and the last one, and whether there are more.
+
+    `found`: from Listing.page or page_of.
+    """
     page = found[:limit]
     first, last = (id_of(page[0]), id_of(page[-1])) if page else (None, None)
     return page, first, last, len(found) > limit

@@ -70,10 +70,10 @@ class _Flow(FlowControl):
 
 
 class _Parser:
-    """Reads requests that offer to go on in another protocol, such as HTTP/2, like any others.
+    """Parses requests with an `Upgrade` that the server does not serve, such as h2c, like any others.
 
-    llhttp takes what follows their head for that protocol. So a new parser reads their body and all that follows. It
-    first gets a head that frames the same body, which the reader skips.
+    llhttp stops after the head of such a request. So a new parser reads the body and all later requests. It is first
+    fed a made-up head with the same framing headers, which the reader ignores.
     """
 
     def __init__(self, reader: "_RequestReader") -> None:

@@ -80,7 +80,8 @@ def stream_kernel(
 ):
     """out[token, split, row], float32, = bias[row] in split 0 + the sum over the split's share of columns.
 
-    RANK above 0: adapters add to it. One split more has that (LowRank), or, with `first_ptr`, each split has its share.
+    RANK above 0: adapters add to it. With `low_ptr` one more split holds that (LowRank); with `first_ptr` each split
+    adds its own share.
     """
     split = gl.program_id(1)
     first_row = gl.program_id(0) * ROWS

@@ -3,9 +3,9 @@
 Each token's values of rank R meet the rows of its own second factor. Nothing before the step writes factors and keys,
 so a kernel reads them before it waits for the one before it.
 
-With one token a kernel whose programs each sum a part of the columns multiplies with that part of the first factor,
-too: both products are linear, so the parts add up, and no kernel comes before it. The price is that each program reads
-a part of the first factor, from the L2 cache.
+With one token, the kernel needs no launch before it: each program multiplies its part of the columns with both factors.
+Both products are linear, so the parts add up. The price: each program reads a part of the first factor from the L2
+cache.
 
 Shape suffixes: N rows of a program, T tokens of a program, R rank, C columns of a program.
 """
@@ -25,7 +25,7 @@ def joins(added: AddedProducts, max_tokens: int) -> bool:
 
 
 def multiplies_alone(added: AddedProducts, num_tokens: int, columns: int) -> bool:
-    """Whether a program with a part of so many columns multiplies with both factors, if the kernel `joins`."""
+    """Whether each program, with `columns` columns, can multiply with both factors. Assumes that the kernel `joins`."""
     return num_tokens == 1 and columns & (columns - 1) == 0 and added.into.shape[1] == added.out_of.shape[-1]
 
 
@@ -37,7 +37,7 @@ def row_at(i, first_row, IN_WORDS: gl.constexpr):
 
 @gluon.constexpr_function
 def first_layout(columns: int) -> gl.BlockedLayout:
-    """Of [R, C] in four warps: a thread has 8 columns that lie beside each other."""
+    """Of [R, C] in four warps: a thread has 8 adjacent columns."""
     lanes = min(32, columns // 8)
     warps = max(1, min(4, columns // 256))
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4 // warps, warps], [1, 0])

@@ -289,7 +289,7 @@ def stream(
 
 
 def beside_adapters(tile: Tile) -> Tile:
-    """With more weights in registers two programs of the kernel fit an SM, not three."""
+    """The tile with at most two stages of weights in registers, so that an SM holds three programs, not two."""
     return replace(tile, early=min(tile.early, 2))
 
 

@@ -1,4 +1,4 @@
-"""Own servers that validate tables of steps: what is read, simulated and said of them."""
+"""Comparison of simulated with measured servers: the file, the simulation, the printed lines."""
 
 from dataclasses import replace
 

@@ -143,7 +143,7 @@ class Records(Generic[R]):
         return msgspec.json.decode(rows[0][0], type=self._type) if rows else None
 
     async def page(self, owner: str, page: PageQuery, purpose: str | None = None) -> list[R]:
-        """At most one more than the limit of the page. Raises APIError 400 for an anchor that is not known."""
+        """At most one more than the limit of the page. Raises APIError 400 for an unknown `after` or `before`."""
         listing = Listing(self._list(owner), _PAGE, _PLACE)
         values = {"kind": self._kind, "owner": owner, "purpose": purpose, "now_s": time.time()}
         rows = await self._table.do(listing.page, self._table.query, values, page)

@@ -100,7 +100,7 @@ class ConversationTables:
         return None if row is None else row[0]
 
     def page(self, db: sqlite3.Connection, conversation_id: str, page: PageQuery) -> list[bytes]:
-        """At most one item more than the limit of the page. Raises APIError 400 for an anchor that is not known."""
+        """At most one item more than the limit of the page. Raises APIError 400 for an unknown `after` or `before`."""
         listing = Listing(conversation_id, _ITEMS, f"SELECT place {_OF_ITEMS} AND id = :id", "place")
         return [body for (body,) in listing.page(db.execute, {"conversation": conversation_id}, page)]
 

@@ -79,8 +79,8 @@ class Files:
     def page(
         self, store: StoreRow, page: PageQuery, status: FileStatus | None = None, batch_id: str | None = None
     ) -> list[VectorStoreFile]:
-        """Of all files, or of a batch: at most one more than the limit of the page. Raises APIError 400 for an anchor
-        that is not known."""
+        """Of all files, or of a batch: at most one more than the limit of the page. Raises APIError 400 for an unknown
+        `after` or `before`."""
         query, values = _FILES, {"store": store.number, "status": status, "batch": batch_id}
         query += " AND status = :status" if status is not None else ""
         query += " AND batch = (SELECT number FROM batches WHERE id = :batch)" if batch_id is not None else ""

@@ -66,7 +66,7 @@ class Stores:
         return self._store_row(rows[0]) if rows else None
 
     def page(self, owner: str, page: PageQuery) -> list[VectorStore]:
-        """At most one more than the limit of the page. Raises APIError 400 for an anchor that is not known."""
+        """At most one more than the limit of the page. Raises APIError 400 for an unknown `after` or `before`."""
         listing = Listing(stores_of(owner), _STORES, "SELECT number FROM stores WHERE owner = :owner AND id = :id")
         rows = listing.page(self._db.execute, {"owner": owner}, page)
         return [self._store_row(row).shown for row in rows]

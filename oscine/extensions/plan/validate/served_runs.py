@@ -26,7 +26,7 @@ FILE = DATA / "served_runs.csv"
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A line of the file. Closed loop: `users`, each with one request at a time. Open loop: `rate` requests a second."""
+    """A line of the file. Closed loop: `users` with one request each. Open loop: `rate` requests per second."""
 
     model: str
     gpu: str

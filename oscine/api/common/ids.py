@@ -4,28 +4,12 @@ from collections.abc import Collection
 from typing import Annotated
 
 from msgspec import Meta
-from starlette.convertors import Convertor, register_url_convertor
 
 from oscine.api.common.asgi import ASGIApp, Receive, Scope, Send
 from oscine.api.common.errors import invalid
 
 MAX_ID = 512  # characters. Other servers give items ids of more than 400.
 Id = Annotated[str, Meta(max_length=MAX_ID)]
-
-
-class AnyId(Convertor[str]):
-    """The end of a path, `{name:any_id}`. Other converters take no line break, and `$` also matches in front of one."""
-
-    regex = r"(?s:.*)(?!\n)"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("any_id", AnyId())
 
 
 class IdCheck:

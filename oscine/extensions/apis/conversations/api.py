@@ -1,5 +1,7 @@
 """The Conversations API as a part of the server, over the store of responses."""
 
+from starlette.convertors import Convertor, register_url_convertor
+
 from oscine.api.interface import Api
 from oscine.api.openapi import DELETE, GET, POST, Operation
 from oscine.api.serving.service import Service
@@ -20,6 +22,21 @@ _ALL = "/v1/conversations"
 _ONE = f"{_ALL}/{{id}}"
 _ITEMS = f"{_ONE}/items"
 _ITEM = f"{_ITEMS}/{{item_id:any_id}}"  # clients choose ids of items
+
+
+class AnyId(Convertor[str]):
+    """The end of a path. Starlette's own converters take no line break, and `$` also matches in front of one."""
+
+    regex = r"(?s:.*)(?!\n)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any_id", AnyId())
 
 
 class ConversationsApi(Api):

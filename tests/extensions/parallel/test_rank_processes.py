@@ -14,6 +14,7 @@ from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, Sc
 from oscine.types import GenerationOutput, GenerationRequest
 from tests.executor.grammars import STOP, grammar, text_of, tokenizer_file
 from tests.executor.tiny import CPU, PAGE, LivelyTensors, prompt, request
+from tests.extensions.parallel.plain_rank import UNAVAILABLE, none_wanted
 from tests.extensions.parallel.test_ranks import KINDS, NOISE, RANKED, SPECIALS, requests
 from tests.model.saved import save
 
@@ -70,9 +71,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     )
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("platforms.native", "native.library"):
-            patch.setattr(f"oscine.ops.{module}.unavailable", lambda: "a test wants none")
-        patch.setenv("PATH", "/nonexistent")  # where other ranks look for a compiler
+        for name in UNAVAILABLE:
+            patch.setattr(name, none_wanted)
+        patch.setattr("oscine.extensions.parallel.processes.RANK", "tests.extensions.parallel.plain_rank")
         one = build_engine(options)
         ranked = replace(options, speculation=SpeculationOptions("ngram"))
         two = build_engine(replace(ranked, model=replace(options.model, tensor_parallel_size=2)))

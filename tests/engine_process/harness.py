@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from oscine.engine.process.client import Engine, EngineClient, RequestStream
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
 from oscine.types import GenerationOutput, GenerationRequest, SamplingParams
+from tests.waiting import PATIENCE
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
-PATIENCE_S = 120.0  # of a whole test; only ends one that fails
+PATIENCE_S = 120.0 * PATIENCE  # of a whole test; only ends one that fails
 
 
 def options(folder: Path, executor: str = "fake", fake_step_s: float = 0.0, **scheduler: Any) -> EngineOptions:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oscine.ops.target import Alone, Communicator, best_of_gathered
+from tests.waiting import DEADLINE_S
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Threads:
         return best_of_gathered(self, values_N, ids_N)
 
     def barrier(self) -> None:
-        self._meeting.wait(60)
+        self._meeting.wait(DEADLINE_S)
 
     def serve(self) -> None:
         pass

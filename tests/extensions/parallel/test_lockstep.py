@@ -21,9 +21,10 @@ from oscine.types import EngineStats, GenerationRequest, RankHandle, RankLostErr
 from tests.executor import grammars
 from tests.executor.tiny import PAGE, prompt, request
 from tests.tiny import DEEP
+from tests.waiting import DEADLINE_S
 
 DIVISIBLE = replace(DEEP, intermediate_size=128)  # by 4 ranks
-LIMIT_S = 60.0
+LIMIT_S = DEADLINE_S
 SHORT_S = 0.3
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ define install
 	($(BESIDE)) & $(INSTALL) 'oscine$(EXTRAS)'; status=$$?; wait; exit $$status
 endef
 
-.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents openresponses browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs nodes nodes-suites notebook wheel wheel-test clean
+.PHONY: help demo serve test quick public nucleus without stress test-newest-triton triton-matrix conformance clients agents openresponses browser screenshot check eval eval-tools soak attack chaos switching bench bench-edge cluster-chaos cluster-bench cluster-demo cluster-ramp cluster-rollout cluster-sessions cluster-transfer sim sim-long sim-live sim-speed dynamo-test image image-test checkers manifests docs arm nodes nodes-suites notebook wheel wheel-test clean
 
 $(BASE): pyproject.toml constraints.txt
 	$(install)
@@ -220,6 +220,9 @@ nodes: $(TEST)  ## several nodes on this machine, in namespaces of their own; sk
 
 nodes-suites: $(TEST)  ## cluster-demo, -rollout, -chaos and -ramp with a cluster on four such nodes
 	$(BIN)/python -m tests.nodes.suites
+
+arm: $(TEST)    ## C kernels, ranks and shared experts on an emulated Arm processor; as root; ARM_OPTIONS="--cpu orin": an hour
+	$(BIN)/python -m tests.arm $(ARM_OPTIONS)
 
 sim: $(TEST)    ## the simulator beside production on 2,720 random loads, with those of make test 3,000: a minute
 	$(BIN)/python -m tests.extensions.plan.random_load 280 2720

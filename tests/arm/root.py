@@ -66,7 +66,7 @@ def _install(requirements: list[str]) -> None:
     command += [word for abi in abis for word in ("--abi", abi)]
     command += [word for kind in (*kinds, "manylinux2014_aarch64") for word in ("--platform", kind)]
     _run([*command, "-c", str(CHECKOUT / "constraints.txt"), *requirements])
-    (packages / "oscine.pth").write_text(f"{CHECKOUT}\n")
+    (packages / "checkout.pth").write_text(f"{CHECKOUT}\n")
 
 
 def _run(command: list[str]) -> None:

@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
@@ -16,14 +15,7 @@ from tests.waiting import DEADLINE_S, PATIENCE, wait_until
 class ServerProcess(Server):
     """Context manager."""
 
-    def __init__(
-        self,
-        *options: str,
-        ready_timeout_s: float = 120.0,
-        environment: Mapping[str, str] | None = None,
-        log: BinaryIO | None = None,
-    ) -> None:
-        super().__init__(*options, ready_timeout_s=ready_timeout_s * PATIENCE, environment=environment, log=log)
+    patience = PATIENCE
 
     @property
     def engine(self) -> psutil.Process:

@@ -35,6 +35,8 @@ class Server:
     ready; its own output says why.
     """
 
+    patience = 1.0  # times the time that it has to become ready
+
     def __init__(
         self,
         *options: str,
@@ -53,7 +55,7 @@ class Server:
         self._command = [sys.executable, "-m", "oscine", "serve", "--port", "0", *options]
 
     def __enter__(self) -> "Server":
-        deadline = time.monotonic() + self._ready_timeout_s
+        deadline = time.monotonic() + self._ready_timeout_s * self.patience
         if not (line := self._start()):
             self._give_up()
         self.host, self.port = "127.0.0.1", int(line)

@@ -3,15 +3,14 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from oscine.api.common.ids import MAX_ID
 from tests.api.scripted_server import ScriptedServer
+from tests.extensions.apis.items import Json, is_refused, new, said
 
-Json = dict[str, Any]
 LONG = "x" * (MAX_ID + 1)
 ODD = ["a/b+c==/", "/", "a b?c#d%2Fe", "..", "ü\u0000/items/x", "a\nb", "msg_1\n"]
 
@@ -22,24 +21,6 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         t = server.tokenizer
         server.says(t.channel, "final", t.message, "ok", t.return_)
         yield server
-
-
-def said(content: str = "hi", **fields: Any) -> Json:
-    return {"type": "message", "role": "user", "content": content, **fields}
-
-
-def new(server: ScriptedServer, *items: Json) -> str:
-    made = server.post("/v1/conversations", {"items": [*items]})
-    assert made.status_code == 200, made.text
-    return f"/v1/conversations/{made.json()['id']}"
-
-
-def is_refused(answer: Any, param: str, why: str) -> None:
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert re.search(why, error["message"]), error
-    assert "\n" not in error["message"]
 
 
 def test_an_id_in_a_path_that_is_too_long_is_refused(server: ScriptedServer) -> None:

@@ -1,6 +1,5 @@
 """Items of an input beside those that are stored: references, and ids that are there already."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.api.scripted_server import ScriptedServer
-
-Json = dict[str, Any]
+from tests.extensions.apis.items import Json, is_refused, new, said
 
 
 @pytest.fixture(scope="module")
@@ -20,27 +18,9 @@ def server(model_folder: Path) -> Iterator[ScriptedServer]:
         yield server
 
 
-def said(content: str = "hi", **fields: Any) -> Json:
-    return {"type": "message", "role": "user", "content": content, **fields}
-
-
-def new(server: ScriptedServer, *items: Json) -> str:
-    made = server.post("/v1/conversations", {"items": [*items]})
-    assert made.status_code == 200, made.text
-    return f"/v1/conversations/{made.json()['id']}"
-
-
 def texts(server: ScriptedServer, conversation: str) -> list[str]:
     items = server.get(f"{conversation}/items?order=asc").json()["data"]
     return [item["content"][0]["text"] for item in items]
-
-
-def is_refused(answer: Any, param: str, why: str) -> None:
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert re.search(why, error["message"]), error
-    assert "\n" not in error["message"]
 
 
 @pytest.mark.parametrize("wrong", [{"type": "item_reference"}, {"type": "item_reference", "id": {"a": 1}}])

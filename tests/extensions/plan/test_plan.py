@@ -185,16 +185,15 @@ def test_a_plan_with_steps_of_fp8_activations_has_them(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("tables", "ranks", "wanted"),
-    [((1, "auto"), 2, 0), ([(1, "auto"), (2, "fp8")], 2, None), ([(1, "auto"), (2, "auto"), (1, "fp8")], 2, 1)],
+    ("tables", "wanted"),
+    [([(1, "auto")], 0), ([(1, "auto"), (2, "fp8")], None), ([(1, "auto"), (2, "auto"), (1, "fp8")], 1)],
 )
-def test_a_role_gets_the_table_of_its_ranks(tables: object, ranks: int, wanted: int | None) -> None:
-    """But where there is only one."""
-    given = [tables] if isinstance(tables, tuple) else list(tables)  # type: ignore[call-overload]
+def test_a_role_gets_the_table_of_its_ranks(tables: list[tuple[int, str]], wanted: int | None) -> None:
+    """But where there is only one. `tables`: ranks and activations. The role has two ranks, and exact activations."""
     known = [
-        StepTable(Header("m", 1, 1, "g", "s", tensor_parallel_size=n, activation_dtype=a), Linear(1)) for n, a in given
+        StepTable(Header("m", 1, 1, "g", "s", tensor_parallel_size=n, activation_dtype=a), Linear(1)) for n, a in tables
     ]
-    role = RoleSpec("aggregated", EngineOptions(ModelOptions(tensor_parallel_size=ranks)), Replicas(1, 1))
+    role = RoleSpec("aggregated", EngineOptions(ModelOptions(tensor_parallel_size=2)), Replicas(1, 1))
     if wanted is None:
         with pytest.raises(ValueError, match=r"0 of the tables .* tensor-parallel-size 2 and activation-dtype auto"):
             table_for(role, known)

@@ -137,19 +137,21 @@ class Sending(Options, group="arrival"):
         from oscine.extensions.bench.serve.arrival import Arrival
 
         _needs("trace-speed", self.trace_speed != 1, "trace", False)
-        _needs("burst", self.burst > 1, "rate", rate is not None)
-        _needs("constant-rate", self.constant_rate, "rate", rate is not None)
+        self._check_rate(rate)
         return Arrival(concurrency, rate, self.burst, self.constant_rate)
 
     def arrival_of_trace(self, load: "TraceLoad", concurrency: int | None) -> "Arrival":
         """Of the first requests of a trace. Raises OptionError."""
         from oscine.extensions.bench.serve.arrival import Arrival
 
-        for name, is_given in (("burst", self.burst > 1), ("constant-rate", self.constant_rate)):
-            _needs(name, is_given, "rate", False)
+        self._check_rate(None)
         require(not self.warm_up, "warm-up", "0 with --trace", self.warm_up)
         times_s = load.times_s(self.trace_speed)[: self.sessions]
         return Arrival(concurrency, len(times_s) / max(times_s[-1], 1.0), times_s=times_s)
+
+    def _check_rate(self, rate: float | None) -> None:
+        _needs("burst", self.burst > 1, "rate", rate is not None)
+        _needs("constant-rate", self.constant_rate, "rate", rate is not None)
 
     def counts(self, arrival: "Arrival") -> tuple[int, int]:
         """Numbers of measured sessions and of warm-up sessions."""

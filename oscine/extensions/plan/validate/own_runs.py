@@ -11,8 +11,9 @@ import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from oscine.extensions.plan.fleet.clients import Traffic
@@ -27,6 +28,7 @@ from oscine.timing.read import read_table
 from oscine.timing.table import StepTable
 
 FILE = DATA / "own_runs.csv"
+T = TypeVar("T")
 MUSTS = {"TPOT": 5.0, "throughput": 10.0, "TTFT": 15.0}  # percent
 MAX_FACTOR = 1.05  # beyond the measured steps, up to which a simulation counts
 
@@ -63,27 +65,20 @@ class Off(NamedTuple):
 
 def read_runs(path: Path = FILE) -> list[OwnRun]:
     """Raises OSError and ValueError."""
+    return read_lines(path, OwnRun)
+
+
+def read_lines(path: Path, kind: type[T]) -> list[T]:
+    """The lines of a CSV file, whose columns are the fields of this dataclass; an empty cell is None.
+
+    Raises OSError and ValueError.
+    """
     with path.open(encoding="utf-8", newline="") as file:
-        return [_run(row) for row in csv.DictReader(file)]
-
-
-def _run(row: dict[str, str]) -> OwnRun:
-    return OwnRun(
-        row["model"],
-        row["gpu"],
-        int(row["tensor_parallel_size"]),
-        int(row["requests"]),
-        int(row["prompt"]),
-        int(row["answer"]),
-        int(row["step_tokens"]),
-        float(row["tpot_ms"]),
-        float(row["tokens_per_s"]),
-        float(row["ttft_ms"]) if row["ttft_ms"] else None,
-        row["commit"],
-        row["date"],
-        row["kernels"],
-        row["source"],
-    )
+        rows = [{name: text or None for name, text in row.items()} for row in csv.DictReader(file)]
+    try:
+        return msgspec.convert(rows, list[kind], strict=False)  # type: ignore[valid-type]
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def offs(runs: Iterable[OwnRun]) -> Iterator[Off]:
@@ -147,18 +142,23 @@ def lines(found: Iterable[Off]) -> Iterator[str]:
         yield f"{load:28} {run.commit[:8]:8} {run.kernels:12} {signs}  {one.note}".rstrip()
     for kernels in sorted({one.run.kernels for one in found}):
         of_kernels = [one for one in found if one.run.kernels == kernels]
-        errors = zip(*((one.tpot, one.throughput, one.ttft) for one in of_kernels), strict=True)
-        texts = [
-            f"{name} {mean_text(e)} (must {must:g})" for (name, must), e in zip(MUSTS.items(), errors, strict=True)
-        ]
+        means = mean_text((one.tpot, one.throughput, one.ttft) for one in of_kernels)
         refused = sum(one.tpot is None for one in of_kernels)
-        yield f"kernels {kernels}: {', '.join(texts)}; {refused} of {len(of_kernels)} runs not in the tables"
+        yield f"kernels {kernels}: {means}; {refused} of {len(of_kernels)} runs not in the tables"
 
 
 def signed(error: float | None) -> str:
     return "-" if error is None else f"{100 * error:+.1f}"
 
 
-def mean_text(errors: Iterable[float | None]) -> str:
+def mean_text(errors: Iterable[tuple[float | None, float | None, float | None]]) -> str:
+    """The mean absolute errors, in the order of MUSTS."""
+    columns = zip(*errors, strict=True)
+    return ", ".join(
+        f"{name} {_mean(e)} (must {must:g})" for (name, must), e in zip(MUSTS.items(), columns, strict=True)
+    )
+
+
+def _mean(errors: Iterable[float | None]) -> str:
     known = [abs(error) for error in errors if error is not None]
     return f"{100 * np.mean(known):.1f} % over {len(known)}" if known else "not measured"

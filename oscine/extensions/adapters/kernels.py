@@ -108,6 +108,7 @@ class Kernels:
                 STEPS=steps,
                 STAGES=_STAGES,
                 BLOCK_P=BLOCK_P,
+                BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is not None and pairs is not None else 0,
                 BLOCK_C=block_c,
                 LETS_LATER=lets_later,
                 READY=tokens.is_ready,
@@ -222,14 +223,10 @@ def _num_blocks(rows: Rows) -> int:
 
 
 def _indices(rows: Rows, tokens: ExpertTokens) -> tuple[Tensor | None, Tensor | None]:
-    """The pair of each row of the tokens; or, with a table, the row of each pair."""
-    if rows.order_P is None or tokens.pairs_P is None:
+    """The pair of each row of the tokens; or the row of each pair, which rows with a table ask for."""
+    if rows.order_P is None or tokens.places_P is None:
         return tokens.pairs_P, None
-    if tokens.places_P is not None:
-        return None, tokens.places_P
-    # A few tokens of many experts each. Kernels of torch wait for the kernel before them, and let none begin early.
-    numbers = torch.arange(rows.size, dtype=tokens.pairs_P.dtype, device=tokens.pairs_P.device)
-    return None, torch.empty_like(tokens.pairs_P).index_copy_(0, tokens.pairs_P.long(), numbers)
+    return None, tokens.places_P
 
 
 @triton.jit
@@ -323,12 +320,15 @@ def _shrink_kernel(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
     BLOCK_C: tl.constexpr,
     LETS_LATER: tl.constexpr,
     READY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p.
+
+    BLOCK_Q: there is a table and no `places`, so each pair is looked for among so many `pairs`.
 
     LETS_LATER: later kernels read without waiting what this one waits for. READY: x is older than the kernel before.
     """
@@ -339,8 +339,15 @@ def _shrink_kernel(
     if (key >= 0) & works:
         a = into + (key // E).to(tl.int64) * slot_stride
         a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
-        pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=live_P, other=0)
-        at_P = row_P // PER_TOKEN if places is None else tl.load(places + row_P, mask=live_P, other=0)
+        pair_P, at_P = row_P, row_P // PER_TOKEN
+        if places is not None:
+            at_P = tl.load(places + row_P, mask=live_P, other=0)
+        elif BLOCK_Q > 0:
+            at_Q = tl.arange(0, BLOCK_Q)
+            pair_Q = tl.load(pairs + at_Q, mask=at_Q < count, other=-1)
+            at_P = tl.sum(tl.where(pair_Q[None, :] == row_P[:, None], at_Q[None, :], 0), 1)
+        elif pairs is not None:
+            pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
         _shrink_rows(
             x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK, SEGMENTS * RANK,
             scale, COLUMNS, RANK, PLANES, STEPS, STAGES, BLOCK_P, BLOCK_C, PDL and not (LETS_LATER or READY),

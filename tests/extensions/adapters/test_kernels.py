@@ -233,8 +233,12 @@ def test_kernels_compile(arch: int, of: str, rank: int) -> None:
     constants: dict[str, object] = {"BLOCK_P": 16, "SEGMENTS": 1, "RANK": rank, "PDL": options.pop("PDL"), **experts}
     shrink = {"x": "*fp8e4nv" if planes else "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
     cut = {"COLUMNS": 2880, "STEPS": steps, "STAGES": 4, "BLOCK_C": block_c, "PLANES": planes, "PER_TOKEN": 1}
-    cut |= missing | ({} if is_few else {"pairs": None}) | {"LETS_LATER": of == "pairs", "READY": is_few}
+    cut |= missing | ({} if is_few else {"pairs": None}) | {"LETS_LATER": of == "pairs", "READY": is_few, "BLOCK_Q": 0}
     compile_ahead(_shrink_kernel, shrink, constants | cut, arch=arch, **options)
+    if of == "pairs":  # of which each is looked for
+        del shrink["places"], cut["pairs"]
+        cut |= {"places": None, "LETS_LATER": False, "READY": True, "BLOCK_Q": 32}
+        compile_ahead(_shrink_kernel, shrink | {"pairs": "*i32"}, constants | cut, arch=arch, **options)
     common.pop("pairs", None)
     expand = {"y": "*fp32", "out_of": "*bf16", "out": "*bf16", "eps": "fp32", **common}
     expand |= dict.fromkeys(("first", "second", "tiles", "token_stride", "pair_stride"), "i32")

@@ -10,7 +10,8 @@ down to -1 for prompts of one token.
 
 Times are exact at the points. Between sizes decodes are linear in logarithms, prompts in their tokens; between contexts
 all are linear. Mixed steps are measured at fewer sizes than prompts. Between and outside these sizes they grow as
-prompts do; beyond their contexts they grow as decodes do. Steps that run as CUDA graphs are never mixed with eager
+prompts do; beyond their contexts they grow as decodes do. They have no points with drafts: these are rows, and beyond
+the most rows they add tokens and what these read. Steps that run as CUDA graphs are never mixed with eager
 ones. A padding row of a graph counts as a part of a row: it is computed, but reads no expert of its own. The part grows
 with the rows, since many rows read all experts anyway. Steps of decodes or of prompts alone that are below the smallest
 size take its time.
@@ -63,8 +64,9 @@ class MeasuredSurface:
         return cell
 
     def _decode(self, step: StepFeatures, count: float) -> Cell:
-        """Between the numbers of drafts per sequence that were measured."""
-        each = step.drafts / (step.decode_rows - step.drafts)
+        """Between the numbers of drafts per sequence that were measured, of as many sequences."""
+        sequences = step.decode_rows - step.drafts
+        each = step.drafts / sequences
         known = sorted(self._decodes)
         high = next((drafts for drafts in known if drafts >= each), None)
         if high is None:
@@ -73,8 +75,13 @@ class MeasuredSurface:
         if high == each:
             return self._decodes[high].cell(step, count)
         low = max(drafts for drafts in known if drafts < each)
-        ends = self._decodes[low].cell(step, count), self._decodes[high].cell(step, count)
-        return blend(*ends, (each - low) / (high - low))
+        first, second = (self._decodes[drafts].cell(step, self._rows(sequences, drafts)) for drafts in (low, high))
+        return blend(first, second, (each - low) / (high - low))
+
+    def _rows(self, sequences: int, drafts: int) -> float:
+        """Of a step of so many sequences and drafts of each, with what fills up its graph."""
+        rows = sequences * (1 + drafts)
+        return _count(rows, self._graphs.size_of(StepFeatures(rows, sampled=sequences, drafts=rows - sequences)))
 
     def _with_contexts(self, points: Sequence[StepPoint]) -> Iterator[StepPoint]:
         """Where only one context was measured: points at those of decode steps too, as rows read what those read."""
@@ -322,7 +329,8 @@ class _Mixed:
                 segment = segment._replace(base=segment.base + now_ms - then_ms)
             scale, is_composed = 1.0, True
             beyond = max(1.0, tokens / max(self._sizes[-1], self._prompts.sizes[-1]))
-        more_rows = max(1.0, step.decode_rows / self._most)
+        more_rows = max(1.0, (step.decode_rows - step.drafts) / self._most)
+        is_composed = is_composed or step.decode_rows > self._most
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
         figures: Class = "composed" if is_composed else cell.figures
         return cell._replace(figures=figures, factor=max(beyond * more_rows, low.factor, high.factor))

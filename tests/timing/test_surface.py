@@ -209,6 +209,26 @@ def test_drafts_that_were_measured_at_one_context_grow_as_decodes_do() -> None:
     assert table.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.02)
 
 
+@pytest.mark.parametrize("drafts", [1, 5, 16])
+def test_sequences_with_and_without_a_draft_are_between_those_of_both_kinds(drafts: int) -> None:
+    """Though so many rows that are no drafts were not measured."""
+    few = [one for one in (*DECODES, *VERIFIES) if one.rows <= 16 or one.drafts]
+    table, context = table_of(HEADER, few), 1024
+    none, all_ = (table.step_s(StepFeatures(16 + n, (16 + n) * context, sampled=16, drafts=n)) for n in (0, 16))
+    found_s = table.step_s(StepFeatures(16 + drafts, (16 + drafts) * context, sampled=16, drafts=drafts))
+    assert found_s == pytest.approx(none + (all_ - none) * drafts / 16)
+
+
+def test_drafts_beside_prompts_may_be_more_rows_than_were_measured() -> None:
+    known = [one for one in MIXED if one.rows <= 24]
+    step = StepFeatures(96, 96 * 1024, 416, pairs_of(0, 416), 1, sampled=25, drafts=72)
+    cell = table_of(HEADER, (*DECODES, *PROMPTS, *known)).cell(step)
+    assert (cell.figures, cell.factor) == ("composed", 1.0)
+    assert cell.step_s(step.decode_context) * 1e3 == pytest.approx(law_ms(step), rel=0.05)
+    with pytest.raises(NotMeasuredError, match=r"4\.00 times"):
+        table_of(HEADER, (*DECODES, *PROMPTS, *known)).cell(step._replace(sampled=97, drafts=0))
+
+
 def test_held_out_points_are_not_used(tmp_path: Path) -> None:
     wrong = replace(point(8, 2048), ms=1000.0, held_out=True)
     write_table(tmp_path / "steps.jsonl", HEADER, (*DECODES, wrong))

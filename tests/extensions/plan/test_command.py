@@ -137,7 +137,7 @@ def test_a_step_that_was_not_measured_ends_the_simulation(
     ("more", "message"),
     [
         ("kv-offload-bytes: 1GiB, kv-offload-dir: pages", "--kv-offload-dir is not simulated"),
-        ("speculative-config: {method: ngram}", "--speculative-config is not simulated"),
+        ("experts-on-host: auto", "--experts-on-host is not simulated"),
     ],
 )
 def test_what_is_not_simulated_is_refused(

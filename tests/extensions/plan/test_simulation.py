@@ -84,8 +84,9 @@ def test_steps_a_cohort_and_jumps_have_equal_results(run: Run) -> None:
 
 
 HASHED = """
+from tests.extensions.plan.test_drafts import drafted
 from tests.extensions.plan.test_simulation import ALL, times
-print([times(run("jumps")) for run in ALL])
+print([times(run("jumps")) for run in (*ALL, drafted)])
 """
 
 

@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> None:
         scenario = Scenario.of(vars(args))
         traffic, limits_s = scenario.traffic(), scenario.reporting.limits_s()
         with ended_by(LookupError):
-            tables = scenario.tables
-        engines = scenario.engines()
+            tables, engines = scenario.tables, scenario.engines()
     began_s = time.perf_counter()
     with ended_by(LookupError):  # a step that the tables do not know
         outcome = scenario.simulate(engines, traffic)
@@ -95,6 +94,9 @@ def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
     share = total.prefix_hits / total.prefix_queries if total.prefix_queries else 0.0
     yield f"{total.steps:,} steps of {len(outcome.engines)} engines; {total.preemptions:,} preemptions"
     yield f"{share:.1%} of prompt tokens were found in caches; {router.queue_s:,.1f} s of waiting at the router"
+    if total.drafts:
+        accepted, tokens = total.accepted_tokens / total.draft_tokens, 1 + total.accepted_tokens / total.drafts
+        yield f"{total.draft_tokens:,} drafts, {accepted:.1%} accepted; mean acceptance length {tokens:.2f} tokens"
     if outcome.num_unfinished:
         yield f"{outcome.num_unfinished:,} requests were unfinished at the end, and are in no figure of time"
     for change in outcome.changes:

@@ -8,6 +8,7 @@ import numpy as np
 
 from oscine.extensions.plan.clock.agenda import NS, Clock, ns_of
 from oscine.extensions.plan.engine.cohort import CohortPlan
+from oscine.extensions.plan.engine.drafts import Drafts
 from oscine.timing.features import StepFeatures, features_of
 from oscine.timing.table import StepTable
 from oscine.types import SamplingParams, StepPlan, StepResult
@@ -25,26 +26,30 @@ class Ahead(NamedTuple):
 class TimedExecutor:
     """An Executor under a virtual clock, for EngineLoop and for CohortLoop. `collect` moves the clock of its engine.
 
-    A step begins when it is launched, or when the step before it ends. Sampled tokens are all 0.
+    A step begins when it is launched, or when the step before it ends. Sampled tokens are all 0. Steps with drafts are
+    made one by one.
     """
 
-    def __init__(self, clock: Clock, table: StepTable) -> None:
-        self._clock, self._table = clock, table
+    def __init__(self, clock: Clock, table: StepTable, drafts: Drafts | None = None) -> None:
+        self._clock, self._table, self._drafts = clock, table, drafts
         self._free_ns = 0
         self._launched: deque[tuple[StepPlan, int]] = deque()  # plans, and when they end
-        # Rows of a decode step -> a cell of the table: from which context up to which, and nanoseconds in it.
-        self._cells: dict[int, tuple[int, int, float, float]] = {}
+        # Rows and drafts of a decode step -> a cell of the table: from which context up to which; nanoseconds in it.
+        self._cells: dict[tuple[int, int], tuple[int, int, float, float]] = {}
 
     def prepare(self, sampling: SamplingParams) -> bool:
         return True
 
     def launch(self, plan: StepPlan) -> None:
-        self._free_ns = max(self._free_ns, self._clock.ns) + self._duration_ns(_features(plan))
+        step = _features(plan) if self._drafts is None else self._drafts.launch(plan)
+        self._free_ns = max(self._free_ns, self._clock.ns) + self._duration_ns(step)
         self._launched.append((plan, self._free_ns))
 
     def collect(self) -> StepResult:
         plan, end_ns = self._launched.popleft()
         self._clock.ns = max(self._clock.ns, end_ns)
+        if self._drafts is not None:
+            return self._drafts.collect(plan)
         return StepResult(plan.step, [[0] if sequence.sample else [] for sequence in plan.sequences])
 
     @property
@@ -89,11 +94,12 @@ class TimedExecutor:
 
     def _cell(self, step: StepFeatures) -> tuple[int, int, float, float]:
         """Of a step of decodes. A step of as many rows often has the cell of the last one."""
-        known = self._cells.get(step.decode_rows)
+        size = step.decode_rows, step.drafts
+        known = self._cells.get(size)
         if known is None or not known[0] <= step.decode_context <= known[1]:
             cell = self._table.cell(step)
             known = step.decode_context, cell.last_context, cell.base_s / NS, cell.per_token_s / NS
-            self._cells[step.decode_rows] = known
+            self._cells[size] = known
         return known
 
 

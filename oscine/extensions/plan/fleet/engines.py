@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oscine.checkpoint.hub import shapes_of
+from oscine.engine.build import SPECULATION
 from oscine.engine.core.extension import MakeExtension
 from oscine.engine.core.loop import EngineLoop, Parts
 from oscine.engine.core.scheduler import Scheduler
 from oscine.executor.kv.fit import plan_on_gpus
-from oscine.executor.kv.memory import DeviceMemory
+from oscine.executor.kv.memory import DeviceMemory, most_drafts
 from oscine.extensions.plan.clock.agenda import NEVER, Clock
 from oscine.extensions.plan.engine.cohort import CohortScheduler
 from oscine.extensions.plan.engine.cohort_loop import CohortLoop
+from oscine.extensions.plan.engine.drafts import Drafting, decode_times
 from oscine.extensions.plan.engine.timed import TimedExecutor
 from oscine.extensions.plan.engine.tokens import AddressedIndex
 from oscine.extensions.plan.sources.gpus import is_hopper
@@ -20,11 +22,13 @@ from oscine.extensions.replicas.spec.deployment import RoleSpec
 from oscine.kv_group import KVGroup, Slots, shared
 from oscine.model.config import ModelConfig
 from oscine.settings.config import EngineOptions, ModelOptions
+from oscine.system.extensions import load
 from oscine.timing.table import StepTable
 from oscine.types import EngineInfo
 
 Way = Literal["steps", "cohort", "jumps"]  # of running an engine, slowest first; all have the same results
 _DTYPE = "bfloat16"
+_CPU = "cpu"  # in place of a GPU's name
 _IDLE_NS = 200_000  # as in EngineLoop
 _SEED = "00"  # of page addresses, which are not hashed here
 
@@ -38,6 +42,7 @@ class EngineSpec:
     memory: Sequence[Slots]
     max_model_len: int
     table: StepTable
+    drafting: Drafting | None = None  # of engines with speculation
 
     @property
     def info(self) -> EngineInfo:
@@ -45,19 +50,23 @@ class EngineSpec:
         limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
         return EngineInfo(self.options.model.model, self.max_model_len, 0, self.groups[0].page_size, *limits)
 
-    def loop(self, clock: Clock, way: Way, extensions: Sequence[MakeExtension] = ()) -> EngineLoop:
-        """An extension needs every step."""
+    def loop(self, clock: Clock, way: Way, extensions: Sequence[MakeExtension] = (), *, number: int = 0) -> EngineLoop:
+        """An extension needs every step; drafts are one. `number`: of the replica, which draws what is accepted."""
 
         def idle() -> None:
             clock.ns += _IDLE_NS
 
+        drafts = None
+        if self.drafting is not None:
+            extensions = [*extensions, load(SPECULATION)(self.drafting, self.options)]
+            drafts = self.drafting.drafts(number)
         is_cohort = way != "steps" and not extensions
         made = CohortLoop if is_cohort else EngineLoop
         peers = replace(self.options.peers, prefix_seed=_SEED)
         # Tokens are delivered with the first and the last one of a request: those between them change nothing.
         scheduler = replace(self.options.scheduler, stream_interval=NEVER)
         return made(
-            TimedExecutor(clock, self.table),
+            TimedExecutor(clock, self.table, drafts),
             replace(self.options, scheduler=scheduler, peers=peers),
             groups=self.groups,
             memory=self.memory,
@@ -67,9 +76,12 @@ class EngineSpec:
         )
 
 
-def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> EngineSpec:
+def spec_of(
+    role: RoleSpec, table: StepTable, gpu_bytes: int | None = None, *, acceptance: float | None = None, seed: int = 0
+) -> EngineSpec:
     """`gpu_bytes`: memory of a GPU. Without it, limits that the deployment leaves to memory are those of the table.
 
+    `acceptance`: the probability that a draft is accepted, for engines with speculation; `seed`: of what is drawn.
     Raises ValueError.
     """
     options, *others = role.engines
@@ -90,15 +102,25 @@ def spec_of(role: RoleSpec, table: StepTable, gpu_bytes: int | None = None) -> E
         seqs = _limit("max_num_seqs", options, table)
         tokens = max(seqs, _limit("max_num_batched_tokens", options, table))
     scheduler = replace(options.scheduler, by_memory=(), max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    return EngineSpec(replace(options, scheduler=scheduler), groups, memory, length, table)
+    drafting = _drafting(options, table, acceptance, seed)
+    return EngineSpec(replace(options, scheduler=scheduler), groups, memory, length, table, drafting)
+
+
+def _drafting(options: EngineOptions, table: StepTable, acceptance: float | None, seed: int) -> Drafting | None:
+    if not options.speculation.is_on:
+        return None
+    assert acceptance is not None
+    most, has_head = most_drafts(options, on_gpu=table.header.gpu != _CPU), options.speculation.method == "eagle3"
+    return Drafting(most, decode_times(table), has_head, acceptance, seed)
 
 
 def _check(role: RoleSpec) -> None:
     """Raises ValueError for what is not simulated."""
     options = role.engine
+    is_alone = options.model.tensor_parallel_size == 1 and not role.enable_expert_parallel
     for option, is_given in (
         ("scaling of replicas with several engines", role.replicas.scales and role.data_parallel_size > 1),
-        ("--speculative-config", options.speculation.is_on),
+        ("an EAGLE-3 head of a model on several GPUs", options.speculation.method == "eagle3" and not is_alone),
         ("--kv-offload-dir", options.cache.kv_offload_dir is not None),
         ("--experts-on-host", options.model.experts_on_host is not None),
     ):

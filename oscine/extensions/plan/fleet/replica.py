@@ -88,14 +88,14 @@ class Replica:
         spec = self.spec
         extensions: list[MakeExtension] = [self._offload] if spec.options.cache.kv_offload_bytes else []
         if self.role == "aggregated":
-            return spec.loop(self.clock, way, extensions)
+            return spec.loop(self.clock, way, extensions, number=self.number)
         model = spec.info.model
         copies = Copies(self.address, self._network, self.clock, model, spec.groups, spec.memory)
         if self.role == "decode":
             links = Links(self.name, self._network, self.clock, self._wake)
             extensions.append(lambda loop: RemotePrefills(loop, links, copies, self.clock))
-            return spec.loop(self.clock, way, extensions)
-        loop = spec.loop(self.clock, way, extensions)
+            return spec.loop(self.clock, way, extensions, number=self.number)
+        loop = spec.loop(self.clock, way, extensions, number=self.number)
         self._prefills = PrefillService(loop, copies.endpoint, copies.attend, self.clock)
         self._network.serve(self.address, self._hear)
         return loop

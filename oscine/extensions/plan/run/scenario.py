@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
-from oscine.settings.option import BYTES, Options, option, require
+from oscine.settings.option import BYTES, OptionError, Options, option, require
 
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.arrival import Arrival
@@ -28,7 +28,7 @@ _PER_USER, _OPEN_S = 10, 60
 class Simulated(Options, group="simulation"):
     """The options of the simulation itself."""
 
-    seed: int = option(0, "seed of lengths, arrivals and failures", "SEED", at_least=0)
+    seed: int = option(0, "seed of lengths, arrivals, failures and accepted drafts", "SEED", at_least=0)
     requests: int | None = option(
         None,
         "number of requests; each turn of a session is one",
@@ -46,6 +46,14 @@ class Simulated(Options, group="simulation"):
         above=0,
     )
     scaled: bool = option(False, "extrapolate step times beyond the measured ones")
+    acceptance: float | None = option(
+        None,
+        "probability that a draft is accepted if those before it are; needed for engines with speculative-config",
+        "SHARE",
+        shown="none",
+        at_least=0,
+        at_most=1,
+    )
     start_time: float = option(60.0, "seconds from the order of a replica to a ready one", "SECONDS", at_least=0)
     failures: tuple[str, ...] = option(
         (), "times at which a replica is lost, in seconds from the start", "SECONDS", nargs="+", shown="none"
@@ -90,6 +98,7 @@ class Scenario:
         deployment = read_deployment(given["file"], finds_models=False)
         sources = tuple(Source.of(text) for text in given["steps"])
         model = _model(deployment, simulated.served)
+        _check_acceptance(model, simulated.acceptance)
         users, rate, trace = (given.get(name) for name in ("users", "rate", "trace"))
         require(users is None or users > 0, "users", "positive", users)
         require(rate is None or rate > 0, "rate", "positive", rate)
@@ -189,7 +198,11 @@ class Scenario:
         """Raises ValueError, OSError, and NotMeasuredError if a role has no table."""
         from oscine.extensions.plan.fleet.engines import spec_of
 
-        return {role.role: spec_of(role, self.tables[role.role], self.gpu_memory) for role in self.model.roles}
+        acceptance, seed = self.simulated.acceptance, self.simulated.seed
+        return {
+            role.role: spec_of(role, self.tables[role.role], self.gpu_memory, acceptance=acceptance, seed=seed)
+            for role in self.model.roles
+        }
 
     def simulate(self, engines: "dict[Role, EngineSpec]", traffic: "Traffic") -> "Outcome":
         """Raises NotMeasuredError for a step that the tables do not know."""
@@ -206,6 +219,15 @@ class Scenario:
             until_s=simulated.until,
             seed=simulated.seed,
         )
+
+
+def _check_acceptance(model: "ModelSpec", acceptance: float | None) -> None:
+    """Raises OptionError."""
+    has_drafts = any(role.engine.speculation.is_on for role in model.roles)
+    if has_drafts and acceptance is None:
+        raise OptionError("acceptance", "is needed: the engines have drafts, and which are accepted is not known")
+    if acceptance is not None and not has_drafts:
+        raise OptionError("acceptance", "needs engines with speculative-config")
 
 
 def _model(deployment: "Deployment", name: str | None) -> "ModelSpec":

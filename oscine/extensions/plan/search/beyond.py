@@ -1,4 +1,4 @@
-"""Estimates of what the simulator does not run: prompts computed by other engines, and drafts."""
+"""Estimates of what `oscine plan` does not simulate: prompts computed by other engines, and drafts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -187,8 +187,9 @@ class Start:
 
     @property
     def adapted_ops(self) -> Ops:
-        """Of steps with adapters: they read which experts a token has before the experts run."""
-        ops = self._with_projections(resolve(self.target, self.choice, leave_choice=False))
+        """Of steps with adapters. Where these read which experts a token has, that is known before the experts run."""
+        leave_choice = self.on_host is None and not self.adapting.reads_choice
+        ops = self._with_projections(resolve(self.target, self.choice, leave_choice=leave_choice))
         return ops if self.on_host is None else replace(ops, moe=self.on_host.beside(ops.moe))
 
     def keep_experts(self, num_layers: int) -> None:

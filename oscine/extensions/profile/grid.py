@@ -153,7 +153,8 @@ def _contexts(limits: Limits, values: Iterable[int]) -> list[int]:
 
 
 def _decodes(limits: Limits, level: int) -> Iterator[Shape]:
-    sizes = _thinned(limits.graphs.decode or _powers(limits.max_num_seqs), level)
+    graphs = [size for size in limits.graphs.decode if size <= limits.max_num_seqs]  # larger ones are for drafts
+    sizes = _thinned(graphs or _powers(limits.max_num_seqs), level)
     contexts = _contexts(limits, CONTEXTS)
     for rows in sizes:
         room = (limits.pages[0] // rows - 1) * limits.page_size  # of a row, less a page to grow

@@ -117,6 +117,17 @@ def test_graphs_serve_any_mix_of_adapters(folders: list[Path]) -> None:
     assert len({round(found, 1) for found in graphs}) > 1
 
 
+def test_adapters_of_the_attention_leave_the_choice_of_experts_to_them(folders: list[Path]) -> None:
+    """The same answers as where adapters of experts could come, and so the choice is known before the experts run."""
+
+    async def run(targets: Sequence[str]) -> list[float]:
+        async with AsyncLLM(**options(folders[:1], lora_target_modules=list(targets))) as llm:  # type: ignore[arg-type]
+            return [(await first_logprobs(llm, [model], 40))[0] for model in ("0", "oscine-nano")]
+
+    own, any_targets = asyncio.run(run(["attention"])), asyncio.run(run(TARGETS))
+    assert own == pytest.approx(any_targets, abs=0.1)
+
+
 def test_adapters_come_and_go_under_streams(folders: list[Path]) -> None:
     """Forty loads with two places; nothing stays behind, and no stream ends early."""
 

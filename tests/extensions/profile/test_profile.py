@@ -57,6 +57,13 @@ def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
     assert {shape.kind for shape in eager} == {"prompts", "mixed"}
 
 
+def test_graphs_of_drafts_leave_the_decodes_of_a_grid_as_they_are() -> None:
+    drafting = GPU._replace(graphs=GPU.graphs._replace(decode=tuple(sizes_up_to(1024))))
+    for level in range(LEVELS):
+        found, plain = ([*grid(limits, Levels(decode=level), 15)] for limits in (drafting, GPU))
+        assert [one for one in found if one.kind == "decode"] == [one for one in plain if one.kind == "decode"]
+
+
 def test_steps_that_are_held_out_are_random_and_the_same_for_a_seed() -> None:
     shapes = grid(GPU, Levels(2, 2, 2), 15)
     found = held_out(GPU, shapes, 15)

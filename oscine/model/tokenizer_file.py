@@ -18,11 +18,7 @@ _MAX_ITEMS = 1 << 21  # tokens, and parts of merges; gpt-oss has 1.1 million
 
 def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
     """The tokenizer, and its JSON for other readers. Raises ValueError naming the file."""
-    data = read_file(path, MAX_TOKENIZER_BYTES)
-    if data.count(b"{") > _MAX_OBJECTS:
-        raise ValueError(f"{path}: has more than {_MAX_OBJECTS} objects, too many for the added tokens of a model")
-    if data.count(b",") > _MAX_ITEMS:
-        raise ValueError(f"{path}: has more than {_MAX_ITEMS} items, too many for the tokens and merges of a model")
+    data = read_text(path)
     with library_errors(f"{path} is not a tokenizer file"):
         tokenizer, text = tokenizers.Tokenizer.from_buffer(data), data.decode()
         dropout = getattr(tokenizer.model, "dropout", None)  # of BPE
@@ -35,6 +31,16 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
     if not tokenizer.get_vocab_size():
         raise ValueError(f"{path}: has no tokens")
     return tokenizer, text
+
+
+def read_text(path: Path) -> bytes:
+    """The JSON as it is. Raises ValueError for more objects or items than a tokenizer has."""
+    data = read_file(path, MAX_TOKENIZER_BYTES)
+    if data.count(b"{") > _MAX_OBJECTS:
+        raise ValueError(f"{path}: has more than {_MAX_OBJECTS} objects, too many for the added tokens of a model")
+    if data.count(b",") > _MAX_ITEMS:
+        raise ValueError(f"{path}: has more than {_MAX_ITEMS} items, too many for the tokens and merges of a model")
+    return data
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from oscine.executor.batch.slots import IntArray, Rows
-from oscine.executor.sampling.masks import GrammarCache, Markers
+from oscine.executor.sampling.masks import GrammarCache
+from oscine.executor.sampling.vocabulary import Markers
 from oscine.ops.packed import REJECTED
 from oscine.types import NewSequence
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oscine.executor.batch.slots import ColumnArray, IntArray, Rows
-from oscine.model.tokenizer_file import library_errors, read_tokenizer
+from oscine.executor.sampling.vocabulary import Markers, read_vocabulary
 from oscine.ops.packed import REJECTED
 from oscine.system.grammar_sandbox.check import GrammarCheck, Problem, limits
 from oscine.system.grammar_sandbox.pool import GrammarSandbox, TooManyGrammarsError, UndecidedError
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 ANYTHING = "start: /(?s:.*)/"  # the grammar of any text
 
 TOKENIZER = "tokenizer.json"
-_END = "<|endoftext|>"
 _MAX_COMPILED = 512  # cached grammars, some 20 to 200 KB each
-_MAX_UNUSED = 1 << 16  # ids that a vocabulary may have beyond the model's
 _COMPILERS = 2  # threads: a slow grammar does not delay a fast one
 _MAX_THREADS = 16  # that make masks
 _T = TypeVar("_T")
@@ -46,32 +44,6 @@ _UNTRIED = (UndecidedError, TooManyGrammarsError, OSError)  # raised for a gramm
 # All sequences wait for the slowest mask. An ordinary token takes well under a millisecond of CPU time.
 _STEP_S = 0.02  # CPU time allowed per token of a sequence
 _MAX_DEBT_S = 0.3  # CPU time beyond that which a sequence may accumulate
-# Sets of tokens that are checked together where all of them are allowed: spaces, and text of up to this many characters
-# without JSON escapes. With few lengths, strings with a maximum length take twice the time.
-_TEXT = r'[^"\\\x00-\x1F\x7F]'
-_SLICES = [
-    r"[\x20\x0A\x0D\x09]+",
-    *(f"{_TEXT}{{1,{length}}}" for length in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 30)),
-    f"{_TEXT}+",
-]
-
-
-class Markers(NamedTuple):
-    """The tokens that begin a harmony header, and <|message|>, which ends it; -1 if the vocabulary lacks it."""
-
-    start: int
-    end: int
-    channel: int
-    message: int
-
-    @property
-    def begin(self) -> tuple[int, int, int]:
-        return self.start, self.end, self.channel
-
-    def among(self, ids_M: IntArray) -> NDArray[np.bool_]:
-        """Which tokens begin a header."""
-        found_M: NDArray[np.bool_] = (ids_M == self.start) | (ids_M == self.end) | (ids_M == self.channel)
-        return found_M
 
 
 class GrammarCache:
@@ -161,18 +133,9 @@ class GrammarCache:
         return LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
 
     def _read(self, file: Path) -> "LLTokenizer":
-        with library_errors(f"no grammars for {file}"):
-            from llguidance import LLTokenizer
-
-            vocabulary, text = read_tokenizer(file)
-            num_tokens = max(1 + max(vocabulary.get_vocab().values()), self.vocab_size)
-            if num_tokens > self.vocab_size + _MAX_UNUSED:
-                raise ValueError(f"it has ids up to {num_tokens - 1}, and the model has {self.vocab_size} tokens")
-            end = vocabulary.token_to_id(_END)
-            ids = (vocabulary.token_to_id(f"<|{name}|>") for name in Markers._fields)
-            self._markers = Markers(*(-1 if token is None else token for token in ids))
-            self._sandbox.start()
-            return LLTokenizer(text, n_vocab=num_tokens, eos_token=end, slices=_SLICES)
+        vocabulary, self._markers = read_vocabulary(file, self.vocab_size)
+        self._sandbox.start()
+        return vocabulary
 
 
 def _settle(future: "Future[_T]", work: Callable[[], _T]) -> None:

@@ -32,15 +32,20 @@ class GptOss:
     """Weights and ops of one device; holds no state between steps."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, ops: Ops, kv_exponents: Sequence[Tensor] | None = None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        kv_exponents: Sequence[Tensor] | None = None,
+        cos_sin: Tensor | None = None,
     ) -> None:
-        """kv_exponents: calibrated ones of each layer, as in QkvProjection."""
+        """kv_exponents: calibrated ones of each layer, as in QkvProjection. cos_sin: rope_table, if it is made."""
         self.config = config
         self.weights = weights
         self.ops = ops
         self._kv_exponents = kv_exponents
         self._layers_by_window = config.layers_by_window
-        self.cos_sin = rope_table(config, weights.device)
+        self.cos_sin = rope_table(config, weights.device) if cos_sin is None else cos_sin
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache, added: Sequence[AddedLayer] | None = None) -> Tensor:
@@ -99,14 +104,14 @@ class GptOss:
         return tuple(i for i, kind in enumerate(kinds) if kind not in kinds[:i])
 
     def of_layers(self, layers: Sequence[int]) -> "GptOss":
-        """Embedding, these layers and the head; it shares all weights."""
+        """Embedding, these layers and the head; it shares all weights and the table of rope."""
         weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])
         exponents = None if self._kv_exponents is None else [self._kv_exponents[i] for i in layers]
-        return GptOss(self.config.of_layers(layers), weights, self.ops, exponents)
+        return GptOss(self.config.of_layers(layers), weights, self.ops, exponents, self.cos_sin)
 
     def with_ops(self, ops: Ops) -> "GptOss":
         """The same model, computed by other ops that take the same weights."""
-        return GptOss(self.config, self.weights, ops, self._kv_exponents)
+        return GptOss(self.config, self.weights, ops, self._kv_exponents, self.cos_sin)
 
     def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""

@@ -132,3 +132,9 @@ def test_only_the_wanted_rows_get_logits() -> None:
     torch.testing.assert_close(some, everything[[19, 3]])
     none = logits_of(ours, replace(batch, logits_rows_N=torch.empty(0, dtype=torch.int64)), stepper.kv)
     assert none.shape == (0, SMALL.vocab_size)
+
+
+def test_models_on_the_same_weights_share_the_table_of_rope() -> None:
+    whole_model = MODELS[SMALL]
+    assert whole_model.of_layers([1]).cos_sin is whole_model.cos_sin
+    assert whole_model.with_ops(whole_model.ops).cos_sin is whole_model.cos_sin

@@ -5,7 +5,6 @@ For tests and for servers with random weights.
 
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,24 +94,49 @@ def _ranked_tokens() -> list[bytes]:
     return [bytes(encoding.decode_bytes([rank])) for rank in range(NUM_RANKS)]
 
 
-def _merge_of(token: bytes, rank: int, rank_of: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two parts that BPE joins last to make `token`: merge by lowest rank until two are left."""
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        ranks = [rank_of.get(left + right, rank) for left, right in pairwise(parts)]
-        at = min(range(len(ranks)), key=ranks.__getitem__)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts[0], parts[1]
+def _merges_of(tokens: list[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+    """The two parts that BPE joins last to make each token: it merges by lowest rank until two are left.
+
+    They are the only two smaller tokens that BPE, in text that has one behind the other, would leave as they are.
+    """
+    rank_of = {token: rank for rank, token in enumerate(tokens)}
+    parts_of: dict[bytes, tuple[bytes, bytes]] = {}
+    for rank, token in enumerate(tokens):
+        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        pairs = [pair for pair in cuts if rank_of.get(pair[0], rank) < rank and rank_of.get(pair[1], rank) < rank]
+        if len(pairs) > 1:
+            pairs = [pair for pair in pairs if _stay_apart(*pair, rank, rank_of, parts_of)]
+        if pairs:
+            (parts_of[token],) = pairs
+    return parts_of
+
+
+def _stay_apart(
+    left: bytes, right: bytes, limit: int, rank_of: dict[bytes, int], parts_of: dict[bytes, tuple[bytes, bytes]]
+) -> bool:
+    """Whether BPE makes no token of the end of `left` and the beginning of `right`, by a rank below the limit.
+
+    Undoes the merges on both sides of the cut, the last one first. Of two equal merges, BPE does the left one first.
+    """
+    while rank_of.get(left + right, limit) >= limit:
+        left_rank, right_rank = rank_of[left], rank_of[right]
+        if left_rank > right_rank and left in parts_of:
+            left, limit = parts_of[left][1], left_rank
+        elif right in parts_of:
+            right, limit = parts_of[right][0], right_rank + 1
+        elif left in parts_of:
+            left, limit = parts_of[left][1], left_rank
+        else:
+            return True
+    return False
 
 
 def _tokenizer_json(tokens: list[bytes]) -> dict[str, Any]:
-    def spelled(token: bytes) -> str:
-        return "".join(BYTE_CHARACTERS[byte] for byte in token)
-
-    rank_of = {token: rank for rank, token in enumerate(tokens)}
+    characters = dict(enumerate(BYTE_CHARACTERS))
+    spelled = {token: token.decode("latin-1").translate(characters) for token in tokens}
     name_of = {token_id: name for name, token_id in SPECIAL_IDS.items()}
     names = [(i, name_of.get(i, f"<|reserved_{i}|>")) for i in range(NUM_RANKS, NUM_TOKENS)]
-    merges = (_merge_of(token, rank, rank_of) for rank, token in enumerate(tokens) if len(token) > 1)
+    merges = _merges_of(tokens)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
@@ -129,7 +153,7 @@ def _tokenizer_json(tokens: list[bytes]) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "ignore_merges": True,
-            "vocab": {spelled(token): rank for rank, token in enumerate(tokens)},
-            "merges": [[spelled(left), spelled(right)] for left, right in merges],
+            "vocab": {spelled[token]: rank for rank, token in enumerate(tokens)},
+            "merges": [[spelled[left], spelled[right]] for left, right in merges.values()],
         },
     }

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +11,26 @@ from torch import Tensor
 
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
-from oscine.executor.start.warm_up import KERNEL_SAMPLINGS, MASKED, SAMPLINGS, decode_counts, row_counts, warm_up
+from oscine.executor.sampling.masks import GrammarCache
+from oscine.executor.sampling.rules import OpenRules
+from oscine.executor.start.warm_up import (
+    GREEDY,
+    KERNEL_SAMPLINGS,
+    MASKED,
+    SAMPLINGS,
+    decode_counts,
+    masked_errors,
+    row_counts,
+    run_samplings,
+    warm_up,
+)
 from oscine.model.gpt_oss import GptOss
 from oscine.ops.attention.triton import decode_tiling
 from oscine.ops.interface import Batch, Sampled, SamplingBatch
 from oscine.ops.qkv.triton import MAX_ROTATED
 from oscine.ops.sample.triton import split_rows
 
+from .grammars import tokenizer_file
 from .tiny import executor, loop, model, naive_greedy, options, prompt, request, run
 
 VOCAB = 201088
@@ -103,3 +118,37 @@ def test_choices_that_nobody_made_harm_nobody() -> None:
         assert {("sample", greedy, False, count) for count in rows} <= chosen
         assert {("choose", greedy, False, count) for count in rows} <= chosen
     assert {("sample", False, True, count) for count in rows} <= chosen
+
+
+def test_a_rehearsal_with_a_grammar_needs_no_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It masks the rows that have a grammar, and leaves every token to all rows."""
+    masks: list[SamplingBatch] = []
+    base = model()
+    num_words = -(-base.config.vocab_size // 32)
+
+    def sample(logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
+        masks.append(sampling)
+        return base.ops.sample(logits_NV, sampling)
+
+    watched = GptOss(base.config, base.weights, replace(base.ops, sample=sample))
+    monkeypatch.setattr(GrammarCache, "matcher", lambda *_: pytest.fail("waits for the vocabulary"))
+    runner = executor(watched, options(max_num_seqs=6, max_num_batched_tokens=64), 64, 64)
+    layers = runner.of_each_kind(partial(OpenRules, base.config.vocab_size))
+    run_samplings(layers, (MASKED, GREEDY))
+    allowed = [sampling.allowed_KW for sampling in masks if sampling.allowed_KW is not None]
+    assert [tuple(words_KW.shape) for words_KW in allowed] == [(1, num_words), (3, num_words)]
+    assert all(bool((words_KW == -1).all()) for words_KW in allowed)
+
+
+def test_the_end_of_a_start_says_what_is_wrong_with_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    base = model()
+
+    def errors(file: Path | None) -> set[str]:
+        grammars = GrammarCache(file, base.config.vocab_size)
+        return masked_errors(executor(base, options(max_num_seqs=2), 64, 64, grammars))
+
+    (error,) = errors(tmp_path / "tokenizer.json")
+    assert "is not a tokenizer file" in error
+    assert errors(None) == {"the grammar cannot be compiled: the model has no tokenizer.json"}
+    assert errors(tokenizer_file(tmp_path)) == set()

@@ -68,6 +68,38 @@ def grammar_rules(tokenizer_file: Path | None, vocab_size: int) -> NewRules:
     return partial(GrammarRules, GrammarCache(tokenizer_file, vocab_size))
 
 
+class OpenRules:
+    """Rules of a rehearsal, which needs no vocabulary: with any grammar, each token may come."""
+
+    def __init__(self, num_tokens: int, num_slots: int, device: torch.device) -> None:
+        self._num_words, self._device = -(-num_tokens // 32), device
+        self._is_masked = np.zeros(num_slots, np.bool_)
+
+    def ready(self, sampling: SamplingParams) -> bool:
+        return True
+
+    def assign(self, new: NewSequence) -> None:
+        self._is_masked[new.slot] = new.sampling.grammar is not None
+
+    def allowed(self, rows: Rows, is_plain: Callable[[IntArray], bool]) -> Masks | None:
+        is_masked_N = self._is_masked[rows.slots_N]
+        if not is_masked_N.any():
+            return None
+        masks_KW = staging((int(is_masked_N.sum()), self._num_words), self._device)
+        masks_KW.fill_(-1)
+        row_N = np.where(is_masked_N, np.cumsum(is_masked_N) - 1, -1)
+        return Masks(masks_KW, row_N.astype(np.int32))
+
+    def forced(self, slots: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+        return [[] for _ in slots]
+
+    def sampled(self, rows: Rows, token_ids: Callable[[], IntArray]) -> None:
+        pass
+
+    def errors(self, slots: Sequence[int]) -> dict[int, str]:
+        return {}
+
+
 class GrammarRules:
     """Rules of this process's own grammars."""
 

@@ -1,5 +1,6 @@
 """Where the cache is, and the last steps of a start: kernels, CUDA graphs, and memory for the cache."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,11 +9,13 @@ from oscine.executor.kv.allocate import allocate_kv
 from oscine.executor.kv.late_cache import LateCache, filled
 from oscine.executor.kv.memory import MemoryPlan
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.sampling.rules import OpenRules
 from oscine.executor.start.shared import Start
 from oscine.executor.start.warm_up import (
     KERNEL_SAMPLINGS,
     MASKED,
     SAMPLINGS,
+    masked_errors,
     prompts,
     rehearse,
     run_samplings,
@@ -64,7 +67,8 @@ def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers
     One rank compiles for all; the compilers of the other ranks have no workers.
     """
     most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
-    layers, adapted = executor.of_each_kind(), start.adapting.is_on
+    open_rules = partial(OpenRules, start.config.vocab_size)  # the vocabulary is still being read
+    layers, adapted = executor.of_each_kind(open_rules), start.adapting.is_on
     layers.state.touch()
     with compilers.compile_together():  # in this order: kernels that take longest to compile come first
         run_sizes(layers, most_tokens)
@@ -117,3 +121,11 @@ def fill_cache(start: Start, executor: TorchExecutor) -> None:
         )
     )
     start.watch.lap("cache")
+
+
+def await_vocabulary(start: Start, executor: TorchExecutor) -> None:
+    """The vocabulary of grammars was read beside the steps before this one. Without it, other requests run."""
+    for error in masked_errors(executor):
+        start.report(f"requests with a grammar will fail: {error}")
+    executor.forget_page_zero()
+    start.watch.lap("vocabulary")

@@ -21,7 +21,7 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import TOKENIZER
 from oscine.executor.sampling.rules import grammar_rules
 from oscine.executor.sleeper import Sleeper
-from oscine.executor.start.capture import allocate_cache, capture, compile_kernels, fill_cache, record
+from oscine.executor.start.capture import allocate_cache, await_vocabulary, capture, compile_kernels, fill_cache, record
 from oscine.executor.start.plan import plan, plan_again
 from oscine.executor.start.shared import MakeCommunicator, Report, RulesOf, Start
 from oscine.executor.start.stopwatch import Stopwatch
@@ -77,6 +77,7 @@ def _load_on_gpu(start: Start, memory: MemoryPlan) -> TorchExecutor:
             compile_kernels(start, executor, compilers)
     capture(start, executor)
     fill_cache(start, executor)
+    await_vocabulary(start, executor)
     return executor
 
 

@@ -59,6 +59,12 @@ def run_samplings(executor: TorchExecutor, samplings: Sequence[SamplingParams]) 
             executor.execute(_step(executor, [1] * count, sampling))
 
 
+def masked_errors(executor: TorchExecutor) -> set[str]:
+    """Samples one row with a grammar, as the first request with one would: waits for the vocabulary. Returns what is
+    wrong with it."""
+    return {*(executor.execute(_step(executor, [1], MASKED)).errors or {}).values()}
+
+
 def warm_up_adapters(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
     """Steps of all sizes whose sequences have an adapter, the largest first."""
     for tokens in _sizes(max_num_batched_tokens):

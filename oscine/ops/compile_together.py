@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,22 +29,27 @@ _LONGEST_NAME = 150  # of a kernel, in the names of Triton's files
 
 
 class Compilers:
-    """Worker processes. Start them early: they take seconds to be ready, and what is asked of them waits.
+    """Worker processes, started at once or as kernels need them.
 
-    None but those of one rank need any: the others find what it has compiled in the cache.
+    Start them at once if kernels are likely to be missing: they take seconds to be ready, and what is asked of them
+    waits. If all kernels are in the cache, their imports only take time from everything else. None but those of one
+    rank need any: the others find what it has compiled in the cache.
     """
 
-    def __init__(self, count: int | None = None) -> None:
+    def __init__(self, count: int | None = None, *, at_once: bool = True) -> None:
         if count is None:
             count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 2))
+        self._count = count
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()  # None: not yet started
+        for _ in range(count):
+            self._idle.put(self._started() if at_once else None)
+
+    def _started(self) -> "subprocess.Popen[bytes]":
         command, pipe = bound_command("oscine.ops.compile_worker"), subprocess.PIPE
-        self._all = [
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())
-            for _ in range(count)
-        ]
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        for worker in self._all:
-            self._idle.put(worker)
+        worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment())
+        self._all.append(worker)
+        return worker
 
     @contextmanager
     def compile_together(self) -> Iterator[None]:
@@ -52,15 +58,16 @@ class Compilers:
         A kernel that was compiled before, for another engine of this process, would read memory that is not written.
         The kernels' outputs are zeros, which torch may use as indices.
         """
-        with ThreadPoolExecutor(max(1, len(self._all))) as threads, _Rehearsal(threads, self), _Zeros():
+        with ThreadPoolExecutor(max(1, self._count)) as threads, _Rehearsal(threads, self), _Zeros():
             yield
 
     def fill_cache(self, job: bytes) -> None:
         """Waits for a worker, then for it to compile. If it fails, the cache lacks the kernel, and that is all."""
         worker = self._idle.get()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
         try:
+            worker = worker or self._started()
+            assert worker.stdin is not None
+            assert worker.stdout is not None
             send(job, worker.stdin)
             worker.stdout.read(1)
         except (OSError, ValueError):
@@ -70,7 +77,7 @@ class Compilers:
 
     @property
     def has_workers(self) -> bool:
-        return bool(self._all)
+        return self._count > 0
 
     def close(self) -> None:
         """Ends them wherever they are. Triton writes a file of its cache whole or not at all."""
@@ -79,6 +86,24 @@ class Compilers:
         for worker in self._all:
             with suppress(BrokenPipeError), worker:  # closes its pipes, and waits for its end
                 pass
+
+
+def stamp_of(shapes: str) -> Path:
+    """A file in Triton's cache: where it is, a start whose kernels depend on `shapes` has compiled all of them.
+
+    Its name depends on the sources of the ops and on the versions too. It is a hint: kernels may still be missing.
+    """
+    digest = hashlib.sha256(f"{shapes} {torch.__version__} {triton.__version__}".encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return Path(triton.knobs.cache.dir) / f"oscine-{digest.hexdigest()[:32]}"
+
+
+def leave(stamp: Path) -> None:
+    """Without a place for it, the next start has its workers at once."""
+    with suppress(OSError):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
 
 
 class _Zeros(TorchFunctionMode):

@@ -19,7 +19,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 
-from oscine.ops.compile_together import Compilers
+from oscine.ops.compile_together import Compilers, leave, stamp_of
 from oscine.ops.compile_worker import Job
 from oscine.system.python_child import bound_command
 
@@ -235,3 +235,41 @@ def test_a_rank_without_workers_leaves_it_to_another() -> None:
         add_one[(1,)](x, 7, BLOCK=128, enable_fp_fusion=True)
     assert compiled(add_one) == before
     assert x.tolist() == [0] * 8, "nothing was launched"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_workers_that_are_not_started_at_once_start_for_a_missing_kernel_alone(tmp_path: Path) -> None:
+    with closing(Compilers(4, at_once=False)) as compilers:
+        assert compilers.has_workers
+        for _ in range(2):  # the second one finds the kernel in the cache
+            with compilers.compile_together():
+                add_one[(1,)](torch.zeros(8), 7, BLOCK=4096, enable_fp_fusion=True)
+            add_one.device_caches[0][0].clear()  # as in another process
+            assert len(compilers._all) == 1
+        assert in_cache(tmp_path) == 1
+        (worker,) = compilers._all
+    assert worker.returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_worker_does_several_jobs_before_another_one_is_started() -> None:
+    with closing(Compilers(4, at_once=False)) as compilers:
+        for _ in range(3):
+            compilers.fill_cache(b"no job")
+            assert len(compilers._all) <= 2  # what is no pickle ended the first one
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_stamp_tells_starts_of_other_shapes_and_versions_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = stamp_of("some shapes")
+    assert stamp.parent == tmp_path
+    assert stamp == stamp_of("some shapes") != stamp_of("other shapes")
+    assert not stamp.exists()
+    leave(stamp)
+    assert stamp_of("some shapes").exists()
+    monkeypatch.setattr(triton, "__version__", "3.99")
+    assert not stamp_of("some shapes").exists()
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache")
+    leave(stamp_of("some shapes"))  # no place for it

@@ -68,13 +68,14 @@ def load_executor(
 
 
 def _load_on_gpu(start: Start, memory: MemoryPlan) -> TorchExecutor:
-    from oscine.ops.compile_together import Compilers
+    from oscine.ops.compile_together import Compilers, leave, stamp_of
 
-    workers = None if start.shard.experts.rank == 0 else 0
-    with closing(Compilers(workers)) as compilers:  # they get ready while the weights are loaded
+    stamp, workers = stamp_of(start.shapes_of_kernels), None if start.shard.experts.rank == 0 else 0
+    with closing(Compilers(workers, at_once=not stamp.exists())) as compilers:  # some are ready before the weights
         executor = load(start, memory)
         with start.lockstep.rehearsal():
             compile_kernels(start, executor, compilers)
+    leave(stamp)
     capture(start, executor)
     fill_cache(start, executor)
     await_vocabulary(start, executor)

@@ -122,6 +122,14 @@ class Start:
         return [torch.tensor(row, dtype=torch.uint8, device=self.opened.device) for row in rows]
 
     @property
+    def shapes_of_kernels(self) -> str:
+        """What decides which kernels a start compiles, and more: a change of it costs the next start some seconds."""
+        options, gpu = self.options, torch.cuda.get_device_properties(self.opened.device)
+        parts = options.cache, options.scheduler, options.speculation, options.adapters, options.cuda_graphs
+        chip = gpu.name, gpu.major, gpu.minor, self.target.communicator.num_ranks
+        return repr((replace(options.model, device=""), *parts, self.config.to_dict(), *chip))
+
+    @property
     def tensor_bytes(self) -> dict[str, int]:
         """Bytes of this rank's weights on the device, by tensor name."""
         dtype, specs = self.opened.dtype, self.shard.specs(self.opened.config)

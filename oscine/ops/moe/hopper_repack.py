@@ -196,9 +196,14 @@ def _scales(factors: Tensor) -> Tensor:
     experts, rows, k_blocks = factors.shape
     # (expert, unit row, warp, r, g, unit, p) -> (expert, unit row, unit, warp, g, p, r)
     source = factors.view(experts, rows // UNIT, 4, 2, 8, k_blocks // 2, 2).permute(0, 1, 5, 2, 4, 6, 3)
-    shifts = torch.tensor(SCALE_BITS, dtype=torch.int32, device=factors.device).view(2, 2)
-    words = (source.int() << shifts).sum((-2, -1), dtype=torch.int32)
+    words = (source.int() << _shifts(factors.device)).sum((-2, -1), dtype=torch.int32)
     return words.view(experts, rows // UNIT, k_blocks // 2, 32)
+
+
+@functools.cache
+def _shifts(device: torch.device) -> Tensor:
+    """int32 [2 (p), 2 (r)]: of SCALE_BITS. Kept, as a copy from the host waits for all work of a GPU."""
+    return torch.tensor(SCALE_BITS, dtype=torch.int32).view(2, 2).to(device)
 
 
 def _table_nibbles(blocks: Tensor) -> Tensor:

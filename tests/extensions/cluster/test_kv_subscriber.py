@@ -24,7 +24,7 @@ class Belief:
 
     @property
     def pages(self) -> set[Hashable]:
-        return set(self.index._pages["replica"])
+        return {page for page in self.index._holders if self.index.overlap([page])}
 
 
 @asynccontextmanager

@@ -132,5 +132,5 @@ def test_a_router_tells_the_pages_of_a_block_apart(tmp_path: Path) -> None:
     ((_, (turn,)),) = read_trace(written(tmp_path / "trace.jsonl", lines), PAGE)
     index = KVIndex()
     index.add("a")
-    index.store("a", map(page_hash, turn.addresses(0, 3)))
+    index.store("a", [*map(page_hash, turn.addresses(0, 3))])
     assert index.overlap(map(page_hash, turn.addresses(0, 8))) == {"a": 3}

@@ -1,5 +1,7 @@
 """The events of the prefix cache, followed by an independent reader, give its content."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,9 +21,9 @@ class Reader:
         self.pages: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = {}  # digest -> that before it, tokens
         run.cache.index.events = self
 
-    def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
-        assert pages == sorted(set(pages))
-        for i in pages:
+    def stored(self, digests: list[bytes], token_ids: list[int], places: Sequence[int]) -> None:
+        assert [*places] == sorted(set(places))
+        for i in places:
             assert digests[i] not in self.pages, "stored twice"
             tokens = tuple(token_ids[i * PAGE : (i + 1) * PAGE])
             assert len(tokens) == PAGE

@@ -27,7 +27,7 @@ def index_of(tokens: list[int], *windows: int) -> tuple[PrefixIndex, list[bytes]
     index.extend_digests(digests, tokens, len(tokens) // SIZE)
     for i, digest in enumerate(digests):
         for group in range(1 + len(windows)):
-            index.register(group, [digest], [], [10 * (group + 1) + i], [0])
+            index.register(group, [digest], [], [10 * (group + 1) + i], range(1))
     return index, digests
 
 
@@ -110,9 +110,9 @@ def test_without_a_sliding_page_the_longest_prefix_with_a_whole_window_is_used(l
 
 def test_a_second_page_of_the_same_content_is_refused() -> None:
     index, digests = index_of(list(range(8)))
-    assert not index.register(0, digests, [], [99], [0])
+    assert not index.register(0, digests, [], [99], range(1))
     index.forget(0, [10])
-    assert index.register(0, digests, [], [99], [0]) == [99]
+    assert index.register(0, digests, [], [99], range(1)) == [99]
     assert index.find(digests).pages[0] == [99, 11]
 
 
@@ -133,7 +133,7 @@ def test_find_is_the_definition(
     missing = [lost_full, *lost][: 1 + len(windows)]
     for group, pages in enumerate(missing):
         for page in set(range(num_pages)) - pages:
-            index.register(group, digests, [], range(len(digests)), [page])
+            index.register(group, digests, [], [page], range(page, page + 1))
 
     def usable(count: int) -> bool:
         keys = [range(0 if w is None else max(0, count * SIZE - w + 1), count * SIZE) for w in (None, *windows)]

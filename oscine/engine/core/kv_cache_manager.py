@@ -42,8 +42,9 @@ class KVCacheManager:
         self._pools = [*self.pools]  # a list: loops over it are hot
         self.index = index(groups, root_of(prefix_seed), [pool.num_pages for pool in self._pools])
         self.holds = PageHolds(groups, self.pools, self.index)
+        # Of each group with a window: its place, how many tokens a query sees before its own, and the pool.
         self._windows = [
-            (place, group, pool)
+            (place, group.window - 1, pool)
             for place, (group, pool) in enumerate(zip(groups, self.pools, strict=True))
             if group.window is not None
         ]
@@ -144,12 +145,11 @@ class KVCacheManager:
         if not requests:
             return
         page_size = self.page_size
-        for place, (pool, steady, added) in enumerate(
-            zip(self._pools, self._steady, self.pools.allocate_each(len(requests)), strict=True)
-        ):
-            for request, page in zip(requests, added, strict=True):
+        for place, added in enumerate(self.pools.allocate_each(len(requests))):
+            pool, steady = self._pools[place], self._steady[place]
+            for i, request in enumerate(requests):
                 pages, first = request.pages[place], request.first_held[place]
-                pages.append(page)
+                pages.append(added[i])
                 if steady >= 0 and first >= request.num_hit_pages:  # see _grows
                     held = len(pages) - first
                     pool.num_growing += (held != steady) - (held != steady + 1)
@@ -165,15 +165,14 @@ class KVCacheManager:
         """
         num_pages = num_computed // self.page_size
         if self.prefix_caching and num_pages > request.num_registered:
-            self._register(request, num_pages)
+            self._register([(request, self._new_pages(request, num_pages))])
         is_early = not ends and (num_computed + 1) % self.page_size == 0
         end = num_computed if is_early else num_pages * self.page_size
-        for place, group, pool in self._windows:
-            held, first = request.first_held[place], group.first_read(end)
-            if first <= held:
-                continue
-            for cold, pages in self._pass_pages(request, place, held, first):
-                pool.release_some(pages, cold=cold)
+        for place, reach, pool in self._windows:
+            held, first = request.first_held[place], (end - reach) // self.page_size
+            if first > held:
+                for cold, pages in self._pass_pages(request, place, held, first):
+                    pool.release_some(pages, cold=cold)
         # An early page is still to be registered.
         request.page_event = num_computed + 1 if is_early else (num_pages + 1) * self.page_size - 1
 
@@ -185,11 +184,11 @@ class KVCacheManager:
             return
         page_size = self.page_size
         if self.prefix_caching:
-            self._register_each(requests, nums_computed)
+            full = zip(requests, [num // page_size for num in nums_computed], strict=True)
+            self._register([(one, self._new_pages(one, num)) for one, num in full if num > one.num_registered])
         ends = [num - (num % page_size if (num + 1) % page_size else 0) for num in nums_computed]
-        for place, group, pool in self._windows:
-            assert group.window is not None
-            reach, steady, freed = group.window - 1, self._steady[place], list[tuple[bool, int]]()
+        for place, reach, pool in self._windows:
+            steady, freed = self._steady[place], list[tuple[bool, int]]()
             for request, end in zip(requests, ends, strict=True):
                 held, first = request.first_held[place], (end - reach) // page_size
                 if first <= held:
@@ -244,10 +243,11 @@ class KVCacheManager:
     def _pass_pages(self, request: Request, place: int, held: int, first: int) -> list[tuple[bool, list[int]]]:
         """No later token of the request reads its pages from `held` to `first` of a group. Returns them in runs that
         are cold, or are not."""
-        grew, pages, kept = self._grows(request, place), request.pages[place], request.kept_pages[place]
-        num_hit = request.num_hit_pages
+        pages, kept, num_hit = request.pages[place], request.kept_pages[place], request.num_hit_pages
+        num_left, steady = len(pages) - first, self._steady[place]
         request.first_held[place] = first
-        self._pools[place].num_growing += self._grows(request, place) - grew
+        grew, grows = num_left + first - held != steady or held < num_hit, num_left != steady or first < num_hit
+        self._pools[place].num_growing += grows - grew  # see _grows
         if first == held + 1:
             return [(held >= num_hit and held not in kept, pages[held : held + 1])]
         runs: list[tuple[bool, list[int]]] = []
@@ -269,26 +269,20 @@ class KVCacheManager:
                 self.on_evict(group, page)
         self.index.forget(group, pages)
 
-    def _register(self, request: Request, num_pages: int) -> None:
+    def _new_pages(self, request: Request, num_pages: int) -> range:
+        """So many pages of a request are full. Returns the places of those that count as registered from now on."""
         self._extend_digests(request, num_pages)
-        digests, token_ids, new = request.digests, request.token_ids, range(request.num_registered, num_pages)
-        for place, (pool, pages) in enumerate(zip(self._pools, request.pages, strict=True)):
-            pool.mark_indexed(self.index.register(place, digests, token_ids, pages, new))
+        new = range(request.num_registered, num_pages)
         request.num_registered = num_pages
+        return new
 
-    def _register_each(self, requests: Sequence[Request], nums_computed: Sequence[int]) -> None:
-        """As _register() of each that has more full pages now."""
-        page_size, ready = self.page_size, list[tuple[Request, range]]()
-        for request, num_computed in zip(requests, nums_computed, strict=True):
-            num_pages, num_known = num_computed // page_size, request.num_registered
-            if num_pages > num_known:
-                self._extend_digests(request, num_pages)
-                ready.append((request, range(num_known, num_pages)))
-                request.num_registered = num_pages
-        if ready:
-            for place, pool in enumerate(self._pools):
-                offers = [(one.digests, one.token_ids, one.pages[place], new) for one, new in ready]
-                pool.mark_indexed(self.index.register_each(place, offers))
+    def _register(self, full: Sequence[tuple[Request, range]]) -> None:
+        """`full`: requests, and the places of their pages that have become full."""
+        if not full:
+            return
+        for place, pool in enumerate(self._pools):
+            offers = [(one.digests, one.token_ids, one.pages[place][new.start : new.stop], new) for one, new in full]
+            pool.mark_indexed(self.index.register_each(place, offers))
 
     def _extend_digests(self, request: Request, num_pages: int) -> None:
         given = request.given

@@ -4,7 +4,8 @@ What is held is not evicted. Holds for requests that still wait are given up, th
 that runs has to stop. Their pages stay in the prefix index until they are evicted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from oscine.engine.core.page_pool import Pools
 from oscine.engine.core.prefix_index import PrefixIndex
@@ -49,7 +50,8 @@ class PageHolds:
     def register(self, digests: list[bytes], token_ids: list[int], hold: Hold, places: Lacking) -> None:
         """The pages at these places of a hold have got their content; it is of these tokens, or the first of them."""
         for group, (pool, pages) in enumerate(zip(self._pools, hold, strict=True)):
-            pool.mark_indexed(self._index.register(group, digests, token_ids, pages, places[group]))
+            for run in _runs(places[group]):
+                pool.mark_indexed(self._index.register(group, digests, token_ids, [pages[i] for i in run], run))
 
     def release(self, hold: Hold) -> None:
         """Of a prefix, the end is evicted before the start."""
@@ -88,6 +90,13 @@ class PageHolds:
             {i: self._index.page(place, digests[i]) for i in range(group.first_needed(end), end)}
             for place, group in enumerate(self._groups)
         ]
+
+
+def _runs(places: Sequence[int]) -> Iterator[range]:
+    """Places that follow each other."""
+    for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
+        first, *others = (place for _, place in run)
+        yield range(first, first + 1 + len(others))
 
 
 def _filled(pages: dict[int, int | None], new: dict[int, int]) -> dict[int, int]:

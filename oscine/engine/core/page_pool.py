@@ -37,6 +37,7 @@ class Pools:
         found = {group: pool for groups, arena in self._arenas for group, pool in zip(groups, arena.pools, strict=True)}
         self._pools = [found[group] for group in range(len(found))]
         self._are_plain = all(isinstance(pool, PlainPool) for pool in self._pools)
+        self._are_apart = len(self._arenas) == len(self._pools)  # each has slots of its own
         for group, pool in enumerate(self._pools):
             pool.forget = partial(forget, group)
 
@@ -52,8 +53,7 @@ class Pools:
     @property
     def usage(self) -> Usage:
         """The usage of the arena with the largest share of held slots."""
-        usages = [arena.usage for _, arena in self._arenas]
-        return max(usages, key=lambda usage: usage.held / max(usage.total, 1))
+        return max(self._arenas, key=_held_share)[1].usage
 
     def have_room(
         self,
@@ -113,6 +113,8 @@ class Pools:
 
     def allocate_each(self, count: int) -> list[list[int]]:
         """As allocate() of one page of each group, `count` times. Returns the pages of each group, in this order."""
+        if self._are_apart:
+            return self.allocate([count] * len(self))
         found: dict[int, list[int]] = {}
         if not self._are_plain:
             rows = [self.allocate([1] * len(self)) for _ in range(count)]
@@ -139,6 +141,11 @@ class Pools:
                 yield groups[place], page
 
 
+def _held_share(arena: tuple[Sequence[int], "Arena"]) -> float:
+    """Of the slots of an arena."""
+    return (arena[1].num_slots - arena[1].num_open) / max(arena[1].num_slots, 1)
+
+
 class _EvictionQueue:
     """Slots, first the one to evict next. A linked list in two arrays: a slot is added or removed in constant time."""
 
@@ -156,12 +163,8 @@ class _EvictionQueue:
     def first(self, count: int) -> list[int]:
         """The first ones; there must be as many."""
         assert count <= self.count, "more slots than are in the queue"
-        after, found = self._after, list[int]()
-        slot = after[self._end]
-        for _ in range(count):
-            found.append(slot)
-            slot = after[slot]
-        return found
+        after, slot = self._after, self._end
+        return [slot := after[slot] for _ in range(count)]
 
     def add(self, slots: Sequence[int]) -> None:
         """At the end, in this order."""
@@ -241,8 +244,8 @@ class Arena:
 
     def open_some(self, count: int) -> list[int]:
         """As open(), several times."""
-        if count <= 2:
-            return [self.open() for _ in range(count)]
+        if count == 1:
+            return [self.open()]
         free = self._free
         slots = free[: -count - 1 : -1]
         del free[len(free) - len(slots) :]
@@ -267,16 +270,21 @@ class Arena:
 
     def take_some(self, slots: Iterable[int]) -> None:
         """As take() of each."""
+        places = self._places
         for slot in slots:
-            self.take(slot)
+            if (place := places[slot]) is not None:
+                place[0].remove(slot)
+                places[slot] = None
 
     def _evict(self, slots: Sequence[int]) -> None:
         """The cached pages of these slots, which are in no queue any more."""
         places = self._places
-        for place, run in groupby(slots, places.__getitem__):
-            assert place is not None
-            pool_slots = [*run]
-            place[1].evict(pool_slots)
+        if len(self.pools) == 1:
+            self.pools[0].evict(slots)
+        else:
+            for place, run in groupby(slots, places.__getitem__):
+                assert place is not None
+                place[1].evict([*run])
         for slot in slots:
             places[slot] = None
 
@@ -395,8 +403,9 @@ class PagePool:
 
     def mark_indexed(self, pages: Iterable[int]) -> None:
         """The prefix index now knows the content of these held pages."""
+        indexed = self._indexed
         for page in pages:
-            self._indexed[page] = True
+            indexed[page] = True
 
     def evict(self, slots: Sequence[int]) -> None:
         """All pages of these open slots are free from now on, and the slots are given to a pool."""
@@ -424,8 +433,9 @@ class PagePool:
             self._loose[page] = None
 
     def _lose(self, pages: Sequence[int]) -> None:
+        indexed = self._indexed
         for page in pages:
-            self._indexed[page] = False
+            indexed[page] = False
         self.forget(pages)
 
     def _pages_of(self, slot: int) -> range:

@@ -71,15 +71,14 @@ def _last_lost(
     return None
 
 
-# Digests and tokens of a prefix, pages by their places in it, and which of these are offered.
-Offer = tuple[list[bytes], list[int], list[int] | dict[int, int], Iterable[int]]
+Offer = tuple[list[bytes], list[int], list[int], range]  # digests and tokens of a prefix; pages; their places in it
 Medium = Literal["GPU", "CPU", "DISK"]  # the memory of the model on any device, host memory beside it, files
 
 
 class PageEvents(Protocol):
     """Hears what becomes of pages of the first group."""
 
-    def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
+    def stored(self, digests: list[bytes], token_ids: list[int], places: Sequence[int]) -> None:
         """Pages of a prefix, by their places in it, are known now; it has these digests and tokens, or more."""
         ...
 
@@ -102,7 +101,8 @@ class PrefixIndex:
         self._root = root
         self.events: PageEvents | None = None
         self._pages: list[dict[bytes, int]] = [{} for _ in groups]
-        # By page; b"" where the index has none. A list is smaller than a dictionary whose keys come and go.
+        # By page: its digest, unless `_pages` has another page for that, or none. A list is smaller than a dictionary
+        # whose keys come and go.
         self._digests: list[list[bytes]] = [[b""] * count for count in num_pages]
 
     def extend_digests(
@@ -120,7 +120,8 @@ class PrefixIndex:
 
     def digest(self, group: int, page: int) -> bytes | None:
         """The prefix whose last tokens this page holds, if it holds any."""
-        return self._digests[group][page] or None
+        digest = self._digests[group][page]
+        return digest if self._pages[group].get(digest) == page else None
 
     def digests(self, group: int) -> Container[bytes]:
         """Of all prefixes whose last page the group has."""
@@ -130,21 +131,16 @@ class PrefixIndex:
         """The pages are about to hold something else."""
         known, digest_of = self._pages[group], self._digests[group]
         digests = [digest_of[page] for page in pages]
-        for page, digest in zip(pages, digests, strict=True):
+        for digest in digests:
             del known[digest]
-            digest_of[page] = b""
         if group == 0 and self.events is not None:
             self.events.removed(digests)
 
     def register(
-        self,
-        group: int,
-        digests: list[bytes],
-        token_ids: list[int],
-        pages: list[int] | dict[int, int],
-        places: Iterable[int],
+        self, group: int, digests: list[bytes], token_ids: list[int], pages: list[int], places: range
     ) -> list[int]:
-        """Offers the pages at these places of a prefix of these tokens, or more. Returns those that are new here."""
+        """Offers the pages at these places of a prefix of these tokens, or more; no two have the same digest. Returns
+        those that are new here."""
         return self.register_each(group, [(digests, token_ids, pages, places)])
 
     def register_each(self, group: int, offers: Iterable[Offer]) -> list[int]:
@@ -152,13 +148,20 @@ class PrefixIndex:
         known, digest_of, new = self._pages[group], self._digests[group], list[int]()
         events = self.events if group == 0 else None
         for digests, token_ids, pages, places in offers:
-            learnt: list[int] = []
-            for i in places:
-                if (digest := digests[i]) not in known:
-                    page = known[digest] = pages[i]
+            learnt: Sequence[int] = places
+            if len(pages) > 1 and known.keys().isdisjoint(offered := digests[places.start : places.stop]):
+                known.update(zip(offered, pages, strict=True))
+                for page, digest in zip(pages, offered, strict=True):
                     digest_of[page] = digest
-                    learnt.append(i)
-                    new.append(page)
+                new += pages
+            else:
+                learnt = []
+                for i, page in enumerate(pages, places.start):
+                    if (digest := digests[i]) not in known:
+                        known[digest] = page
+                        digest_of[page] = digest
+                        learnt.append(i)
+                        new.append(page)
             if learnt and events is not None:
                 events.stored(digests, token_ids, learnt)
         return new

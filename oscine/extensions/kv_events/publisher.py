@@ -86,10 +86,10 @@ class KVEvents:
         self._events: list[list[Any]] = [["AllBlocksCleared"]]
         self.flush()
 
-    def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
+    def stored(self, digests: list[bytes], token_ids: list[int], places: Sequence[int]) -> None:
         """The prefix cache has learnt these pages, in order, of the prefix with these digests and tokens."""
         size = self._page_size
-        for first, end in _runs(pages):
+        for first, end in _runs(places):
             hashes = page_hashes(digests[first:end])
             parent = page_hash(digests[first - 1]) if first else None
             tokens = token_ids[first * size : end * size]
@@ -198,7 +198,7 @@ def _bind(socket: zmq.Socket[Any], endpoint: str | None, options: PeerOptions) -
     return bind_to(socket, endpoint, "--kv-events-config", everywhere=options.kv_events_open)
 
 
-def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Runs of neighbours among ascending numbers: the first of each, and the one after its last."""
     start = 0
     for i in range(1, len(pages) + 1):

@@ -71,8 +71,8 @@ class Events:
 
     known: dict[str, set[bytes]] = field(default_factory=lambda: {"GPU": set(), "CPU": set(), "DISK": set()})
 
-    def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
-        self.known["GPU"].update(digests[i] for i in pages)
+    def stored(self, digests: list[bytes], token_ids: list[int], places: Sequence[int]) -> None:
+        self.known["GPU"].update(digests[i] for i in places)
 
     def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
         for digest in digests:

@@ -105,6 +105,17 @@ def test_a_trace_begins_at_0_and_is_in_the_order_of_time(tmp_path: Path) -> None
     assert read_trace(file, PAGE, count=3) == read_trace(file, PAGE)[:3], "the first by time"
 
 
+def test_no_page_of_a_prompt_that_repeats_a_block_is_there_twice(tmp_path: Path) -> None:
+    blocks = [7, 8, 7, 9]
+    lines = [
+        {"timestamp": 0, "input_length": len(ids) * BLOCK, "output_length": 1, "hash_ids": ids}
+        for ids in (blocks, blocks)
+    ]
+    one, two = (turn.addresses(0, 4 * BLOCK // PAGE) for _, (turn,) in read_trace(written(tmp_path / "t", lines), PAGE))
+    assert len({*one}) == len(one)
+    assert {*one} & {*two} == {*one[: 2 * BLOCK // PAGE]}
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [

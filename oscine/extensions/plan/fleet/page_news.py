@@ -1,5 +1,7 @@
 """Events of an engine's prefix cache, on their way to the router's index."""
 
+from collections.abc import Sequence
+
 from oscine.engine.core.prefix_index import Medium
 from oscine.extensions.replicas.routing.kv_index import CACHE, DISK, HOST, KVIndex
 
@@ -20,12 +22,11 @@ class PageNews:
         self._events: list[tuple[tuple[bool, int], list[bytes]]] = []  # stored or removed, and the medium; pages
         self._last: tuple[tuple[bool, int], list[bytes]] = _NONE  # of these
 
-    def stored(self, digests: list[bytes], token_ids: list[int], pages: list[int]) -> None:
-        last_kind, last = self._last
-        if len(pages) == 1 and last_kind == _STORED:  # of most calls
-            last.append(digests[pages[0]])
+    def stored(self, digests: list[bytes], token_ids: list[int], places: Sequence[int]) -> None:
+        if isinstance(places, range):  # of most calls
+            self._add(_STORED, digests[places.start : places.stop])
         else:
-            self._add(_STORED, [digests[page] for page in pages])
+            self._add(_STORED, [digests[i] for i in places])
 
     def removed(self, digests: list[bytes], medium: Medium = "GPU") -> None:
         self._add((False, _BITS[medium]), [*digests])

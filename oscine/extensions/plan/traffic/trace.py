@@ -44,10 +44,14 @@ def read_trace(path: Path, page_size: int, *, count: int | None = None, speed: f
 def _addresses(number: int, line: TraceLine, page_size: int, blocks: dict[int, list[bytes]]) -> Addresses:
     """`blocks`: addresses of the pages of known blocks. Equal ones are one object, which dictionaries find sooner.
 
-    A block has the pages of its place. A page of the answer, or with the end of the prompt, is of this request."""
+    A block has the pages of its place. A page of the answer, or with the end of the prompt, is of this request. So are
+    pages from a block on that the prompt has had before: an id stands for a prefix, and such a line has other ids."""
     pages_of_block = BLOCK // page_size
     known: list[bytes] = []
-    for block in line.hash_ids:
+    hash_ids = line.hash_ids
+    if len({*hash_ids}) < len(hash_ids):
+        hash_ids = hash_ids[: next(i for i, block in enumerate(hash_ids) if block in hash_ids[:i])]
+    for block in hash_ids:
         if (addresses := blocks.get(block)) is None:
             addresses = blocks[block] = pages(block, 0, pages_of_block)
         known += addresses

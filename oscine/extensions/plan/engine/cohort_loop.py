@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import numpy as np
+
 from oscine.engine.core.loop import EngineLoop, count_steps
 from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import ScheduledStep
 from oscine.extensions.plan.clock.agenda import NS
 from oscine.extensions.plan.engine.cohort import PAGE_EVENT, CohortScheduler, CohortStep
-from oscine.extensions.plan.engine.timed import Ahead, TimedExecutor
+from oscine.extensions.plan.engine.timed import Ahead, FloatArray, TimedExecutor
 from oscine.timing.features import StepFeatures
 from oscine.types import GenerationOutput, ScheduledSequence, StepResult
 
@@ -23,7 +25,8 @@ class CohortLoop(EngineLoop):
         assert isinstance(self._scheduler, CohortScheduler)
         assert not self.extensions
         self._still: tuple[int, int] | None = None  # see _state, if the last step did nothing but count
-        self._ahead = Ahead([], [])  # steps that were foreseen
+        self._ahead = Ahead([], np.zeros(0), [])  # steps that were foreseen
+        self._waited_s = np.zeros(0)  # EngineStats.inter_token_s after each of them
         self._num_made = 0  # of these
 
     def jump(self, until_ns: int) -> int:
@@ -31,14 +34,14 @@ class CohortLoop(EngineLoop):
 
         It makes none where there is only one.
         """
-        ends_ns = self.foresee(until_ns)
+        count = self.num_quiet()
+        ends_ns = self.foresee(count, until_ns) if count > 1 else []
         self.make(len(ends_ns))
         return len(ends_ns)
 
-    def foresee(self, until_ns: int) -> list[int]:
-        """When the steps of jump() will end; `make` makes them."""
-        count = self._num_quiet()
-        if count <= 1 or self._executor.first_end_ns >= until_ns:
+    def foresee(self, count: int, until_ns: int) -> list[int]:
+        """When the steps of jump() will end, up to `count`, which num_quiet() has given; `make` makes them."""
+        if self._executor.first_end_ns >= until_ns:
             return []
         scheduler, rows = self._scheduler, self._scheduler.steady
         first = scheduler.tick + 1
@@ -47,6 +50,8 @@ class CohortLoop(EngineLoop):
         if not scheduler.have_pages(len(ahead.ends_ns)):
             ahead = self._executor.foresee(scheduler.num_before_touch, until_ns, step)
         self._ahead, self._num_made = ahead, 0
+        if ahead.ends_ns:
+            self._waited_s = self._add_waits(ahead.ends_s)
         return ahead.ends_ns
 
     def make(self, count: int) -> None:
@@ -54,21 +59,25 @@ class CohortLoop(EngineLoop):
         if not count:
             return
         scheduler, ahead, counters = self._scheduler, self._ahead, self.counters
-        first, self._num_made = self._num_made, self._num_made + count
+        self._num_made += count
+        last = self._num_made - 1
         scheduler.pass_ticks(count, len(self._launched))
-        self._executor.move_on(ahead, self._num_made - 1)
+        self._executor.move_on(ahead, last)
         rows = scheduler.steady
         count_steps(counters, rows, count)
         counters.generated_tokens += count * rows
         counters.inter_tokens += count * rows
-        total_s, last_s, streaming = counters.inter_token_s, self._committed_s, self._num_streaming
-        for end_ns in ahead.ends_ns[first : self._num_made]:  # as _note_time adds them up
-            now_s = end_ns * NS
-            total_s += (now_s - last_s) * streaming
-            last_s = now_s
-        counters.inter_token_s, self._committed_s = total_s, last_s
+        counters.inter_token_s, self._committed_s = float(self._waited_s[last]), ahead.ends_ns[last] * NS
 
-    def _num_quiet(self) -> int:
+    def _add_waits(self, ends_s: FloatArray) -> FloatArray:
+        """EngineStats.inter_token_s after each of these steps, as _note_time adds it up: one after the other."""
+        sums_s = np.empty(len(ends_s) + 1)
+        sums_s[0], sums_s[1] = self.counters.inter_token_s, ends_s[0] - self._committed_s
+        np.subtract(ends_s[1:], ends_s[:-1], out=sums_s[2:])
+        sums_s[1:] *= self._num_streaming
+        return sums_s.cumsum()[1:]
+
+    def num_quiet(self) -> int:
         """How many of the next steps end and admit no request, at least."""
         scheduler = self._scheduler
         if scheduler.others or not scheduler.steady or self._news or self._pending.waiting():

@@ -40,10 +40,12 @@ class Ticks:
 
     def pop(self, tick: int) -> list[Request]:
         """Those that are due, each once; they have no tick from now on."""
-        due = self._due.pop(tick, None)
+        due, tick_of = self._due.pop(tick, None), self._tick_of
         if due is None:
             return []
-        return [one for one in due if self._tick_of.get(one) == tick and self._tick_of.pop(one) == tick]
+        if len(due) == 1:  # of most ticks
+            return due if tick_of.get(due[0]) == tick == tick_of.pop(due[0]) else []
+        return [one for one in due if tick_of.get(one) == tick and tick_of.pop(one) == tick]
 
     def next(self) -> int:
         """No request is due before this tick; NEVER: none is due at all."""

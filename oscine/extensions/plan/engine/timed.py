@@ -5,6 +5,7 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from oscine.extensions.plan.clock.agenda import NS, Clock, ns_of
 from oscine.extensions.plan.engine.cohort import CohortPlan
@@ -14,12 +15,14 @@ from oscine.timing.table import StepTable
 from oscine.types import SamplingParams, StepPlan, StepResult
 
 _AT_ONCE = 1 << 12  # steps
+FloatArray = npt.NDArray[np.float64]
 
 
 class Ahead(NamedTuple):
     """Steps to come."""
 
     ends_ns: list[int]  # when the loop will have collected a step in each of its own
+    ends_s: FloatArray  # the same in seconds
     frees_ns: list[int]  # when the step will have ended that it launches
 
 
@@ -66,19 +69,21 @@ class TimedExecutor:
         rows, context, free_ns = step.decode_rows, step.decode_context, max(self._free_ns, self._clock.ns)
         # Of the steps that are launched, one after the other; a step in flight ends before them.
         flying_ns = [self._launched[0][1]] if self._launched else []
+        ends = [np.array(flying_ns, np.int64)]
         frees_ns: list[int] = []
         while len(frees_ns) < count and (free_ns < until_ns or len(frees_ns) <= len(flying_ns)):
-            _, last, base_ns, per_token_ns = self._cell(step._replace(decode_context=context))
+            _, last, base_ns, per_token_ns = self._cell(step, context)
             first_ns = round(base_ns + per_token_ns * context)
             in_cell, in_time = (last - context) // rows + 1, (until_ns - free_ns) // max(first_ns, 1) + 2
             num_steps = min(count - len(frees_ns), in_cell, max(in_time, 1), _AT_ONCE)
             contexts = np.arange(context, context + num_steps * rows, rows)
             lengths_ns = np.rint(base_ns + per_token_ns * contexts).astype(np.int64)
-            frees_ns += (np.cumsum(lengths_ns) + free_ns).tolist()
+            ends.append(lengths_ns.cumsum() + free_ns)
+            frees_ns += ends[-1].tolist()
             free_ns, context = frees_ns[-1], context + num_steps * rows
         ends_ns = [*flying_ns, *frees_ns]
         begun = min(1 + bisect_left(ends_ns, until_ns), len(frees_ns))
-        return Ahead(ends_ns[:begun], frees_ns[:begun])
+        return Ahead(ends_ns[:begun], np.concatenate(ends)[:begun] * np.float64(NS), frees_ns[:begun])
 
     def move_on(self, ahead: Ahead, place: int) -> None:
         """All steps that were foreseen up to this one have been made."""
@@ -89,16 +94,16 @@ class TimedExecutor:
     def _duration_ns(self, step: StepFeatures) -> int:
         if not step.is_decode:
             return ns_of(self._table.step_s(step))
-        _, _, base_ns, per_token_ns = self._cell(step)
+        _, _, base_ns, per_token_ns = self._cell(step, step.decode_context)
         return round(base_ns + per_token_ns * step.decode_context)
 
-    def _cell(self, step: StepFeatures) -> tuple[int, int, float, float]:
-        """Of a step of decodes. A step of as many rows often has the cell of the last one."""
+    def _cell(self, step: StepFeatures, context: int) -> tuple[int, int, float, float]:
+        """Of a step of decodes with this context. A step of as many rows often has the cell of the last one."""
         size = step.decode_rows, step.drafts
         known = self._cells.get(size)
-        if known is None or not known[0] <= step.decode_context <= known[1]:
-            cell = self._table.cell(step)
-            known = step.decode_context, cell.last_context, cell.base_s / NS, cell.per_token_s / NS
+        if known is None or not known[0] <= context <= known[1]:
+            cell = self._table.cell(step._replace(decode_context=context))
+            known = context, cell.last_context, cell.base_s / NS, cell.per_token_s / NS
             self._cells[size] = known
         return known
 
@@ -107,8 +112,7 @@ def _features(plan: StepPlan) -> StepFeatures:
     found = features_of(plan.sequences)
     if not isinstance(plan, CohortPlan) or not plan.steady:
         return found
-    return found._replace(
-        decode_rows=found.decode_rows + plan.steady,
-        decode_context=found.decode_context + plan.context,
-        sampled=found.sampled + plan.steady,
+    rows, context, tokens, pairs, chunks, sampled, drafts = found
+    return StepFeatures(
+        rows + plan.steady, context + plan.context, tokens, pairs, chunks, sampled + plan.steady, drafts
     )

@@ -161,10 +161,12 @@ class Replica:
 
         All but the last turn are over for the others then. Statistics of one turn replace those of the turns before.
         """
+        if (num_quiet := loop.num_quiet()) <= 1:
+            return False
         until_ns = self._agenda.horizon_ns
         if self.is_heard():
             until_ns = min(until_ns, ns_of(self._due.told_s) + _INTERVAL_NS)
-        ends_ns = loop.foresee(until_ns)
+        ends_ns = loop.foresee(num_quiet, until_ns)
         if not ends_ns:
             return False
         num_turns = len(ends_ns) - 1
@@ -181,10 +183,11 @@ class Replica:
     def _num_until_told(self, turns_ns: list[int]) -> int:
         """The number of turns at these times up to the last one at which statistics are told; counts them as told."""
         num_told, due = 0, self._due
-
-        def are_due(ns: int) -> bool:
-            return ns * NS - due.told_s >= INTERVAL_S
-
-        while (place := bisect_left(turns_ns, True, num_told, key=are_due)) < len(turns_ns):
+        while True:
+            # The first one that may be due: differences of seconds are rounded.
+            place = bisect_left(turns_ns, ns_of(due.told_s) + _INTERVAL_NS - 1, num_told)
+            while place < len(turns_ns) and turns_ns[place] * NS - due.told_s < INTERVAL_S:
+                place += 1
+            if place == len(turns_ns):
+                return num_told
             due.told_s, num_told = turns_ns[place] * NS, place + 1
-        return num_told

@@ -269,7 +269,7 @@ def test_a_stamp_tells_starts_of_other_shapes_and_versions_apart(
     assert not stamp.exists()
     leave(stamp)
     assert stamp_of("some shapes").exists()
-    monkeypatch.setattr(triton, "__version__", "3.99")
+    monkeypatch.setattr(torch, "__version__", "3.99")
     assert not stamp_of("some shapes").exists()
     monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache")
     leave(stamp_of("some shapes"))  # no place for it

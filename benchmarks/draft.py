@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from benchmarks.draft_head import ForcedAcceptance, Rates, forced, model_options, write_head
+from benchmarks.draft_head import Always, ForcedAcceptance, Rates, forced, model_options, write_head
 from benchmarks.kernels.inputs import sampling_batch
 from oscine.checkpoint.opened import OpenedModel, open_model
 from oscine.engine.build import build_engine
@@ -321,16 +321,6 @@ class Compared:
     @property
     def ratios(self) -> list[float]:
         return [ours.tok_s_user / plain.tok_s_user for plain, ours in zip(self.plain, self.drafting, strict=True)]
-
-
-class Always(EngineExtension):
-    """The same number of drafts for each request and step."""
-
-    def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
-
-    def first_token(self, request: Request) -> None:
-        request.num_drafts = self._num_drafts
 
 
 class Switched(EngineExtension):

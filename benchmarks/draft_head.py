@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oscine.checkpoint.hub import NANO_FOLDER
+from oscine.engine.core.extension import EngineExtension
+from oscine.engine.core.request import Request
 from oscine.executor.batch.device_state import DeviceState
 from oscine.extensions.speculation.eagle.config import HeadConfig
 from oscine.extensions.speculation.eagle.weights import head_specs
@@ -89,6 +91,16 @@ def forced(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, chance_K: Te
     other_M = torch.where(ids_M == next_id_M, ids_M ^ 1, ids_M)
     chosen_M = torch.where(drawn_M < chance_K[place_M], next_id_M, other_M)
     return torch.where(verifies_M, chosen_M, ids_M)
+
+
+class Always(EngineExtension):
+    """The same number of drafts for each request and step."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def first_token(self, request: Request) -> None:
+        request.num_drafts = self._num_drafts
 
 
 class ForcedAcceptance:

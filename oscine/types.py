@@ -141,6 +141,9 @@ class RankLostError(RuntimeError):
     """A process that computes together with this one has ended, or did not come in time."""
 
 
+TIMED_CONTEXT = 8  # tokens of each sequence before the steps of DecodeTimes
+
+
 class DecodeTimes(NamedTuple):
     """Seconds of a step in which some number of sequences decode, as measured at the start."""
 

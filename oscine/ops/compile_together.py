@@ -91,7 +91,7 @@ class Compilers:
 def stamp_of(shapes: str) -> Path:
     """A file in Triton's cache: where it is, a start whose kernels depend on `shapes` has compiled all of them.
 
-    Its name depends on the sources of the ops and on the versions too. It is a hint: kernels may still be missing.
+    Its name depends on the sources of the ops and on torch's version too. It is a hint: kernels may still be missing.
     """
     digest = hashlib.sha256(f"{shapes} {torch.__version__}".encode())
     for file in sorted(Path(__file__).parent.rglob("*.py")):

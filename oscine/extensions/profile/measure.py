@@ -8,14 +8,13 @@ from typing import Literal, NamedTuple, Protocol
 from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Levels, Limits, Shape, grid, held_out
 from oscine.extensions.profile.steps import DROPPED, Times
 from oscine.timing.table import StepPoint
-from oscine.types import DecodeTimes
+from oscine.types import TIMED_CONTEXT, DecodeTimes
 
 _MOST, _FEWEST, _PASS_S = 8, 2, 0.5  # samples of a pass: as many as take so long, but within these bounds
 _WATTS_S, _WATTS_POINTS = 1.0, 25
 _PLAN_S, _TOKEN_S = 2e-5, 1e-7  # of a sequence in a plan, and of a token that a sequence comes with, about
 _COUNT = DROPPED + _MOST  # steps of a pass, at most
 _FAR, _FAR_TOKENS = 16384, 1024  # context and tokens of steps that tell what a context costs
-_TIMED_CONTEXT = 8  # of DecodeTimes
 
 
 class Engine(Protocol):
@@ -77,13 +76,13 @@ def verified(times: dict[int, DecodeTimes], limits: Limits) -> Iterable[StepPoin
     for sequences, one in times.items():
         for drafts, seconds in enumerate(one.drafting[1:], 1):
             rows = sequences * (1 + drafts)
-            shape = Shape(rows, _TIMED_CONTEXT)
+            shape = Shape(rows, TIMED_CONTEXT)
             size = limits.graphs.size_of(shape.features()._replace(sampled=sequences, drafts=sequences * drafts))
             yield StepPoint(
                 "verify",
                 _rounded(seconds * 1e3),
                 rows,
-                _TIMED_CONTEXT + drafts // 2 + 1,
+                TIMED_CONTEXT + drafts // 2 + 1,
                 sampled=sequences,
                 drafts=sequences * drafts,
                 size=size,

@@ -10,12 +10,11 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.start.warm_up import GREEDY
 from oscine.extensions.speculation.drafter import HostDrafter
 from oscine.extensions.speculation.host_drafts import HostDrafts
-from oscine.types import DecodeTimes, NewSequence, ScheduledSequence, StepPlan
+from oscine.types import TIMED_CONTEXT, DecodeTimes, NewSequence, ScheduledSequence, StepPlan
 
 _TIMED_ROWS = 1024  # the most rows of a step that is timed
 # Up to how many sequences are few; steps per measurement with few sequences, and with more. The first is not timed.
 _TIMED_STEPS = {"cuda": (32, 3, 2), "cpu": (8, 6, 3)}
-_TIMED_CONTEXT = 8  # tokens
 _CPU_LIMIT_S = 0.5  # for all measurements together
 _CPU_ENOUGH_S = 0.1  # a measurement that takes so long ends after three steps
 _CPU_STEP_S = 0.1  # if a plain step takes longer, nothing is measured
@@ -30,7 +29,7 @@ def time_decodes(
     experts, call this together and run the same steps. Returns None if nothing was measured.
     """
     is_limited, most_rows = executor.device.type == "cpu", min(_TIMED_ROWS, max_num_batched_tokens)
-    if executor.memory.max_model_len < 2 * _TIMED_CONTEXT + executor.max_drafts:
+    if executor.memory.max_model_len < 2 * TIMED_CONTEXT + executor.max_drafts:
         return None
     fixed = None if drafter is None else _FixedDrafter(drafter)
     steps, found, drafts = _TimedSteps(executor, fixed), {}, executor.drafts
@@ -98,11 +97,11 @@ class _TimedSteps:
         ahead = 0 if executor.device.type == "cpu" else 1  # a CPU has done a step when it is launched
         few, steps_of_few, steps_of_many = _TIMED_STEPS[executor.device.type]
         steps = steps_of_few if size <= few else steps_of_many
-        length = _TIMED_CONTEXT + steps + num_drafts
+        length = TIMED_CONTEXT + steps + num_drafts
         pages = [[0] * -(-length // executor.memory.page_size) for _ in executor.memory.groups]
         draw = np.random.default_rng(size)
         new = [
-            NewSequence(slot, tokens.tolist(), length, _TIMED_CONTEXT, pages, GREEDY)
+            NewSequence(slot, tokens.tolist(), length, TIMED_CONTEXT, pages, GREEDY)
             for slot, tokens in enumerate(draw.integers(executor.config.vocab_size, size=(size, length)))
         ]
         if self._fixed is not None:
@@ -112,7 +111,7 @@ class _TimedSteps:
         for i in range(steps):
             # A step with a new sequence fills the head's layer, without drafts.
             taken = new if i == 0 else new[:1] if asks and not asked else []
-            sequences = [ScheduledSequence(one.slot, _TIMED_CONTEXT + i, 1, True, nothing, asked) for one in new]
+            sequences = [ScheduledSequence(one.slot, TIMED_CONTEXT + i, 1, True, nothing, asked) for one in new]
             executor.launch(StepPlan(next(self._numbers), taken, sequences))
             if i >= ahead:
                 executor.collect()

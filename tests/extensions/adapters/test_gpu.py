@@ -121,7 +121,7 @@ def test_adapters_of_the_attention_leave_the_choice_of_experts_to_them(folders: 
     """The same answers as where adapters of experts could come, and so the choice is known before the experts run."""
 
     async def run(targets: Sequence[str]) -> list[float]:
-        async with AsyncLLM(**options(folders[:1], lora_target_modules=list(targets))) as llm:  # type: ignore[arg-type]
+        async with AsyncLLM(**options(folders[:1], lora_target_modules=list(targets), kv_cache_bytes=1 << 26)) as llm:  # type: ignore[arg-type]
             return [(await first_logprobs(llm, [model], 40))[0] for model in ("0", "oscine-nano")]
 
     own, any_targets = asyncio.run(run(["attention"])), asyncio.run(run(TARGETS))

@@ -10,10 +10,9 @@ from random import Random
 
 import pytest
 
+from benchmarks.draft_head import Always
 from oscine.cli import main
-from oscine.engine.core.extension import EngineExtension
 from oscine.engine.core.loop import EngineLoop, Parts
-from oscine.engine.core.request import Request
 from oscine.engine.core.scheduler import Scheduler
 from oscine.extensions.bench.serve.arrival import Arrival
 from oscine.extensions.bench.serve.load import Lengths, Shapes
@@ -75,16 +74,6 @@ def points() -> list[StepPoint]:
 
 
 TABLE = table_of(HEADER, tuple(points()), scaled=True)
-
-
-class Always(EngineExtension):
-    """A fixed number of drafts, in place of the policy."""
-
-    def __init__(self, num_drafts: int) -> None:
-        self.num_drafts = num_drafts
-
-    def first_token(self, request: Request) -> None:
-        request.num_drafts = self.num_drafts
 
 
 class Noted(StepTable):

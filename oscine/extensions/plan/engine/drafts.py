@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from oscine.timing.features import StepFeatures, features_of
 from oscine.timing.table import StepTable
-from oscine.types import DecodeTimes, StepPlan, StepResult
+from oscine.types import TIMED_CONTEXT, DecodeTimes, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,6 @@ class Drafts:
         return next((i for i in range(num_drafts) if random() >= acceptance), num_drafts)
 
 
-_TIMED_CONTEXT = 9  # tokens that a row of DecodeTimes reads
-
-
 def decode_times(table: StepTable) -> dict[int, DecodeTimes]:
     """What an engine measures at its start, from the steps of a table that verify drafts.
 
@@ -107,6 +104,6 @@ def decode_times(table: StepTable) -> dict[int, DecodeTimes]:
 
 def _times(table: StepTable, sequences: int, verifying: Mapping[int, float]) -> DecodeTimes:
     """`verifying`: seconds by the number of drafts of each sequence."""
-    plain = table.step_s(StepFeatures(sequences, sequences * _TIMED_CONTEXT, sampled=sequences))
+    plain = table.step_s(StepFeatures(sequences, sequences * (TIMED_CONTEXT + 1), sampled=sequences))
     known: Sequence[int] = [*takewhile(verifying.__contains__, count(1))]
     return DecodeTimes(plain, (plain, *(verifying[drafts] for drafts in known)))

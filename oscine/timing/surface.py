@@ -9,12 +9,12 @@ The depth of a prompt's chunk is where it starts. Chunks that are shorter than o
 down to -1 for prompts of one token.
 
 Times are exact at the points. Between sizes decodes are linear in logarithms, prompts in their tokens; between contexts
-all are linear. Mixed steps are measured at fewer sizes than prompts. Between and outside these sizes they grow as
-prompts do; beyond their contexts they grow as decodes do. They have no points with drafts: these are rows, and beyond
-the most rows they add tokens and what these read. Steps that run as CUDA graphs are never mixed with eager
-ones. A padding row of a graph counts as a part of a row: it is computed, but reads no expert of its own. The part grows
-with the rows, since many rows read all experts anyway. Steps of decodes or of prompts alone that are below the smallest
-size take its time.
+all are linear. Mixed steps are measured at fewer sizes and depths than prompts. Between and outside these sizes, and
+beyond these depths, they grow as prompts do; beyond their contexts they grow as decodes do. They have no points with
+drafts: these are rows, and beyond the most rows they add tokens and what these read. Long contexts among short ones:
+see unlike.py. Steps that run as CUDA graphs are never mixed with eager ones. A padding row of a graph counts as a part
+of a row: it is computed, but reads no expert of its own. The part grows with the rows, since many rows read all experts
+anyway. Steps of decodes or of prompts alone that are below the smallest size take its time.
 """
 
 from bisect import bisect_left
@@ -27,6 +27,7 @@ from oscine.timing.curve import Between, Curve, Segment, between
 from oscine.timing.features import StepFeatures
 from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.table import Kind, StepPoint
+from oscine.timing.unlike import Unlike
 
 _MS = 1e-3
 # Beside n rows, a padding row counts as MOST * n^2 / (n^2 + HALF^2) of a row: fitted, see docs/log.md.
@@ -34,10 +35,11 @@ _FILLER_MOST, _FILLER_HALF = 0.85, 32
 
 
 class MeasuredSurface:
-    """Of one table. Points that are held out, and those of unlike sequences, are not used."""
+    """Of one table. Points that are held out are not used."""
 
     def __init__(self, points: Iterable[StepPoint], graphs: GraphSizes = NO_GRAPHS) -> None:
-        used = [one for one in points if not one.held_out and one.longest in (0, one.context)]
+        all_used = [one for one in points if not one.held_out]
+        used = [one for one in all_used if one.longest <= one.context]
         self._graphs = graphs
         of_kind = {kind: [one for one in used if one.kind == kind] for kind in get_args(Kind)}
         self._decodes = {0: _Rows(of_kind["decode"])}
@@ -48,20 +50,34 @@ class MeasuredSurface:
         self._mixed = {
             eager: _Mixed(_of(of_kind["mixed"], eager), self._parts, self._prompts[eager]) for eager in (False, True)
         }
+        unlike = [one for one in all_used if one.longest > one.context]
+        self._unlike = Unlike((one for one in unlike if one.kind == "decode"), self._alike_ms)
+        mixed = [one for one in unlike if one.kind == "mixed"]
+        self._unlike_mixed = {eager: Unlike(_of(mixed, eager), self._alike_ms) for eager in (False, True)}
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         size = self._graphs.size_of(step)
-        count = _count(step.tokens, size)
-        if not step.prompt_sequences:
-            cell = self._decode(step, count)
-        else:
-            surface = self._mixed if step.decode_rows else self._prompts
-            cell = surface[size == EAGER].cell(step, count)
+        cell = self._alike(step, size)
         if cell.factor > 1.0:
             if not scaled:
                 raise NotMeasuredError(f"a step of this kind is {cell.factor:.2f} times what was measured: {step}")
             cell = cell._replace(figures=worst("scaled", cell.figures))
-        return cell
+        if step.longest * step.decode_rows <= step.decode_context:
+            return cell
+        unlike = self._unlike_mixed[size == EAGER] if step.prompt_sequences else self._unlike
+        more_s = unlike.more_ms(step, size) * _MS
+        return cell._replace(base_s=cell.base_s + more_s, figures=worst("interpolated", cell.figures))
+
+    def _alike_ms(self, step: StepFeatures) -> float:
+        return self._alike(step, self._graphs.size_of(step)).step_s(step.decode_context) / _MS
+
+    def _alike(self, step: StepFeatures, size: int) -> Cell:
+        """Of sequences with equal contexts."""
+        count = _count(step.tokens, size)
+        if not step.prompt_sequences:
+            return self._decode(step, count)
+        surface = self._mixed if step.decode_rows else self._prompts
+        return surface[size == EAGER].cell(step, count)
 
     def _decode(self, step: StepFeatures, count: float) -> Cell:
         """Between the numbers of drafts per sequence that were measured, of as many sequences."""
@@ -96,18 +112,17 @@ class MeasuredSurface:
 
     def _parts(self, point: StepPoint) -> "_Parts":
         prompts = self._prompts[point.size == EAGER] or self._prompts[True]
-        per_depth = prompts.slope(point.tokens) if prompts else 0.0
         decodes = self._decodes[0]
         if not decodes:
-            return _Parts(0.0, per_depth)
-        return _Parts(decodes.slope(point.rows), per_depth, decodes.last(point.rows))
+            return _Parts(prompts)
+        return _Parts(prompts, decodes.slope(point.rows), decodes.last(point.rows))
 
 
 class _Parts(NamedTuple):
     """What steps of decodes alone, and of prompts alone, tell of a mixed step."""
 
-    per_context: float  # milliseconds per token of mean context
-    per_depth: float  # milliseconds per token of depth
+    prompts: "_Prompts"
+    per_context: float = 0.0  # milliseconds per token of mean context
     context: float = 0.0  # largest mean context of the decode points
 
 
@@ -224,6 +239,11 @@ class _Prompts(_Sizes):
         seconds = (segment.base + segment.slope * depth) * scale * _MS
         return Cell(seconds, figures="measured" if is_exact else "interpolated", factor=factor)
 
+    def deep_ms(self, tokens: int, depth: float) -> float:
+        """Milliseconds of so many tokens at this depth."""
+        segment, factor, _ = self.at(tokens, depth)
+        return (segment.base + segment.slope * depth) * factor
+
     def whole_ms(self, tokens: float) -> float:
         """Milliseconds of one prompt of so many tokens, without a context; never less for more tokens."""
         return self._growth.value(tokens)
@@ -277,19 +297,27 @@ class _Node:
         self._curves = [Curve((p.context, p.ms) for p in points if depths[p] == depth) for depth in self._depths]
         self._context = max(curve.xs[-1] for curve in self._curves)  # largest one of mixed steps
 
+        self._deepest = max(self._depths[-1], parts.prompts.last(tokens) if parts.prompts else -1.0)
+
     def at(self, context: float, depth: float) -> "_Found":
-        deeper = _deeper(depth, self._depths[-1], self._tokens)
+        deeper = _deeper(depth, self._deepest, self._tokens)
         factor = max(context / max(self._context, self._parts.context), deeper, 1.0)
-        return _Found(self._segment(context, depth), self._curves[0].ys[0], factor, context > self._context)
+        is_composed = context > self._context or depth > self._depths[-1]
+        return _Found(self._segment(context, depth), self._curves[0].ys[0], factor, is_composed)
 
     def _segment(self, context: float, depth: float) -> Segment:
-        segments = [curve.at(context, self._slope) for curve in self._curves]
+        segments, last = [curve.at(context, self._slope) for curve in self._curves], self._depths[-1]
+        if depth > last and (self._deepest > last or len(segments) == 1):
+            more_ms = self._deeper_ms(depth) - self._deeper_ms(last)
+            return segments[-1]._replace(base=segments[-1].base + more_ms)
         if len(segments) == 1:
-            (one,) = segments
-            return one._replace(base=one.base + self._parts.per_depth * max(depth - self._depths[0], 0.0))
+            return segments[0]
         high = max(1, min(bisect_left(self._depths, depth), len(segments) - 1))
         share = (depth - self._depths[high - 1]) / (self._depths[high] - self._depths[high - 1])
         return _blend(segments[high - 1], segments[high], max(share, 0.0))
+
+    def _deeper_ms(self, depth: float) -> float:
+        return self._parts.prompts.deep_ms(self._tokens, depth) if self._parts.prompts else 0.0
 
     @property
     def _slope(self) -> float:

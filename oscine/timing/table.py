@@ -110,7 +110,8 @@ class StepPoint:
     def features(self) -> StepFeatures:
         """The features of the measured step."""
         context = self.rows * self.context
-        return StepFeatures(self.rows, context, self.tokens, self.pairs, self.sequences, self.sampled, self.drafts)
+        chunks, sampled = self.sequences, self.sampled
+        return StepFeatures(self.rows, context, self.tokens, self.pairs, chunks, sampled, self.drafts, self.longest)
 
 
 class Surface(Protocol):
@@ -129,6 +130,11 @@ class StepTable:
     ) -> None:
         self.header, self.points = header, tuple(points)
         self._surface, self._scaled = surface, scaled
+
+    @property
+    def has_unlike(self) -> bool:
+        """Whether times depend on the longest context."""
+        return any(one.longest > one.context and not one.held_out for one in self.points)
 
     def cell(self, step: StepFeatures) -> Cell:
         """Raises NotMeasuredError."""

@@ -241,6 +241,8 @@ def test_held_out_points_are_not_used(tmp_path: Path) -> None:
 
 def test_features_of_a_plan() -> None:
     decode, chunk = ScheduledSequence(0, 99, 1, True, [], 2), ScheduledSequence(1, 10, 3, False, [])
-    assert features_of([decode, chunk]) == StepFeatures(3, 303, 3, 36, 1, 1, 2)
-    assert features_of([decode], [0]) == StepFeatures(1, 100, sampled=1)
+    assert features_of([decode, chunk]) == StepFeatures(3, 303, 3, 36, 1, 1, 2, longest=102)
+    assert features_of([decode], [0]) == StepFeatures(1, 100, sampled=1, longest=100)
+    short = ScheduledSequence(2, 9, 1, True, [])
+    assert features_of([short, decode, short], [0, 0, 0]) == StepFeatures(3, 120, sampled=3, longest=100)
     assert not features_of([decode._replace(sample=False)]).is_decode

@@ -15,7 +15,7 @@ from oscine.kv_group import KVGroup, Slots, apart
 from oscine.settings.config import CacheOptions, EngineOptions, PeerOptions, SchedulerOptions
 from oscine.timing.answer import Cell
 from oscine.timing.features import StepFeatures
-from oscine.timing.table import Header, StepTable
+from oscine.timing.table import Header, StepPoint, StepTable
 from oscine.types import GenerationRequest, SamplingParams
 
 PAGE = 16
@@ -31,10 +31,12 @@ class Kinked:
         kink = 40 * (1 + step.decode_context // 40)
         base_s = 1e-3 + 30e-6 * step.decode_rows + 20e-6 * step.prompt_tokens + 60e-9 * step.prompt_pairs
         base_s += 1e-6 * step.sampled + 5e-7 * step.prompt_sequences
+        base_s += 7e-9 * max(0, step.decode_rows * step.longest - step.decode_context)
         return Cell(base_s, 3e-9 * kink, kink - 1)
 
 
-TABLE = StepTable(HEADER, Kinked())
+UNLIKE = StepPoint("decode", 1.0, rows=2, context=10, longest=20)
+TABLE = StepTable(HEADER, Kinked(), [UNLIKE])
 
 
 class Arrival(NamedTuple):

@@ -45,7 +45,8 @@ class CohortLoop(EngineLoop):
             return []
         scheduler, rows = self._scheduler, self._scheduler.steady
         first = scheduler.tick + 1
-        step = StepFeatures(rows, scheduler.offsets + rows * first, sampled=rows)
+        longest = scheduler.longest_offset() + first
+        step = StepFeatures(rows, scheduler.offsets + rows * first, sampled=rows, longest=longest)
         ahead = self._executor.foresee(count, until_ns, step)
         if not scheduler.have_pages(len(ahead.ends_ns)):
             ahead = self._executor.foresee(scheduler.num_before_touch, until_ns, step)

@@ -7,18 +7,22 @@ from typing import Any, NamedTuple
 from oscine.timing.features import StepFeatures, pairs_of
 from oscine.timing.kinds import EAGER, GraphSizes
 
-CONTEXTS = 128, 1024, 4096, 16384, 65536
-_STARTS = 0, 4096, 16384, 65536
+CONTEXTS = 128, 1024, 4096, 16384, 65536, 131072  # the last one, or what is possible
+_STARTS = 0, 4096, 16384, 65536, 131072  # the last one, or what is possible
+_FEW_STARTS = 0, 16384, 131072  # at the coarser levels
 _EAGER_TOKENS = 64, 256, 1024, 2048, 4096, 8192, 16384
 _EAGER_MIDDLE = 4096  # measured at each level: mixed steps of some thousand tokens grow as prompts do
 _MIXED_ROWS = 1, 8, 32, 64, 128, 256, 512
 _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
-_MIXED_CONTEXTS, _MIXED_STARTS = (1024, 8192), (16384,)
+_MIXED_CONTEXTS, _MIXED_START = (1024, 65536), 16384
+# One long context among short ones. Decodes split each context among programs, the fewer the more rows there are.
+_UNLIKE_ROWS, _UNLIKE_MIXED_ROWS = (2, 4, 8, 12, 16, 24, 64, 256), (8, 32)
+_SHORT, _LONG = 1024, (16384, 131072)
 _LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
 _MOST_CHUNKS = 64
 _APART = 1.5  # least ratio of neighbouring contexts: nearer points say nothing about growth
 LEVELS = 4
-HELD_OUT = 20
+HELD_OUT, HELD_OUT_UNLIKE = 20, 8
 
 
 class Levels(NamedTuple):
@@ -49,7 +53,8 @@ class Shape(NamedTuple):
     tokens: int = 0
     start: int = 0  # of each chunk: a multiple of the page size
     chunks: int = 0
-    longest: int = 0  # context of one row among shorter ones; 0: all are alike
+    longest: int = 0  # context of some rows among shorter ones; 0: all are alike
+    many: int = 1  # of these
 
     @property
     def kind(self) -> str:
@@ -60,11 +65,13 @@ class Shape(NamedTuple):
         contexts = [one + 1 + more for one in self.contexts()]
         pairs = sum(pairs_of(self.start, length) for length in self.lengths())
         sampled = self.rows + self.chunks
-        return StepFeatures(self.rows, sum(contexts), self.tokens, pairs, self.chunks, sampled)
+        longest = max(contexts) if self.longest else 0
+        return StepFeatures(self.rows, sum(contexts), self.tokens, pairs, self.chunks, sampled, longest=longest)
 
     def contexts(self) -> list[int]:
         """Cached tokens of each row."""
-        return [self.longest or self.context, *[self.context] * (self.rows - 1)] if self.rows else []
+        long = min(self.many, self.rows) if self.longest else 0
+        return [self.longest] * long + [self.context] * (self.rows - long)
 
     def lengths(self) -> list[int]:
         """Tokens of each chunk."""
@@ -103,7 +110,7 @@ def grid(limits: Limits, levels: Levels, steps: int) -> list[Shape]:
 
 
 def held_out(limits: Limits, shapes: Sequence[Shape], steps: int, seed: int = 0) -> list[Shape]:
-    """Random shapes between those of a grid."""
+    """Random shapes between those of a grid; the last ones are decodes of unlike sequences."""
     draw, found = random.Random(seed), list[Shape]()
     alike = [one for one in shapes if one.chunks < 2 and not one.longest]
     for _ in range(50 * HELD_OUT if alike else 0):
@@ -120,6 +127,23 @@ def held_out(limits: Limits, shapes: Sequence[Shape], steps: int, seed: int = 0)
         if shape.fits(limits, steps) and _is_eager(shape, limits) == _is_eager(one, limits):
             found.append(shape)
         if len(found) == HELD_OUT:
+            break
+    return found + _held_unlike(limits, shapes, steps, draw)
+
+
+def _held_unlike(limits: Limits, shapes: Sequence[Shape], steps: int, draw: random.Random) -> list[Shape]:
+    """Some long contexts among shorter ones. (The grid has one among short ones.)"""
+    unlike = [one for one in shapes if one.longest and not one.chunks]
+    found = list[Shape]()
+    for _ in range(50 * HELD_OUT_UNLIKE if unlike else 0):
+        one, other = draw.choice(unlike), draw.choice(unlike)
+        rows, longest = _between(draw, one.rows, other.rows), _between(draw, one.longest, other.longest)
+        context = _pages(_between(draw, one.context, longest // 2), limits)
+        many = _between(draw, 1, max(1, rows // 3))
+        shape = Shape(rows, context, longest=_pages(longest, limits), many=many)
+        if shape.context * _APART < shape.longest and shape.fits(limits, steps):
+            found.append(shape)
+        if len(found) == HELD_OUT_UNLIKE:
             break
     return found
 
@@ -162,9 +186,16 @@ def _decodes(limits: Limits, level: int) -> Iterator[Shape]:
         for context in {*wanted, *(min(room, one) for one in contexts[-1:])}:
             if context > limits.page_size:
                 yield Shape(rows, context)
-    if level == LEVELS - 1 and len(contexts) > 2:
-        for rows in (8, 64):  # unlike contexts: for checks alone
-            yield Shape(rows, contexts[1], longest=contexts[-1])
+    for rows in _UNLIKE_ROWS:
+        yield from _unlike(limits, rows)
+
+
+def _unlike(limits: Limits, rows: int, tokens: int = 0) -> Iterator[Shape]:
+    """One long context among short ones."""
+    short = _pages(min(_SHORT, limits.max_model_len // 4), limits)
+    for longest in _contexts(limits, _LONG):
+        if _APART * short < longest:
+            yield Shape(rows, short, tokens, chunks=min(tokens, 1), longest=longest)
 
 
 def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
@@ -174,10 +205,16 @@ def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
     middle = [_EAGER_MIDDLE] if graphs and graphs[-1] < _EAGER_MIDDLE < most else []
     sizes = {*_thinned(graphs, level), *_thinned(sorted({min(one, most) for one in eager}), level + 1), *middle}
     for tokens in sizes:
-        for start in _thinned(_STARTS, max(level, 1)):
-            yield Shape(tokens=tokens, start=_pages(start, limits), chunks=1)
+        for start in _starts(limits, tokens, _STARTS if level == LEVELS - 1 else _FEW_STARTS):
+            yield Shape(tokens=tokens, start=start, chunks=1)
         if tokens >= 4 * _LEAST_CHUNK:  # short prompts
             yield Shape(tokens=tokens, chunks=min(_MOST_CHUNKS, tokens // _LEAST_CHUNK, limits.max_num_seqs))
+
+
+def _starts(limits: Limits, tokens: int, values: Iterable[int]) -> list[int]:
+    """Where a chunk of so many tokens may start; the end of the context is the last place."""
+    latest = max(0, limits.max_model_len - tokens - limits.page_size) // limits.page_size * limits.page_size
+    return sorted({min(_pages(value, limits), latest) for value in values})
 
 
 def _mixed(limits: Limits, level: int) -> Iterator[Shape]:
@@ -185,16 +222,32 @@ def _mixed(limits: Limits, level: int) -> Iterator[Shape]:
     totals = sorted({min(one, limits.step_tokens) for one in _MIXED_TOKENS} | {*largest})
     ends = [*largest, *[one for one in totals if largest and one > largest[0]][:1]]  # where eager steps begin
     for total in sorted({*_thinned(totals, level), *ends}):
-        for rows in _thinned(sorted({min(one, limits.max_num_seqs - 1) for one in _MIXED_ROWS}), level):
-            size = limits.graphs.size_of(StepFeatures(rows, rows, total - rows, 1, 1, rows + 1))
-            tokens = (size or total) - rows
-            if rows < 1 or tokens < min(_LEAST_CHUNK, total // 2):
-                continue
-            contexts = _contexts(limits, _MIXED_CONTEXTS)
-            for context in contexts:
-                yield Shape(rows, context, tokens, 0, 1)
-            for start in (_pages(one, limits) for one in _MIXED_STARTS if contexts):
-                yield Shape(rows, contexts[0], tokens, start, 1)
+        all_rows = _thinned(sorted({min(one, limits.max_num_seqs - 1) for one in _MIXED_ROWS}), level)
+        for rows in all_rows:
+            if tokens := _prompt_tokens(limits, total, rows):
+                is_deep = rows == all_rows[0] and total in (*largest, totals[-1])
+                yield from _mixed_of(limits, rows, tokens, is_deep=is_deep)
+        for rows in _UNLIKE_MIXED_ROWS if total <= max(ends, default=total) else ():
+            if tokens := _prompt_tokens(limits, total, rows):
+                yield from [*_unlike(limits, rows, tokens)][-1:]
+
+
+def _mixed_of(limits: Limits, rows: int, tokens: int, *, is_deep: bool) -> Iterator[Shape]:
+    """`is_deep`: also at the end of a long prompt. Others grow as prompts do."""
+    room = ((limits.pages[0] - tokens // limits.page_size) // rows - 2) * limits.page_size  # of a row
+    contexts = _contexts(limits, (min(one, room) for one in _MIXED_CONTEXTS if room > 0))
+    for context in contexts:
+        if context == contexts[0] or context > _APART * contexts[0]:
+            yield Shape(rows, context, tokens, 0, 1)
+    for start in _starts(limits, tokens, (_MIXED_START, *_STARTS[-1:] * is_deep)) if contexts else ():
+        yield Shape(rows, contexts[0], tokens, start, 1)
+
+
+def _prompt_tokens(limits: Limits, total: int, rows: int) -> int:
+    """Of a mixed step, with which it fills up its graph; 0: too few."""
+    size = limits.graphs.size_of(StepFeatures(rows, rows, total - rows, 1, 1, rows + 1)) if 0 < rows < total else 0
+    tokens = (size or total) - rows
+    return 0 if rows < 1 or tokens < min(_LEAST_CHUNK, total // 2) else tokens
 
 
 def _powers(most: int) -> list[int]:

@@ -116,11 +116,11 @@ class _Cost:
 
     def seconds(self, shapes: Sequence[Shape]) -> float:
         """Of both passes, the held-out steps, and the watts."""
-        passes = sum(self.count(one) * self._of_step(one) + one.rows * one.context * _TOKEN_S for one in shapes)
+        passes = sum(self.count(one) * self._of_step(one) + sum(one.contexts()) * _TOKEN_S for one in shapes)
         return passes * (2 + HELD_OUT / max(len(shapes), 1)) + self._watts_s
 
     def _of_step(self, shape: Shape) -> float:
-        context, pairs = shape.rows * shape.context, shape.tokens * shape.start
+        context, pairs = sum(shape.contexts()), shape.tokens * shape.start
         step_s = self._step_s + shape.rows * self._row_s + shape.tokens * self._token_s
         return step_s + context * self._context_s + pairs * self._pair_s + (shape.rows + shape.chunks) * _PLAN_S
 

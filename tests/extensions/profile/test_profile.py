@@ -7,7 +7,17 @@ import pytest
 
 from oscine.cli import main
 from oscine.executor.kv.limits import prompt_sizes_up_to, sizes_up_to
-from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Levels, Limits, Shape, grid, held_out, page_span
+from oscine.extensions.profile.grid import (
+    HELD_OUT,
+    HELD_OUT_UNLIKE,
+    LEVELS,
+    Levels,
+    Limits,
+    Shape,
+    grid,
+    held_out,
+    page_span,
+)
 from oscine.extensions.profile.measure import verified
 from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.read import check, read_table
@@ -57,6 +67,21 @@ def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
     assert {shape.kind for shape in eager} == {"prompts", "mixed"}
 
 
+@pytest.mark.parametrize("level", range(LEVELS))
+def test_each_grid_has_long_prompts_and_long_contexts_alone_and_among_short_ones(level: int) -> None:
+    shapes = grid(GPU, Levels(level, level, level), 15)
+    for kind, sizes in (("prompts", {2048, 8192}), ("mixed", {2048, 8192})):
+        deep = [one for one in shapes if one.kind == kind and one.start > 65536 and one.rows + one.tokens in sizes]
+        assert {one.rows + one.tokens for one in deep} == sizes
+        assert all(one.start + one.tokens > GPU.max_model_len - 2 * GPU.page_size for one in deep)
+    assert max(one.context for one in shapes if one.rows == 1 and one.kind == "decode") > 120_000
+    for rows in (2, 8, 24, 256):
+        own = [one for one in shapes if one.longest and one.rows == rows and one.kind == "decode"]
+        assert [sorted(one.contexts())[-2:] for one in own] == [[1024, 16384], [1024, 130944]]
+    eager = {one.rows for one in shapes if one.longest and one.kind == "mixed" and one.rows + one.tokens == 2304}
+    assert eager == {8, 32}
+
+
 def test_graphs_of_drafts_leave_the_decodes_of_a_grid_as_they_are() -> None:
     drafting = GPU._replace(graphs=GPU.graphs._replace(decode=tuple(sizes_up_to(1024))))
     for level in range(LEVELS):
@@ -67,7 +92,9 @@ def test_graphs_of_drafts_leave_the_decodes_of_a_grid_as_they_are() -> None:
 def test_steps_that_are_held_out_are_random_and_the_same_for_a_seed() -> None:
     shapes = grid(GPU, Levels(2, 2, 2), 15)
     found = held_out(GPU, shapes, 15)
-    assert len(found) == HELD_OUT
+    assert len(found) == HELD_OUT + HELD_OUT_UNLIKE
+    assert sum(shape.longest > 0 for shape in found) == HELD_OUT_UNLIKE
+    assert any(shape.many > 1 for shape in found)
     assert all(shape.fits(GPU, 15) for shape in found)
     assert found == held_out(GPU, shapes, 15) != held_out(GPU, shapes, 15, seed=1)
 
@@ -98,7 +125,7 @@ def test_the_embedded_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFi
     fitted = [one for one in table.points if not one.held_out]
     kept = [one for one in table.points if one.held_out]
     assert {one.kind for one in fitted} == {"decode", "prompts", "mixed"}
-    assert 0 < len(kept) <= HELD_OUT
+    assert 0 < len(kept) <= HELD_OUT + HELD_OUT_UNLIKE
     assert f"{len(fitted)} points" in printed
     assert f"{len(kept)} steps that were left out" in printed
     for one in table.points:

@@ -45,7 +45,7 @@ class Adapting:
 
     num_bytes = 0  # on the device
     is_on = False
-    reads_choice = False  # whether adapters change the router or experts, so need to know which experts a token has
+    reads_choice = False  # whether adapters change the router
 
     def load(self, model: GptOss, ops: Ops, num_seqs: int) -> NoAdapters:
         """Allocates memory on the device. `ops`: those of steps with adapters. `num_seqs`: that run at once."""

@@ -101,28 +101,64 @@ class LowRank(NamedTuple):
 class AddedExperts(Protocol):
     """What low-rank adapters add to the two products of the experts of a step. P = T * K pairs: t * K + k."""
 
-    def first(self, x_TH: Tensor, places_P: Tensor | None = None) -> Tensor:
-        """[P, N] in the dtype of the activations, N in the order of the backend's gates and ups: before SwiGLU.
+    def first(self, x_TH: Tensor) -> Tensor:
+        """[P, N] in the dtype of the activations, N in the order of the backend's gates and ups: before SwiGLU."""
+        ...
 
-        places_P: int32, the row of each pair in the result, else p. A kernel that is launched next may read all that is
-        older than this call without waiting (gdc_wait).
+    def second(self, h_PI: Tensor, out_TKH: Tensor, *, adds: bool) -> None:
+        """Adds the routing weights times the products of h to `out`, or writes them."""
+        ...
+
+    def shrink_first(self, x_TH: Tensor, entries: "Entries") -> "LowRankRows":
+        """What `first` adds, for kernels that multiply with the second factors.
+
+        A kernel that is launched next may read what is older than this call without waiting (gdc_wait).
         """
         ...
 
-    def second(self, tokens: "ExpertTokens", out_TKH: Tensor, *, adds: bool) -> None:
-        """Adds the routing weights times the products of the tokens to `out`, or writes them."""
+    def shrink_second(self, tokens: "ExpertTokens", entries: "Entries") -> "LowRankRows":
+        """What `second` adds, without the routing weights. The tokens have a row for each pair, in order."""
         ...
 
 
 class ExpertTokens(NamedTuple):
-    """What the second product of experts multiplies: a row for each pair."""
+    """What a product of experts multiplies."""
 
-    rows: Tensor  # [P, I], or planes of FP8 [P, 2, I] (ops/planes.py)
+    rows: Tensor  # [T, H] or [P, I], or planes of FP8 [P, 2, I] (ops/planes.py)
     factor: float = 1.0  # by which they are too large
-    pairs_P: Tensor | None = None  # int32: the pair of each row; None: row p is of pair p
-    places_P: Tensor | None = None  # int32: the inverse, if the backend has it
-    # The kernel before, if any, let this one begin only when the rows, and all that is older, were there.
-    is_ready: bool = False
+
+
+class Entries(NamedTuple):
+    """The pairs of a step in the order of a kernel: entries of a few rows of one expert each."""
+
+    # int32: how many there are; from word 4 on, for each the expert, its first row, how many rows, and a word of no
+    # use. Of a single token: its experts, or float32 the router's logits, of which the largest are meant.
+    table: Tensor
+    order_P: Tensor | None  # int32: the pair of each row; None: of a single token
+    pairs: int
+    most: int  # entries there can be
+    rows: int  # of an entry, at most
+    planes: int  # columns of the product that a row has
+
+    def found(self) -> list[tuple[int, int, int]]:
+        """(expert, first row, rows) of each entry. Waits for the device."""
+        if self.order_P is not None:
+            words = self.table.tolist()
+            return [(words[4 * i], words[4 * i + 1], words[4 * i + 2]) for i in range(1, 1 + words[0])]
+        chosen = self.table.flatten()
+        if chosen.is_floating_point():
+            chosen = chosen.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True).indices
+        return [(expert, row, 1) for row, expert in enumerate(chosen[: self.pairs].tolist())]
+
+
+class LowRankRows(NamedTuple):
+    """What is to be added to the products of an entry's rows: the sum over its adapters of out_of times the values."""
+
+    # [D, P, planes, R], each row with the j-th adapter of its entry: zeros where it has another one, and in all planes
+    # but the first. Anything where the entry has fewer.
+    values_DPR: Tensor
+    lists: Tensor  # int32 [entries, 1 + D]: how many adapters the rows of an entry have, and their slots
+    out_of: Tensor  # [slots, E, N, R], each slot contiguous
 
 
 class AddedLayer(Protocol):

@@ -51,12 +51,12 @@ def compile_gemm(
     per_token: int = 4,
     intermediate: int = 2880,
     choice: int = 0,
-    added: bool = False,
+    rank: int = 0,
 ) -> Compiled:
     def descriptor(dtype: str, shape: list[int], swizzle: int, bits: int) -> str:
         return f"tensordesc<{dtype}[{','.join(map(str, shape))}],{gl.NVMMASharedLayout(swizzle, bits, len(shape))!r}>"
 
-    direct = tiling.planes > 0 and hopper.is_direct(tokens, per_token, tiling.tokens)
+    direct = tiling.planes > 0 and not rank and hopper.is_direct(tokens, per_token, tiling.tokens)
     dtype, columns, swizzle, bits = (
         ("fp8e4nv", tiling.planes * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
     )
@@ -74,9 +74,13 @@ def compile_gemm(
         "ids_ptr": "*i32",
         "weights_ptr": "*fp32",
         "tile_counters_ptr": "*i32",
-        "added_ptr": "*bf16" if added else "*fp32",
         "num_tokens": "i32",
     }
+    missing = dict.fromkeys(("factors_desc", "values_desc", "lists_ptr", "slot_rows"))
+    if rank:
+        signature |= {"factors_desc": descriptor("bf16", [64, 16], 32, 16), "lists_ptr": "*i32", "slot_rows": "i32"}
+        box = [max(tiling.planes, 1) * tiling.tokens, 16]
+        signature["values_desc"], missing = descriptor("bf16", box, 32, 16), {}
     splits = 1 if gated else tiling.splits
     columns, rows = (2880, intermediate) if gated else (intermediate, 2880)
     unit_rows = -(-rows // 32) if gated else 45
@@ -86,10 +90,12 @@ def compile_gemm(
     return compile_ahead(
         gemm,
         signature,
-        constants | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct, "CHOICE": choice, "ADDED": added},
+        constants
+        | {"GATED": gated, "SINGLE": tokens == 1, "DIRECT": direct, "CHOICE": choice}
+        | {"RANK": rank, "MOST": 8 if rank else 0}
+        | missing,
         num_warps=4,
         maxnreg=tiling.registers,
-        may_spill=added,
     )
 
 
@@ -149,7 +155,7 @@ def test_a_few_tokens_with_many_experts_each_are_sorted() -> None:
 @pytest.mark.compiles
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sort_compiles(rows: int) -> None:
-    signature = dict.fromkeys(("ids_ptr", "counts_ptr", "ranks_ptr", "order_ptr", "places_ptr", "table_ptr"), "*i32")
+    signature = dict.fromkeys(("ids_ptr", "counts_ptr", "ranks_ptr", "order_ptr", "table_ptr"), "*i32")
     if rows == 1:  # planes
         signature |= {"x_ptr": "*i16", "sorted_ptr": "*i16", "scales_ptr": "*fp32", "sorted_scales_ptr": "*fp32"}
     else:
@@ -173,7 +179,7 @@ def sort_in_interpreter() -> None:
         scale_T, sorted_scales = torch.rand(tokens), torch.full((pairs,), torch.nan)
         counted = pairs > 32
         rows = torch.full((pairs, hidden), -1, dtype=torch.int16 if words else torch.float16)
-        pair_of_row, row_of_pair = torch.full((2, pairs), -1, dtype=torch.int32)
+        pair_of_row = torch.full((pairs,), -1, dtype=torch.int32)
         table = torch.full((4 + 4 * most,), -1, dtype=torch.int32)
         hopper.sort_kernel[(triton.cdiv(pairs, 8),)](
             x_TH,
@@ -184,7 +190,6 @@ def sort_in_interpreter() -> None:
             rows,
             sorted_scales,
             pair_of_row,
-            row_of_pair,
             table,
             pairs,
             K=per_token,
@@ -199,7 +204,6 @@ def sort_in_interpreter() -> None:
         )
         order = routing.expert_ids_TK.flatten().argsort(stable=True)
         assert torch.equal(pair_of_row.long(), order)
-        assert torch.equal(row_of_pair.long(), order.argsort())
         if words:
             assert torch.equal(rows, x_TH[order // per_token])
             assert torch.equal(sorted_scales, scale_T[order // per_token])

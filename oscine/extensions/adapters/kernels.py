@@ -3,14 +3,8 @@
 A program multiplies up to BLOCK_P rows with one key (tables.py) with tensor cores. A row without an adapter costs a
 program that ends at once, or none of its own.
 
-What a program may read before it waits for the kernel before it (gdc_wait):
-
-    factors, and keys of tokens      always: they are older than the step
-    keys of pairs                    after the first product, which waits for the router before it lets others begin
-    tokens of the second product     if they are said to be ready (ExpertTokens)
-
-So the experts' first product, which comes after the two of its adapters, reads its tokens and weights beside them, and
-waits only for what it adds. And the first of the two after the experts' second product runs beside that.
+A program reads factors and keys of tokens before it waits for the kernel before it (gdc_wait): they are older than the
+step.
 
 Shape suffixes as in products.py; P rows of a program; C columns and N matrix rows of a tile.
 """
@@ -22,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oscine.extensions.adapters.entries import shrink_entries
 from oscine.extensions.adapters.products import Norm, Rows
 from oscine.extensions.adapters.tables import BLOCK_P, rows_of, with_table
-from oscine.ops.interface import ExpertTokens
+from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
 from oscine.ops.launch import let_next_begin, wait
 from oscine.ops.target import Target
 
@@ -76,14 +71,10 @@ class Kernels:
 
     def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int) -> Tensor:
         """As in products.py, but with partial sums: float32 [splits, P, segments * R]."""
-        return self._shrink(ExpertTokens(x), rows, into, segments, lets_later=False)
-
-    def _shrink(self, tokens: ExpertTokens, rows: Rows, into: Tensor, segments: int, *, lets_later: bool) -> Tensor:
-        x, count, num_columns = tokens.rows, rows.size, tokens.rows.shape[-1]
+        count, num_columns = rows.size, x.shape[-1]
         rank = into.shape[-2] // segments
         block_c, steps, splits = cut_of(num_columns, rank, _num_blocks(rows))
         y = torch.empty((splits, count, segments * rank), dtype=torch.float32, device=x.device)
-        pairs, places = _indices(rows, tokens)
         if count:
             _shrink_kernel[(_num_blocks(rows), segments, splits)](
                 x,
@@ -92,26 +83,19 @@ class Kernels:
                 rows.ids_P,
                 rows.order_P,
                 rows.blocks_B3,
-                pairs,
-                places,
                 y,
                 count,
                 into.stride(0),
-                1.0 / tokens.factor,
                 E=rows.experts,
                 K=rows.per_token,
                 PER_TOKEN=count // len(x),
                 COLUMNS=num_columns,
                 RANK=rank,
                 SEGMENTS=segments,
-                PLANES=x.dim() == 3,
                 STEPS=steps,
                 STAGES=_STAGES,
                 BLOCK_P=BLOCK_P,
-                BLOCK_Q=triton.next_power_of_2(count) if rows.order_P is not None and pairs is not None else 0,
                 BLOCK_C=block_c,
-                LETS_LATER=lets_later,
-                READY=tokens.is_ready,
                 **self._target.program(program_of(rank)),
                 **self._target.launch_options,
             )
@@ -136,9 +120,14 @@ class Kernels:
         places = Places(out.stride(0), 0)
         self._expand(y, rows, out_of, out, places, (block_n, 1), adds=adds, ends=ends, norm=norm)
 
+    def shrink_entries(
+        self, tokens: ExpertTokens, entries: Entries, keys_T: Tensor, into: Tensor, out_of: Tensor, *, first: bool
+    ) -> LowRankRows:
+        return shrink_entries(self._target, tokens, entries, keys_T, into, out_of, first=first)
+
     def through(
         self,
-        tokens: ExpertTokens,
+        tokens: Tensor,
         rows: Rows,
         into: Tensor,
         out_of: Tensor,
@@ -146,12 +135,10 @@ class Kernels:
         *,
         adds: bool,
         weights_P: Tensor | None = None,
-        places_P: Tensor | None = None,
     ) -> None:
-        is_first = weights_P is None  # of the two products of experts
-        y = self._shrink(tokens, rows, into, 1, lets_later=is_first)
+        y = self.shrink(tokens, rows, into, 1)
         num_rows, rank = out_of.shape[-2:]
-        block_n, places = block_of(rank), Places(out_TKN.stride(0), out_TKN.stride(1), places_P)
+        block_n, places = block_of(rank), Places(out_TKN.stride(0), out_TKN.stride(1))
         tiles = triton.cdiv(num_rows, block_n)
         chunks = max(_CHUNKS, triton.cdiv(4 * self._target.sm_count, max(1, _num_blocks(rows))))
         shape = block_n, triton.cdiv(tiles, chunks)
@@ -183,7 +170,6 @@ class Kernels:
                 rows.blocks_B3,
                 weights_P,
                 None if norm is None else norm.squares_TS,
-                places.rows_P,
                 out,
                 count,
                 out_of.stride(0),
@@ -215,39 +201,24 @@ class Places(NamedTuple):
 
     token_stride: int
     pair_stride: int
-    rows_P: Tensor | None = None  # int32: the row of each pair, of pair_stride elements, whatever its token
 
 
 def _num_blocks(rows: Rows) -> int:
     return rows.size if rows.blocks_B3 is None else len(rows.blocks_B3)
 
 
-def _indices(rows: Rows, tokens: ExpertTokens) -> tuple[Tensor | None, Tensor | None]:
-    """The pair of each row of the tokens; or the row of each pair, which rows with a table ask for."""
-    if rows.order_P is None or tokens.places_P is None:
-        return tokens.pairs_P, None
-    return None, tokens.places_P
+@triton.jit
+def _load_x(x, at_P, live_P, start, COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr):
+    column_C = start + tl.arange(0, BLOCK_C)
+    live_PC = live_P[:, None] & (column_C < COLUMNS)[None, :]
+    return tl.load(x + at_P.to(tl.int64)[:, None] * COLUMNS + column_C[None, :], mask=live_PC, other=0.0)
 
 
 @triton.jit
-def _load_x(x, at_P, live_P, column_C, inside_C, COLUMNS: tl.constexpr, PLANES: tl.constexpr):
-    live_PC = live_P[:, None] & inside_C[None, :]
-    if PLANES:
-        at_PC = at_P.to(tl.int64)[:, None] * (2 * COLUMNS) + column_C[None, :]
-        high = tl.load(x + at_PC, mask=live_PC, other=0.0).to(tl.float32)
-        low = tl.load(x + at_PC + COLUMNS, mask=live_PC, other=0.0).to(tl.float32)
-        return high + low * 0.0625
-    return tl.load(x + at_P.to(tl.int64)[:, None] * COLUMNS + column_C[None, :], mask=live_PC, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _load_a(a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, PLANES: tl.constexpr, BLOCK_C: tl.constexpr):
+def _load_a(a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, BLOCK_C: tl.constexpr):
     rank_R, column_C = tl.arange(0, RANK), start + tl.arange(0, BLOCK_C)
     inside_RC = (rank_R >= 0)[:, None] & (column_C < COLUMNS)[None, :]
-    a_RC = tl.load(a + rank_R[:, None] * COLUMNS + column_C[None, :], mask=inside_RC, other=0.0)
-    if PLANES:  # x has the order of ops/planes.py: of 16 columns, each of the first half before one of the second
-        a_RC = tl.reshape(a_RC, (RANK, BLOCK_C // 16, 2, 8)).permute(0, 1, 3, 2).reshape(RANK, BLOCK_C)
-    return a_RC
+    return tl.load(a + rank_R[:, None] * COLUMNS + column_C[None, :], mask=inside_RC, other=0.0)
 
 
 @triton.jit
@@ -261,10 +232,8 @@ def _shrink_rows(
     split,
     first,
     y_stride,
-    scale,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
-    PLANES: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -278,20 +247,17 @@ def _shrink_rows(
     rank_R = tl.arange(0, RANK)
     sum_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
     if STEPS == 1:
-        start = split * BLOCK_C
-        column_C = start + tl.arange(0, BLOCK_C)
-        a_RC = _load_a(a, start, COLUMNS, RANK, PLANES, BLOCK_C)
+        a_RC = _load_a(a, split * BLOCK_C, COLUMNS, RANK, BLOCK_C)
         wait(WAITS)
-        x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
-        sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
+        x_PC = _load_x(x, at_P, live_P, split * BLOCK_C, COLUMNS, BLOCK_C)
+        sum_PR = tl.dot(x_PC.to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     else:
         wait(WAITS)
         for step in tl.range(STEPS, num_stages=STAGES):
             start = (split * STEPS + step) * BLOCK_C
-            column_C = start + tl.arange(0, BLOCK_C)
-            x_PC = _load_x(x, at_P, live_P, column_C, column_C < COLUMNS, COLUMNS, PLANES)
-            a_RC = _load_a(a, start, COLUMNS, RANK, PLANES, BLOCK_C)
-            sum_PR = tl.dot((x_PC * scale).to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
+            x_PC = _load_x(x, at_P, live_P, start, COLUMNS, BLOCK_C)
+            a_RC = _load_a(a, start, COLUMNS, RANK, BLOCK_C)
+            sum_PR = tl.dot(x_PC.to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
     at_PR = pair_P[:, None] * y_stride + (first + rank_R)[None, :]
     tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
 
@@ -304,55 +270,32 @@ def _shrink_kernel(
     ids,
     order,
     blocks,
-    pairs,
-    places,
     y,
     count,
     slot_stride,
-    scale,
     E: tl.constexpr,
     K: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    PLANES: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    LETS_LATER: tl.constexpr,
-    READY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`pairs`: the pair of each row of x; `places`: the row of x of each pair; else row p is of pair p.
-
-    BLOCK_Q: there is a table and no `places`, so each pair is looked for among so many `pairs`.
-
-    LETS_LATER: later kernels read without waiting what this one waits for. READY: x is older than the kernel before.
-    """
-    wait(PDL and LETS_LATER)
     let_next_begin(PDL)
     segment, split = tl.program_id(1), tl.program_id(2)
-    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, pairs, count, tl.program_id(0), E, K, BLOCK_P)
+    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, count, tl.program_id(0), E, K, BLOCK_P)
     if (key >= 0) & works:
         a = into + (key // E).to(tl.int64) * slot_stride
         a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
-        pair_P, at_P = row_P, row_P // PER_TOKEN
-        if places is not None:
-            at_P = tl.load(places + row_P, mask=live_P, other=0)
-        elif BLOCK_Q > 0:
-            at_Q = tl.arange(0, BLOCK_Q)
-            pair_Q = tl.load(pairs + at_Q, mask=at_Q < count, other=-1)
-            at_P = tl.sum(tl.where(pair_Q[None, :] == row_P[:, None], at_Q[None, :], 0), 1)
-        elif pairs is not None:
-            pair_P = tl.load(pairs + row_P, mask=live_P, other=0)
         _shrink_rows(
-            x, a, y + split * count * (SEGMENTS * RANK), pair_P, at_P, live_P, split, segment * RANK, SEGMENTS * RANK,
-            scale, COLUMNS, RANK, PLANES, STEPS, STAGES, BLOCK_P, BLOCK_C, PDL and not (LETS_LATER or READY),
+            x, a, y + split * count * (SEGMENTS * RANK), row_P, row_P // PER_TOKEN, live_P, split, segment * RANK,
+            SEGMENTS * RANK, COLUMNS, RANK, STEPS, STAGES, BLOCK_P, BLOCK_C, PDL,
         )  # fmt: skip
-    wait(PDL)  # READY: so that the next kernel comes after the one before
+    wait(PDL)  # also without work, so that the next kernel comes after the one before
 
 
 @triton.jit
@@ -381,13 +324,9 @@ def _scaled(y_PR, row_P, live_P, weights, squares, eps, SQUARES: tl.constexpr, W
 
 
 @triton.jit
-def _starts_of(row_P, live_P, places, token_stride, pair_stride, K: tl.constexpr):
+def _starts_of(row_P, token_stride, pair_stride, K: tl.constexpr):
     """Where results of rows begin, in elements."""
-    if places is None:
-        at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
-    else:
-        at_P = tl.load(places + row_P, mask=live_P, other=0).to(tl.int64) * pair_stride
-    return at_P
+    return (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
 
 
 @triton.jit
@@ -416,7 +355,6 @@ def _expand_kernel(
     blocks,
     weights,
     squares,
-    places,
     out,
     count,
     slot_stride,
@@ -440,14 +378,13 @@ def _expand_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`first`, `second`: where the second and the third segment begin. `places`: the row of `out` of each pair. Without
-    ADDS, other rows become zeros. A program has one tile, whose factors it reads before it waits, or several (STAGES),
-    of one segment."""
+    """`first`, `second`: where the second and the third segment begin. Without ADDS, other rows become zeros. A program
+    has one tile, whose factors it reads before it waits, or several (STAGES), of one segment."""
     let_next_begin(PDL)
     start = tl.program_id(1) * BLOCK_N * tiles
-    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, None, count, tl.program_id(0), E, K, BLOCK_P)
+    key, row_P, live_P, works = rows_of(keys, ids, order, blocks, count, tl.program_id(0), E, K, BLOCK_P)
     segment = 0 if SEGMENTS == 1 else (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
-    at_P = _starts_of(row_P, live_P, places, token_stride, pair_stride, K)
+    at_P = _starts_of(row_P, token_stride, pair_stride, K)
     if (key >= 0) & works:
         b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
         if STAGES == 0:

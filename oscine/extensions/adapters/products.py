@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oscine.ops.interface import ExpertTokens
+from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
 
 
 class Rows(NamedTuple):
@@ -60,6 +60,16 @@ class Backend(Protocol):
 
     def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int) -> Tensor: ...
 
+    def shrink_entries(
+        self, tokens: ExpertTokens, entries: Entries, keys_T: Tensor, into: Tensor, out_of: Tensor, *, first: bool
+    ) -> LowRankRows:
+        """The first product of pairs in entries. into [S, E, R, K].
+
+        first: tokens have a row each, and a kernel that is launched next may read what is older than this call without
+        waiting (gdc_wait). Else each pair has a row, in the order of the entries.
+        """
+        ...
+
     def expand(
         self,
         y: Tensor,
@@ -74,7 +84,7 @@ class Backend(Protocol):
 
     def through(
         self,
-        tokens: ExpertTokens,
+        tokens: Tensor,
         rows: Rows,
         into: Tensor,
         out_of: Tensor,
@@ -82,7 +92,6 @@ class Backend(Protocol):
         *,
         adds: bool,
         weights_P: Tensor | None = None,
-        places_P: Tensor | None = None,
     ) -> None: ...
 
 
@@ -103,6 +112,26 @@ class Reference:
             factors = into.flatten(0, into.dim() - 3)[key]
             y[chosen] = x[chosen // per_token].float() @ factors.float().T
         return y
+
+    def shrink_entries(
+        self, tokens: ExpertTokens, entries: Entries, keys_T: Tensor, into: Tensor, out_of: Tensor, *, first: bool
+    ) -> LowRankRows:
+        slots, rank = len(into), into.shape[-2]
+        x = _unplaned(tokens.rows) if tokens.rows.dim() == 3 else tokens.rows.float()
+        most, per_token = min(slots, entries.rows), entries.pairs // len(keys_T)
+        values = into.new_zeros(most, entries.pairs, entries.planes, rank)
+        lists = torch.zeros(entries.most, 1 + most, dtype=torch.int32)
+        order = range(entries.pairs) if entries.order_P is None else entries.order_P.tolist()
+        for entry, (expert, start, number) in enumerate(entries.found()):
+            own = [int(keys_T[pair // per_token]) for pair in order[start : start + number]]
+            found = sorted({*own} - {-1}, reverse=True)
+            lists[entry, 0] = len(found)
+            for j, slot in enumerate(found):
+                lists[entry, 1 + j] = slot
+                for row in (start + i for i in range(number) if own[i] == slot):
+                    at = order[row] // per_token if first else row
+                    values[j, row, 0] = (x[at] @ into[slot, expert].float().T / tokens.factor).to(into.dtype)
+        return LowRankRows(values, lists.to(keys_T.device), out_of)
 
     def expand(
         self,
@@ -134,7 +163,7 @@ class Reference:
 
     def through(
         self,
-        tokens: ExpertTokens,
+        tokens: Tensor,
         rows: Rows,
         into: Tensor,
         out_of: Tensor,
@@ -142,22 +171,14 @@ class Reference:
         *,
         adds: bool,
         weights_P: Tensor | None = None,
-        places_P: Tensor | None = None,
     ) -> None:
-        """Both products of pairs: adds them to `out`, or writes them. tokens.rows [T, K]: of all pairs of a token.
-
-        places_P: row p of the result goes to row places_P[p] of `out`, which is contiguous then.
-        """
-        x = _unplaned(tokens.rows) if tokens.rows.dim() == 3 else tokens.rows
-        if tokens.pairs_P is not None:
-            x = torch.empty_like(x).index_copy_(0, tokens.pairs_P.long(), x)
-        y = self.shrink(x, rows, into, 1) / tokens.factor
+        """Both products of pairs: adds them to `out`, or writes them. tokens: [T, K], each for all of its pairs, or
+        [P, K]."""
+        y = self.shrink(tokens, rows, into, 1)
         if weights_P is not None:
             y = y * weights_P[:, None]
-        sums_PN = torch.empty(rows.size, out_of.shape[-2], dtype=torch.float32, device=x.device)
+        sums_PN = torch.empty(rows.size, out_of.shape[-2], dtype=torch.float32, device=y.device)
         self.expand(y, rows, out_of, sums_PN, adds=False)
-        if places_P is not None:
-            sums_PN = torch.empty_like(sums_PN).index_copy_(0, places_P.long(), sums_PN)
         sums_TKN = sums_PN.view(*out_TKN.shape[:2], -1)
         out_TKN.copy_(out_TKN.float() + sums_TKN if adds else sums_TKN)
 

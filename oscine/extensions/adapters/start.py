@@ -33,7 +33,7 @@ class RuntimeAdapting(Adapting):
             )
         self._specs = tensor_specs(start.opened.config)
         self._targets = self._options.lora_target_modules or self._targets_of_modules()
-        self.reads_choice = not {"experts", "router"}.isdisjoint(self._targets)
+        self.reads_choice = "router" in self._targets
         if "experts" in self._targets:
             if model.experts_on_host not in (None, "0"):
                 raise OptionError("experts-on-host", "excludes LoRA adapters of experts", "lora-target-modules")

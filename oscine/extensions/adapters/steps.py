@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from oscine.extensions.adapters.products import Backend, Norm, Rows
-from oscine.ops.interface import AddedProducts, ExpertTokens, LowRank, Routing
+from oscine.ops.interface import AddedProducts, Entries, ExpertTokens, LowRank, LowRankRows, Routing
 
 Factors = Mapping[str, Tensor]  # of a layer, by the names of the layout; each of all slots
 
@@ -41,26 +42,36 @@ class Products:
         return out
 
 
-@dataclass(frozen=True, slots=True)
 class Experts:
     """An AddedExperts."""
 
-    backend: Backend
-    rows: Rows
-    weights_P: Tensor
-    factors: Factors
+    def __init__(self, backend: Backend, keys_T: Tensor, routing: Routing, factors: Factors) -> None:
+        self._backend, self._keys_T, self._routing, self._factors = backend, keys_T, routing, factors
 
-    def first(self, x_TH: Tensor, places_P: Tensor | None = None) -> Tensor:
-        out_of, rows = self.factors["gate_up_out"], self.rows
+    @cached_property
+    def _rows(self) -> Rows:
+        slots, experts = self._factors["gate_up_in"].shape[:2]
+        return self._backend.rows(self._keys_T, slots, self._routing.expert_ids_TK, experts)
+
+    def first(self, x_TH: Tensor) -> Tensor:
+        out_of, rows = self._factors["gate_up_out"], self._rows
         out = torch.empty(rows.size, out_of.shape[-2], dtype=out_of.dtype, device=x_TH.device)
         out_TKN = out.view(len(x_TH), rows.per_token, -1)
-        tokens, into = ExpertTokens(x_TH), self.factors["gate_up_in"]
-        self.backend.through(tokens, rows, into, out_of, out_TKN, adds=False, places_P=places_P)
+        self._backend.through(x_TH, rows, self._factors["gate_up_in"], out_of, out_TKN, adds=False)
         return out
 
-    def second(self, tokens: ExpertTokens, out_TKH: Tensor, *, adds: bool) -> None:
-        into, out_of = self.factors["down_in"], self.factors["down_out"]
-        self.backend.through(tokens, self.rows, into, out_of, out_TKH, adds=adds, weights_P=self.weights_P)
+    def second(self, h_PI: Tensor, out_TKH: Tensor, *, adds: bool) -> None:
+        into, out_of = self._factors["down_in"], self._factors["down_out"]
+        weights_P = self._routing.weights_TK.flatten()
+        self._backend.through(h_PI, self._rows, into, out_of, out_TKH, adds=adds, weights_P=weights_P)
+
+    def shrink_first(self, x_TH: Tensor, entries: Entries) -> LowRankRows:
+        into, out_of = self._factors["gate_up_in"], self._factors["gate_up_out"]
+        return self._backend.shrink_entries(ExpertTokens(x_TH), entries, self._keys_T, into, out_of, first=True)
+
+    def shrink_second(self, tokens: ExpertTokens, entries: Entries) -> LowRankRows:
+        into, out_of = self._factors["down_in"], self._factors["down_out"]
+        return self._backend.shrink_entries(tokens, entries, self._keys_T, into, out_of, first=False)
 
 
 class Layer:
@@ -80,10 +91,7 @@ class Layer:
             routing = self._routed_again(x_TH, routing, weight_EH, bias_E)
         if "gate_up_in" not in self._factors:
             return routing
-        num_slots = len(self._factors["gate_up_in"])
-        rows = self._backend.rows(self._rows.keys_T, num_slots, routing.expert_ids_TK, len(bias_E))
-        added = Experts(self._backend, rows, routing.weights_TK.flatten(), self._factors)
-        return routing._replace(added=added)
+        return routing._replace(added=Experts(self._backend, self._rows.keys_T, routing, self._factors))
 
     def _routed_again(self, x_TH: Tensor, routing: Routing, weight_EH: Tensor, bias_E: Tensor) -> Routing:
         """All tokens, by logits with what adapters add to them; of equal logits any expert may go first."""

@@ -101,10 +101,10 @@ def table_kernel(
 
 
 @triton.jit
-def rows_of(keys, ids, order, blocks, pairs, count, block, E: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr):
+def rows_of(keys, ids, order, blocks, count, block, E: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr):
     """(the key of a block's rows, which rows, which of them there are, whether there is any).
 
-    Without a table, block i has the rows with the key of row i, if that one is the first. `pairs`: what keys are of.
+    Without a table, block i has the rows with the key of row i, if that one is the first.
     """
     row_P = tl.arange(0, BLOCK_P)
     if blocks is not None:
@@ -115,8 +115,7 @@ def rows_of(keys, ids, order, blocks, pairs, count, block, E: tl.constexpr, K: t
         works = number > 0
     else:
         inside_P = row_P < count
-        pair_P = row_P if pairs is None else tl.load(pairs + row_P, mask=inside_P, other=0)
-        key_P = _key_of(keys, ids, pair_P, inside_P, E, K)
+        key_P = _key_of(keys, ids, row_P, inside_P, E, K)
         key = tl.max(tl.where(row_P == block, key_P, -1), 0)
         live_P = (key_P == key) & inside_P
         works = tl.min(tl.where(live_P, row_P, BLOCK_P), 0) == block

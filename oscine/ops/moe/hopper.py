@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops import planes
-from oscine.ops.interface import ExpertTokens, MxExperts, Routing
+from oscine.ops.interface import Entries, ExpertTokens, LowRankRows, MxExperts, Routing
 from oscine.ops.linear.hopper_stream import descriptor
 from oscine.ops.moe import fp8
 from oscine.ops.moe.hopper_gemm import gemm
@@ -196,16 +196,17 @@ def is_direct(tokens: int, per_token: int, most: int) -> bool:
 def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, limit: float, tiling: Tiling) -> Tensor:
     """The op with a tiling given; benchmarks call it to try others."""
     (tokens, per_token), pairs = routing.expert_ids_TK.shape, routing.expert_ids_TK.numel()
-    direct = tiling.planes > 0 and is_direct(tokens, per_token, tiling.tokens)
-    splits = nonempty_splits(tiling, experts.down.k_units)
-    assert not tiling.middle or not (direct or tokens == 1 or tiling.planes == 2)
     added = routing.added
     assert added is None or not experts.fp8
-    y_TJH = x_TH.new_empty(tokens, per_token * (splits + (added is not None)), experts.hidden)
+    # the rows of what is added have the order of entries
+    direct = tiling.planes > 0 and added is None and is_direct(tokens, per_token, tiling.tokens)
+    splits = nonempty_splits(tiling, experts.down.k_units)
+    assert not tiling.middle or not (direct or tokens == 1 or tiling.planes == 2)
+    y_TJH = x_TH.new_empty(tokens, per_token * splits, experts.hidden)
     if tokens == 0:
         return y_TJH
     # x is made fp16 when it is sorted
-    x, places = Tokens(x_TH, None), None
+    x = Tokens(x_TH, None)
     if tiling.planes:
         x = Tokens(*(routing.prepared or planes.split(target, x_TH, tiling.planes)))
     if tokens == 1 or direct:
@@ -214,19 +215,19 @@ def run(target: Target, x_TH: Tensor, routing: Routing, experts: HopperExperts, 
         table = ids if routing.logits_TE is None else routing.logits_TE
         order = torch.empty(pairs, dtype=torch.int32, device=x_TH.device) if direct else ids
     else:
-        if added is not None:
-            places = torch.empty(pairs, dtype=torch.int32, device=x_TH.device)
-        x, order, table, entries = _sort(x, routing, experts.experts, tiling, places)
+        x, order, table, entries = _sort(x, routing, experts.experts, tiling)
     columns = experts.gate_up.unit_rows * (UNIT // 2) if experts.fp8 else experts.intermediate
     h = Tokens(_empty_tokens(pairs, columns, tiling, x_TH.device), None)
-    added_PN = None if added is None else added.first(x_TH, places)  # last before the product that it is added to
-    work = Work(table, entries, order, routing, limit, direct, added_PN)
-    _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
-    _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
-    if added is not None:  # the second product has let others begin only when h was there
-        factor = fp8.h_factor(limit) if tiling.planes else 1.0
-        hidden = ExpertTokens(h.rows, factor, None if tokens == 1 else order, places, is_ready=True)
-        added.second(hidden, y_TJH[:, splits :: splits + 1], adds=False)
+    work = Work(table, entries, order, routing, limit, direct)
+    if added is None:
+        _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work)
+        _launch(target, tiling, splits, experts.down, h, y_TJH, False, work)
+        return y_TJH
+    lone = tokens == 1
+    cut = Entries(table, None if lone else order, pairs, entries, 1 if lone else tiling.tokens, max(tiling.planes, 1))
+    _launch(target, tiling, 1, experts.gate_up, x, h.rows, True, work, added.shrink_first(x_TH, cut))
+    own = ExpertTokens(h.rows, fp8.h_factor(limit) if tiling.planes else 1.0)
+    _launch(target, tiling, splits, experts.down, h, y_TJH, False, work, added.shrink_second(own, cut))
     return y_TJH
 
 
@@ -239,9 +240,6 @@ class Work(NamedTuple):
     routing: Routing
     limit: float
     direct: bool
-    # [T * K, unit rows * 64], in the order of the rows of weights, and those of h, if pairs were sorted: added to the
-    # first product
-    added_PN: Tensor | None
 
 
 class Tokens(NamedTuple):
@@ -264,7 +262,15 @@ def nonempty_splits(tiling: Tiling, k_units: int) -> int:
 
 
 def _launch(
-    target: Target, tiling: Tiling, splits: int, matrix: Matrix, tokens: Tokens, out: Tensor, gated: bool, work: Work
+    target: Target,
+    tiling: Tiling,
+    splits: int,
+    matrix: Matrix,
+    tokens: Tokens,
+    out: Tensor,
+    gated: bool,
+    work: Work,
+    low: LowRankRows | None = None,
 ) -> None:
     nibbles, scales = _descriptors(matrix, tiling.units)
     ids_TK, weights_TK = work.routing[:2]
@@ -283,11 +289,12 @@ def _launch(
         ids_TK,
         weights_TK,
         tile_counters(out.device),
-        weights_TK if work.added_PN is None else work.added_PN,
+        *((None,) * 4 if low is None else _added(low, tiling)),
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
-        ADDED=work.added_PN is not None,
+        RANK=0 if low is None else low.out_of.shape[-1],
+        MOST=0 if low is None else len(low.values_DPR),
         SINGLE=num_tokens == 1,
         DIRECT=work.direct,
         CHOICE=0 if logits_TE is None else logits_TE.shape[1],
@@ -296,6 +303,16 @@ def _launch(
         launch_pdl=True,
         enable_fp_fusion=True,
     )
+
+
+def _added(low: LowRankRows, tiling: Tiling) -> tuple[TensorDescriptor, TensorDescriptor, Tensor, int]:
+    """(factors, their rows all beside each other; values; lists; rows of factors between those of slots)."""
+    (slots, experts, rows, rank), stride = low.out_of.shape, low.out_of.stride(0)
+    assert stride % rank == 0
+    factors = low.out_of.as_strided(((slots - 1) * (stride // rank) + experts * rows, rank), (rank, 1))
+    columns = tiling.tokens * max(tiling.planes, 1)
+    values = low.values_DPR.flatten(0, 2)
+    return descriptor(factors, [64, 16]), descriptor(values, [columns, 16]), low.lists, stride // rank
 
 
 def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorDescriptor, TensorDescriptor]:
@@ -355,11 +372,8 @@ def _descriptors(matrix: Matrix, units: int) -> tuple[TensorDescriptor, TensorDe
     return matrix.descriptors[units]
 
 
-def _sort(
-    x: Tokens, routing: Routing, experts: int, tiling: Tiling, places: Tensor | None
-) -> tuple[Tokens, Tensor, Tensor, int]:
-    """(rows of x by expert, their pairs [T * K], the table of entries, the most entries there can be). Writes places,
-    int32 [T * K]: the row of each pair."""
+def _sort(x: Tokens, routing: Routing, experts: int, tiling: Tiling) -> tuple[Tokens, Tensor, Tensor, int]:
+    """(rows of x by expert, their pairs [T * K], the table of entries, the most entries there can be)."""
     pairs, ids = routing.expert_ids_TK.numel(), routing.expert_ids_TK
     counted = routing.counts_E is not None
     assert counted or pairs <= 256, "many tokens are counted by the router"
@@ -380,7 +394,6 @@ def _sort(
         sorted_x.flatten(1).view(torch.int16) if tiling.planes else sorted_x,
         scales,
         order,
-        places,
         table,
         pairs,
         K=ids.shape[1],
@@ -409,7 +422,6 @@ def sort_kernel(
     sorted_ptr,
     sorted_scales_ptr,
     order_ptr,
-    places_ptr,
     table_ptr,
     pairs,
     K: tl.constexpr,
@@ -447,8 +459,6 @@ def sort_kernel(
     starts = tl.cumsum(counts, 0) - counts
     row = tl.sum(tl.where(ids[:, None] == expert[None, :], starts[None, :], 0), 1) + rank
     tl.store(order_ptr + row, pair, valid)
-    if places_ptr is not None:
-        tl.store(places_ptr + pair, row, valid)
     if scales_ptr is not None:
         tl.store(sorted_scales_ptr + row, tl.load(scales_ptr + pair // K, valid), valid)
     source = (pair // K).to(tl.int64) * H

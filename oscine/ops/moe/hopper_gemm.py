@@ -12,6 +12,9 @@ UNITS units of 64 along k:
     producers: wait empty[s]  ->  TMA nibbles, scales; TMA tokens  ->  full[s]
     consumer:  wait full[s]   ->  LDS, expand, wgmma   ->  empty[s]
 
+With RANK, low-rank adapters add to the products of the rows that have them: after the last stage along k, a tile has
+stages of second factors and values (LowRankRows), 16 ranks each, for each adapter of its entry.
+
 What a tile is: hopper_tiles.py. Expansion: hopper_expand.py. Layout of a unit: hopper_repack.py.
 """
 
@@ -29,11 +32,14 @@ from oscine.ops.compat import async_load, reinterpret
 from oscine.ops.moe.hopper_choice import store_choice
 from oscine.ops.moe.hopper_expand import block_scales, blocks, scaled_weights, table_weights
 from oscine.ops.moe.hopper_tiles import (
+    Added,
     Config,
-    added_rows_of,
+    adapters_ahead,
+    adapters_of,
     find_entries,
     h_factor,
     is_narrow,
+    list_of,
     note_order,
     pairs_of,
     quarters,
@@ -97,7 +103,6 @@ class Pointers:
     ids: gl.tensor  # CHOICE: written by GEMM 1, as the weights are
     weights: gl.tensor
     tile_counters: gl.tensor
-    added: gl.tensor  # GEMM 1, ADDED: to the product of each pair, [pairs, UNIT_ROWS * 64]
 
 
 @gluon.jit
@@ -176,33 +181,89 @@ def _load_quarters(cfg, ring, sources, stage, tile, step):
 
 
 @gluon.jit
-def _produce_weights(cfg, ring, sources, pointers, num_tokens):
+def _load_factors(cfg, ring, added, stage, tile, slot, chunk: gl.constexpr):
+    full = ring.full.index(stage)
+    mbarrier.expect(full, cfg.CONSUMERS * added.factors.block_type.nbytes)
+    for c in gl.static_range(cfg.CONSUMERS):
+        row = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * 64
+        if not cfg.GATED:
+            row -= tile.expert * (cfg.UNIT_ROWS * 64 - cfg.ROWS)  # these are not padded
+        buffer = _factors(cfg, ring, added).index((stage * cfg.CONSUMERS + c) * cfg.UNITS)
+        async_load(added.factors, [slot * added.slot_rows + row, chunk * 16], full, buffer)
+
+
+@gluon.jit
+def _load_values(cfg, ring, added, stage, tile, j, chunk: gl.constexpr):
+    full = ring.full.index(stage)
+    mbarrier.expect(full, added.values.block_type.nbytes)
+    row = j * added.rows + tile.first * (2 if cfg.PLANES == 2 else 1)
+    async_load(added.values, [row, chunk * 16], full, _values(cfg, ring, added, stage))
+
+
+@gluon.jit
+def _factors(cfg, ring, added):
+    """The buffers of weights, the first one of a stage and consumer for factors [64, 16]."""
+    shape: gl.constexpr = [cfg.STAGES * cfg.CONSUMERS * cfg.UNITS, 64, 16]
+    return reinterpret(ring.nibbles, added.factors.dtype, shape, added.factors.layout)
+
+
+@gluon.jit
+def _values(cfg, ring, added, stage):
+    """The stage's buffer of tokens, for values [columns, 16]."""
+    columns: gl.constexpr = ring.tokens.shape[1]
+    boxes: gl.constexpr = cfg.UNITS * (2 if cfg.PLANES else 4)  # of a stage
+    return reinterpret(ring.tokens, added.values.dtype, [cfg.STAGES * boxes, columns, 16], added.values.layout).index(
+        stage * boxes
+    )
+
+
+@gluon.jit
+def _hold_back(cfg, ring, under_way, oldest, oldest_phase):
+    """Waits until less than WINDOW stages are under way."""
+    if cfg.WINDOW > 0:
+        if under_way == cfg.WINDOW:
+            mbarrier.wait(ring.full.index(oldest), oldest_phase)
+            oldest, oldest_phase = _next(cfg, oldest, oldest_phase)
+        else:
+            under_way += 1
+    return under_way, oldest, oldest_phase
+
+
+@gluon.jit
+def _produce_weights(cfg, ring, sources, pointers, added, num_tokens):
     """Loads weights; DYNAMIC: also takes tiles from the scheduler, and names them to the other warps."""
     stage = 0
     phase = 1
     under_way = 0
     oldest = 0
     oldest_phase = 0
-    # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not. Kernels of what is
-    # ADDED have waited, too.
-    if cfg.GATED and not cfg.ADDED:
+    # GEMM 1 let GEMM 2 start only after it had waited for the routing: the table is there, h is not. With RANK the
+    # kernel before both of them did.
+    if cfg.GATED and cfg.RANK == 0:
         gdc_wait()
     entries = find_entries(cfg, pointers.table, num_tokens, 1)
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
     index = gl.program_id(0)
     while index < tiles:
         tile = tile_at(cfg, entries, index)
+        count, slot = adapters_ahead(cfg, added, tile, index)
         for step in range(tile.begin, tile.end):
             mbarrier.wait(ring.empty.index(stage), phase)
-            if cfg.WINDOW > 0:
-                if under_way == cfg.WINDOW:
-                    mbarrier.wait(ring.full.index(oldest), oldest_phase)
-                    oldest, oldest_phase = _next(cfg, oldest, oldest_phase)
-                else:
-                    under_way += 1
+            under_way, oldest, oldest_phase = _hold_back(cfg, ring, under_way, oldest, oldest_phase)
             _name_tile(cfg, ring, stage, index)
             _load_weights(cfg, ring, sources, stage, tile, step)
             stage, phase = _next(cfg, stage, phase)
+        if cfg.RANK > 0:
+            count, slot = adapters_of(cfg, added, tile, index, count, slot)
+            for j in range(count):
+                following = gl.load(list_of(cfg, added, tile) + j + 2, j + 1 < count, other=0)
+                for chunk in gl.static_range(cfg.RANK // 16):
+                    mbarrier.wait(ring.empty.index(stage), phase)
+                    under_way, oldest, oldest_phase = _hold_back(cfg, ring, under_way, oldest, oldest_phase)
+                    _name_tile(cfg, ring, stage, index)
+                    _load_factors(cfg, ring, added, stage, tile, slot, chunk)
+                    stage, phase = _next(cfg, stage, phase)
+                slot = following
         if cfg.DYNAMIC:
             gdc_wait()  # for the other product, which has ended or will wait for this one
             if index == 0:
@@ -217,20 +278,28 @@ def _produce_weights(cfg, ring, sources, pointers, num_tokens):
 
 
 @gluon.jit
-def _produce_tokens(cfg, ring, sources, pointers, num_tokens):
+def _produce_tokens(cfg, ring, sources, pointers, added, num_tokens):
     stage = 0
     phase = 1
-    if not (cfg.GATED and cfg.ADDED):
+    if not (cfg.GATED and cfg.RANK > 0):
         gdc_wait()
     entries = find_entries(cfg, pointers.table, num_tokens, 1)
     tiles = entries.count * (cfg.ROW_TILES * cfg.SPLITS)
     index = gl.program_id(0)
     while index < tiles:
         tile = tile_at(cfg, entries, index)
+        count, slot = adapters_ahead(cfg, added, tile, index)
         for step in range(tile.begin, tile.end):
             mbarrier.wait(ring.empty.index(stage), phase)
             _load_tokens(cfg, ring, sources, stage, tile, step)
             stage, phase = _next(cfg, stage, phase)
+        if cfg.RANK > 0:
+            count, slot = adapters_of(cfg, added, tile, index, count, slot)
+            for j in range(count):
+                for chunk in gl.static_range(cfg.RANK // 16):
+                    mbarrier.wait(ring.empty.index(stage), phase)
+                    _load_values(cfg, ring, added, stage, tile, j, chunk)
+                    stage, phase = _next(cfg, stage, phase)
         if cfg.DYNAMIC:
             # This warp can be a whole ring ahead of that of the weights. Once the stage is empty, its last use was
             # named, so the parity can only be that of this use.
@@ -265,8 +334,8 @@ def _tile_of(ring, stage, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
-    if not (cfg.GATED and cfg.ADDED):
+def _consume(cfg, c: gl.constexpr, ring, sources, pointers, added, num_tokens):
+    if not (cfg.GATED and cfg.RANK > 0):
         gdc_wait()
     gdc_launch_dependents()
     scale_units: gl.constexpr = cfg.STAGES * cfg.CONSUMERS * sources.scales.block_type.shape[0]
@@ -279,26 +348,26 @@ def _consume(cfg, c: gl.constexpr, ring, sources, pointers, num_tokens):
     entries = find_entries(cfg, pointers.table, num_tokens, 4)
     if cfg.CHOICE > 0 and cfg.GATED and c == 0 and gl.program_id(0) == 0:
         store_choice(entries.chosen, pointers.table, pointers.ids, pointers.weights, cfg.EXPERTS_PER_TOKEN, 4)
-    source = (cfg, c, ring, scale_rows)
+    source = (cfg, c, ring, scale_rows, added)
     index = gl.program_id(0)
     while index < entries.count * (cfg.ROW_TILES * cfg.SPLITS):
         tile = tile_at(cfg, entries, index)
         if cfg.DIRECT and cfg.GATED and c == 0 and tile.row_tile == 0:
             note_order(tile, pointers.order, 4)
         if cfg.HALVES and cfg.N >= 128 and tile.rows <= cfg.N // 4:
-            stage, phase = _compute(cfg.N // 4, tile, stage, phase, source, pointers)
+            stage, phase = _compute(cfg.N // 4, tile, index, stage, phase, source, pointers)
         elif cfg.HALVES and is_narrow(cfg, tile):
-            stage, phase = _compute(cfg.N // 2, tile, stage, phase, source, pointers)
+            stage, phase = _compute(cfg.N // 2, tile, index, stage, phase, source, pointers)
         elif cfg.MIDDLE > 0 and tile.rows <= cfg.MIDDLE:
-            stage, phase = _compute(cfg.MIDDLE, tile, stage, phase, source, pointers)
+            stage, phase = _compute(cfg.MIDDLE, tile, index, stage, phase, source, pointers)
         else:
-            stage, phase = _compute(cfg.N, tile, stage, phase, source, pointers)
+            stage, phase = _compute(cfg.N, tile, index, stage, phase, source, pointers)
         if cfg.DYNAMIC:
             mbarrier.wait(ring.full.index(stage), phase)
             index = _tile_of(ring, stage, 4)
         else:
             index += gl.num_programs(0)
-    if cfg.GATED and cfg.ADDED:
+    if cfg.GATED and cfg.RANK > 0:
         gdc_wait()  # also without a tile, so that what comes after this kernel comes after the one before
 
 
@@ -310,9 +379,9 @@ def widths(columns):
 
 
 @gluon.jit
-def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
+def _compute(n: gl.constexpr, tile, index, stage, phase, source, pointers):
     """A tile of n tokens, the ring's N or a part of it. Returns the stage that comes next, and its phase."""
-    cfg, c, ring, _ = source
+    cfg, c, ring, _, added = source
     columns: gl.constexpr = 2 * n if cfg.PLANES == 2 else n
     parts: gl.constexpr = widths(columns)
     layout: gl.constexpr = accumulator_layout(parts[0], 32 if cfg.PLANES else 16)
@@ -325,27 +394,28 @@ def _compute(n: gl.constexpr, tile, stage, phase, source, pointers):
         factor, target = _columns(cfg, tile, pointers)
     first = _zeros(cfg, parts[0])
     sums = (first,) if len(parts) == 1 else (first, _zeros(cfg, parts[1]))
-    more = sums  # of no use without ADDED_EARLY
-    if cfg.ADDED_EARLY:
-        more = ()
-        for i in gl.static_range(len(parts)):
-            more += (_added(cfg, sums[i], i * parts[0], tile, unit_row, pointers),)
+    count, slot = adapters_ahead(cfg, added, tile, index)
     for _ in range(tile.begin, tile.end):
         sums, stage, phase = _add_stage(sums, parts, stage, phase, source)
     if not EARLY:
         words = gl.load(pointers.rows + row, unit_row < cfg.UNIT_ROWS, other=0)
+    if cfg.RANK > 0:
+        count, slot = adapters_of(cfg, added, tile, index, count, slot)
+        sums, stage, phase = _add_adapters(sums, parts, words, count, tile, stage, phase, source, pointers)
     if cfg.PLANES == 2:
         sums = (_add_planes(cfg, sums[0], tile, pointers),)
     words = gl.convert_layout(words, gl.SliceLayout(1, sums[0].type.layout), assert_trivial=True)
     bias = gl.where(tile.split == 0, words << 16, 0).to(gl.float32, bitcast=True)
     scale = (words & -65536).to(gl.float32, bitcast=True)
+    if cfg.RANK > 0:
+        scale = gl.full([64], 1.0, gl.float32, scale.type.layout)
     if cfg.PLANES == 1:
         scale *= TABLE_FACTOR if cfg.GATED else TABLE_FACTOR / cfg.H_FACTOR
     if cfg.STAGED:
         ring.factors.index(c).store(factor)
         ring.targets.index(c).store(target)
     for i in gl.static_range(len(parts)):
-        _store(cfg, sums[i], more[i], scale, bias, i * parts[0], tile, unit_row, source, pointers)
+        _store(cfg, sums[i], scale, bias, i * parts[0], tile, unit_row, source, pointers)
     return stage, phase
 
 
@@ -357,7 +427,7 @@ def _zeros(cfg, columns: gl.constexpr):
 @gluon.jit
 def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
     """Returns sums + the products of the stage, the next stage, and its phase."""
-    cfg, c, ring, scale_rows = source
+    cfg, c, ring, scale_rows, _ = source
     k_width: gl.constexpr = 4 if cfg.PLANES else 2
     layout: gl.constexpr = accumulator_layout(parts[0], 8 * k_width)
     mbarrier.wait(ring.full.index(stage), phase)
@@ -380,6 +450,45 @@ def _add_stage(sums, parts: gl.constexpr, stage, phase, source):
     mbarrier.arrive(ring.empty.index(stage), count=1)
     stage, phase = _next(cfg, stage, phase)
     return sums, stage, phase
+
+
+@gluon.jit
+def _add_adapters(sums, parts: gl.constexpr, words, count, tile, stage, phase, source, pointers):
+    """Returns the sums, with the scales that _compute would give them, and what `count` adapters add."""
+    cfg, c, ring, _, added = source
+    scaled = ()
+    for i in gl.static_range(len(parts)):
+        own = gl.convert_layout(sums[i], accumulator_layout(parts[i], 16), assert_trivial=True)
+        scale = gl.convert_layout(words & -65536, gl.SliceLayout(1, own.type.layout), assert_trivial=True)
+        own *= scale.to(gl.float32, bitcast=True)[:, None]
+        if cfg.PLANES == 2:
+            own *= _plane_scales(cfg, own, tile, pointers)
+        scaled += (own,)
+    for _ in range(count * (cfg.RANK // 16)):
+        mbarrier.wait(ring.full.index(stage), phase)
+        factor = _factors(cfg, ring, added).index((stage * cfg.CONSUMERS + c) * cfg.UNITS)
+        values = _values(cfg, ring, added, stage)
+        more = ()
+        for i in gl.static_range(len(parts)):
+            columns = values.slice(i * parts[0], parts[i], dim=0).permute([1, 0])
+            more += (warpgroup_mma(factor, columns, scaled[i], is_async=True),)
+        scaled = _waited(more, 0)
+        mbarrier.arrive(ring.empty.index(stage), count=1)
+        stage, phase = _next(cfg, stage, phase)
+    return scaled, stage, phase
+
+
+@gluon.jit
+def _plane_scales(cfg, acc, tile, pointers):
+    """[1, 2 n], of planes side by side, or one number: what _add_planes multiplies with."""
+    if cfg.GATED:
+        column = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout)) // 2
+        _, wanted = rows_of(cfg, tile, column)
+        scales = gl.load(pointers.token_scales + tile.source + column, wanted, other=0) * PLANES_FACTOR
+        factor = scales[None, :]
+    else:
+        factor = PLANES_FACTOR / cfg.H_FACTOR
+    return factor
 
 
 @gluon.jit
@@ -426,7 +535,10 @@ def _add_blocks(nibbles, scales, tokens, acc):
 def _add_planes(cfg, acc, tile, pointers):
     """[64, 2 n] -> [64, n]: the two planes of a token, undone what they and the weights were multiplied by."""
     high, low = gl.split(gl.reshape(acc, [64, acc.shape[1] // 2, 2]))
-    value = (high + low * 0.0625) * PLANES_FACTOR
+    value = high + low * 0.0625
+    if cfg.RANK > 0:  # it has been done
+        return value
+    value *= PLANES_FACTOR
     if cfg.GATED:
         value *= _token_scales(cfg, value, 0, tile, pointers)[None, :]
     else:
@@ -435,28 +547,21 @@ def _add_planes(cfg, acc, tile, pointers):
 
 
 @gluon.jit
-def _store(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
-    """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`. more: what is ADDED_EARLY."""
+def _store(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
+    """acc * scale + bias, in parts of cfg.PART columns, of which the first is `begin`."""
     n: gl.constexpr = acc.shape[1]
     if n > cfg.PART:
         left, right = _halves(acc)
-        more_left, more_right = left, right  # of no use without ADDED_EARLY
-        if cfg.ADDED_EARLY:
-            more_left, more_right = _halves(more)
-        _store(cfg, left, more_left, scale, bias, begin, tile, unit_row, source, pointers)
-        _store(cfg, right, more_right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
+        _store(cfg, left, scale, bias, begin, tile, unit_row, source, pointers)
+        _store(cfg, right, scale, bias, begin + n // 2, tile, unit_row, source, pointers)
     elif cfg.STAGED:
-        _store_staged(cfg, acc, more, scale, bias, begin, tile, unit_row, source, pointers)
+        _store_staged(cfg, acc, scale, bias, begin, tile, unit_row, source, pointers)
     else:
         rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
         acc *= gl.convert_layout(scale, rows, assert_trivial=True)[:, None]
         if cfg.GATED and cfg.PLANES == 1:
             acc *= _token_scales(cfg, acc, begin, tile, pointers)[None, :]
         acc += gl.convert_layout(bias, rows, assert_trivial=True)[:, None]
-        if cfg.GATED and cfg.ADDED:
-            if not cfg.ADDED_EARLY:
-                more = _added(cfg, acc, begin, tile, unit_row, pointers)
-            acc += more.to(gl.float32)
         if cfg.GATED:
             _store_gated(cfg, acc, begin, tile, unit_row, pointers.out)
         else:
@@ -481,18 +586,18 @@ def _columns(cfg, tile, pointers):
     else:
         pair, wanted = pairs_of(cfg, tile, column, pointers.order)
         factor = gl.load(pointers.weights + pair, wanted, other=0)
-        row = pair * (cfg.SPLITS + (1 if cfg.ADDED else 0)) + tile.split
+        row = pair * cfg.SPLITS + tile.split
     return factor, gl.where(wanted, row, -1)
 
 
 @gluon.jit
-def _store_staged(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
+def _store_staged(cfg, acc, scale, bias, begin: gl.constexpr, tile, unit_row, source, pointers):
     n: gl.constexpr = acc.shape[1]
     width: gl.constexpr = 32 if cfg.GATED else 64  # results of a column
     lanes: gl.constexpr = width // 8
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    _, c, ring, _ = source
+    _, c, ring, _, _ = source
     factor = ring.factors.index(c).slice(begin, n).load(gl.SliceLayout(0, acc.type.layout))
     scale = gl.convert_layout(scale, rows, assert_trivial=True)
     bias = gl.convert_layout(bias, rows, assert_trivial=True)
@@ -500,12 +605,7 @@ def _store_staged(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_r
         acc *= scale[:, None]
         if cfg.PLANES == 1:
             acc *= factor[None, :]
-        acc += bias[:, None]
-        if cfg.ADDED:
-            if not cfg.ADDED_EARLY:
-                more = _added(cfg, acc, begin, tile, unit_row, pointers)
-            acc += more.to(gl.float32)
-        value = _swiglu(acc, cfg.LIMIT, cfg.H_FACTOR if cfg.PLANES else 1.0)
+        value = _swiglu(acc + bias[:, None], cfg.LIMIT, cfg.H_FACTOR if cfg.PLANES else 1.0)
     else:
         value = (acc * scale[:, None] + bias[:, None]) * factor[None, :]
     results = ring.results.index(c).slice(0, n, dim=0)
@@ -514,22 +614,6 @@ def _store_staged(cfg, acc, more, scale, bias, begin: gl.constexpr, tile, unit_r
     row = unit_row * width + gl.arange(0, width, gl.SliceLayout(0, copy))
     out_ptrs = pointers.out + target.to(gl.int64)[:, None] * cfg.ROWS + row[None, :]
     gl.store(out_ptrs, results.load(copy), (target >= 0)[:, None] & (row < cfg.ROWS)[None, :])
-
-
-@gluon.jit
-def _added(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
-    """What adapters add to a part of GEMM 1, in the layout of acc."""
-    gdc_wait()  # for this; all else is older than the kernel before
-    stride: gl.constexpr = cfg.UNIT_ROWS * 64
-    column = begin + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-    place, wanted = added_rows_of(cfg, tile, column)
-    row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-    start = pointers.added
-    if not cfg.DIRECT:  # so that offsets have 32 bits
-        start += tile.first.to(gl.int64) * stride
-        place = column
-    offset = (place * stride)[None, :] + row[:, None]
-    return gl.load(start + offset, (wanted & (unit_row < cfg.UNIT_ROWS))[None, :], other=0)
 
 
 @gluon.jit
@@ -590,7 +674,7 @@ def _store_weighted(cfg, acc, begin: gl.constexpr, tile, unit_row, pointers):
     pair, wanted = pairs_of(cfg, tile, column, pointers.order)
     weight = gl.load(pointers.weights + pair, wanted, other=0)
     row = unit_row * 64 + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-    place = pair * (cfg.SPLITS + (1 if cfg.ADDED else 0)) + tile.split
+    place = pair * cfg.SPLITS + tile.split
     out_ptrs = pointers.out + place.to(gl.int64)[None, :] * cfg.ROWS + row[:, None]
     mask = (row < cfg.ROWS)[:, None] & wanted[None, :]
     gl.store(out_ptrs, (acc * weight[None, :]).to(pointers.out.dtype.element_ty), mask)
@@ -610,7 +694,10 @@ def gemm(
     ids_ptr,
     weights_ptr,
     tile_counters_ptr,
-    added_ptr,
+    factors_desc,
+    values_desc,
+    lists_ptr,
+    slot_rows,
     num_tokens,
     N: gl.constexpr,
     PLANES: gl.constexpr,
@@ -634,14 +721,15 @@ def gemm(
     AHEAD: gl.constexpr,
     WINDOW: gl.constexpr,
     STAGED: gl.constexpr,
-    ADDED: gl.constexpr,
+    RANK: gl.constexpr,
+    MOST: gl.constexpr,
 ):
     steps: gl.constexpr = (K_UNITS + UNITS - 1) // UNITS
     row_tiles: gl.constexpr = (UNIT_ROWS + CONSUMERS - 1) // CONSUMERS
     cfg = Config(
         N, PLANES, UNITS, STAGES, HALVES, MIDDLE, DYNAMIC, SPLITS, K_UNITS, UNIT_ROWS, ROWS, GATED, SINGLE, DIRECT,
         EXPERTS_PER_TOKEN, CHOICE, CONSUMERS, LIMIT, h_factor(LIMIT), steps, row_tiles, 16 if N < 128 else 32, STAGED,
-        AHEAD, WINDOW, ADDED, GATED and ADDED and PLANES == 0 and N < 128,
+        AHEAD, WINDOW, RANK, MOST,
     )  # fmt: skip
     BOX: gl.constexpr = scales_desc.block_type.shape[0]  # UNITS, up to a power of two
     COLUMNS: gl.constexpr = 2 * N if PLANES == 2 else N
@@ -667,14 +755,18 @@ def gemm(
         mbarrier.init(ring.named.index(s), count=1)
     sources = Sources(nibbles_desc, scales_desc, tokens_desc, narrow_desc)
     pointers = Pointers(
-        table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, ids_ptr, weights_ptr, tile_counters_ptr, added_ptr
+        table_ptr, out_ptr, rows_ptr, token_scales_ptr, order_ptr, ids_ptr, weights_ptr, tile_counters_ptr
     )
+    added = table_ptr  # of no use without RANK
+    if RANK > 0:
+        rows = num_tokens * (EXPERTS_PER_TOKEN * (2 if PLANES == 2 else 1))
+        added = Added(factors_desc, values_desc, lists_ptr, slot_rows, rows)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
-                (_produce_weights, (cfg, ring, sources, pointers, num_tokens)),
-                (_produce_tokens, (cfg, ring, sources, pointers, num_tokens)),
+                (_consume, (cfg, 0, ring, sources, pointers, added, num_tokens)),
+                (_produce_weights, (cfg, ring, sources, pointers, added, num_tokens)),
+                (_produce_tokens, (cfg, ring, sources, pointers, added, num_tokens)),
             ],
             [1, 1],
             [PRODUCER_REGISTERS, PRODUCER_REGISTERS],
@@ -682,11 +774,11 @@ def gemm(
     else:
         gl.warp_specialize(
             [
-                (_consume, (cfg, 0, ring, sources, pointers, num_tokens)),
-                (_consume, (cfg, 1, ring, sources, pointers, num_tokens)),
-                (_consume, (cfg, 2, ring, sources, pointers, num_tokens)),
-                (_produce_weights, (cfg, ring, sources, pointers, num_tokens)),
-                (_produce_tokens, (cfg, ring, sources, pointers, num_tokens)),
+                (_consume, (cfg, 0, ring, sources, pointers, added, num_tokens)),
+                (_consume, (cfg, 1, ring, sources, pointers, added, num_tokens)),
+                (_consume, (cfg, 2, ring, sources, pointers, added, num_tokens)),
+                (_produce_weights, (cfg, ring, sources, pointers, added, num_tokens)),
+                (_produce_tokens, (cfg, ring, sources, pointers, added, num_tokens)),
             ],
             [4, 4, 1, 1],
             [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],

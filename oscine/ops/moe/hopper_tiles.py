@@ -11,6 +11,8 @@ hopper_gemm.py has the weights, barriers and registers.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_wait
 
 from oscine.ops.moe import fp8
 from oscine.ops.moe.hopper_choice import choose_experts
@@ -50,11 +52,8 @@ class Config:
     STAGED: gl.constexpr  # results are collected in shared memory, and stored in whole sectors
     AHEAD: gl.constexpr  # products of a stage that may be in flight when the next one starts
     WINDOW: gl.constexpr  # stages of weights that may be under way; 0: all
-    # GATED: the products get what adapters add to them, before SwiGLU. Else each pair has a row more in the output, for
-    # what they add.
-    ADDED: gl.constexpr
-    # ADDED is loaded before the tile is computed: only for fp16 tokens and N < 128, as others leave no registers for it
-    ADDED_EARLY: gl.constexpr
+    RANK: gl.constexpr  # of what adapters add to the products; 0: nothing
+    MOST: gl.constexpr  # RANK: adapters of an entry
 
 
 h_factor = gluon.constexpr_function(fp8.h_factor)
@@ -114,6 +113,7 @@ def find_entries(cfg, table_ptr, num_tokens, WARPS: gl.constexpr):
 class WorkTile:
     """Some rows of an entry's weights, and some of k, times the entry's tokens."""
 
+    entry: gl.tensor
     expert: gl.tensor
     source: gl.tensor  # row of its tokens in what is multiplied
     first: gl.tensor  # row of h of its first pair
@@ -163,7 +163,7 @@ def tile_at(cfg, entries, index):
     end = gl.minimum(begin + part, cfg.STEPS)
     if part == 1:
         end = _unknown(end)
-    return WorkTile(expert, source, first, rows, members, row_tile, begin, end, split)
+    return WorkTile(entry, expert, source, first, rows, members, row_tile, begin, end, split)
 
 
 @gluon.jit
@@ -225,15 +225,43 @@ def pairs_of(cfg, tile, column, order_ptr):
     return pair, wanted
 
 
+@record
+class Added:
+    """RANK: what adapters add (LowRankRows)."""
+
+    factors: tma.tensor_descriptor  # boxes of 64 rows and 16 ranks
+    values: tma.tensor_descriptor  # boxes of the columns of N tokens and 16 ranks
+    lists: gl.tensor
+    slot_rows: gl.tensor  # rows of factors between those of slots
+    rows: gl.tensor  # of values between those of the adapters of an entry
+
+
 @gluon.jit
-def added_rows_of(cfg, tile, column):
-    """GEMM 1's columns: their rows of what is added, and which of them exist."""
-    if cfg.DIRECT:
-        first = column * cfg.EXPERTS_PER_TOKEN  # the token's; at most one of its pairs is a member
-        chosen = (tile.members >> first) & ((1 << cfg.EXPERTS_PER_TOKEN) - 1)
-        lone = tile.rows == 1
-        row = gl.where(lone, _popc(tile.members - 1), first + _popc((chosen - 1) & ~chosen))
-        wanted = gl.where(lone, column == 0, chosen != 0)
-    else:
-        row, wanted = rows_of(cfg, tile, column)
-    return row, wanted
+def list_of(cfg, added, tile):
+    """Where the list of the tile's adapters begins: how many, then their slots."""
+    return added.lists + tile.entry * (1 + cfg.MOST)
+
+
+@gluon.jit
+def adapters_ahead(cfg, added, tile, index):
+    """(how many adapters the tile has, the slot of the first one), read before they are needed, but for the first tile
+    of a program: then the kernel that writes them may not be done. Of parts of k, the first one has adapters."""
+    count = gl.to_tensor(0)
+    slot = gl.to_tensor(0)
+    if cfg.RANK > 0:  # noqa: SIM102 (one of the two is known when this is compiled)
+        if index != gl.program_id(0):
+            own = list_of(cfg, added, tile)
+            count = gl.where(tile.split == 0, gl.load(own), 0)
+            slot = gl.load(own + 1)
+    return count, slot
+
+
+@gluon.jit
+def adapters_of(cfg, added, tile, index, count, slot):
+    """The same when they are needed, from what was read before."""
+    if index == gl.program_id(0):
+        gdc_wait()
+        own = list_of(cfg, added, tile)
+        count = gl.where(tile.split == 0, gl.load(own), 0)
+        slot = gl.load(own + 1)
+    return count, slot

@@ -6,7 +6,7 @@ Activations are quantised to int8 in blocks of 32, so the result differs from th
 import torch
 from torch import Tensor
 
-from oscine.ops.interface import ExpertTokens, MxExperts, Routing
+from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.native.library import check, library
 from oscine.ops.native.weights import PackedExperts, pack_mxfp4
 
@@ -52,6 +52,6 @@ def moe(x_TH: Tensor, routing: Routing, experts: PackedExperts, swiglu_limit: fl
     )
     if added is not None and h_PI is not None:
         y_TKH = x_TH.new_empty(*ids_TK.shape, x_TH.shape[1])
-        added.second(ExpertTokens(h_PI), y_TKH, adds=False)
+        added.second(h_PI, y_TKH, adds=False)
         out_TH += y_TKH.sum(1)
     return out_TH

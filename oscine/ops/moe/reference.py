@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from oscine.ops.interface import ExpertTokens, MxExperts, Routing
+from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.moe.fp8 import round_h, round_rows
 from oscine.ops.moe.mxfp4 import BLOCK, dequantize
 from oscine.ops.target import Target
@@ -86,7 +86,7 @@ def moe(x_TH: Tensor, routing: Routing, experts: Experts | WithFp8Activations, s
             out_TH.index_add_(0, token, y * routing.weights_TK.flatten()[chosen, None])
     if added is not None and h_PI is not None:
         y_TKH = out_TH.new_empty(len(out_TH), experts_per_token, out_TH.shape[1])
-        added.second(ExpertTokens(h_PI), y_TKH, adds=False)
+        added.second(h_PI, y_TKH, adds=False)
         out_TH += y_TKH.sum(1)
     return out_TH.to(dtype)
 

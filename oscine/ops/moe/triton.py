@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.interface import ExpertTokens, MxExperts, Routing
+from oscine.ops.interface import MxExperts, Routing
 from oscine.ops.launch import depend
 from oscine.ops.moe.reference import SWIGLU_ALPHA
 from oscine.ops.target import Target
@@ -53,7 +53,7 @@ def moe(target: Target, x_TH: Tensor, routing: Routing, experts: MxExperts, swig
     a_TKI = gated(target, x_TH, pairs, up, swiglu_limit, added_PN)
     y_TKH = weighted(target, a_TKI, pairs, down)
     if added is not None:
-        added.second(ExpertTokens(a_TKI.flatten(0, 1)), y_TKH, adds=True)
+        added.second(a_TKI.flatten(0, 1), y_TKH, adds=True)
     return y_TKH
 
 

@@ -557,7 +557,7 @@ def _norm_route_kernel(
         if CHOOSES:
             expert_E = tl.arange(0, BLOCK_E)
             logits_E = tl.load(logits + token * E + expert_E, mask=expert_E < E, other=0, cache_modifier=".cg")
-            rank_E = _rank(logits_E, E, BLOCK_E)
+            rank_E = rank_of(logits_E, E, BLOCK_E)
             chosen_E = rank_E < K
             best = tl.max(tl.where(rank_E == 0, logits_E, float("-inf")), 0)
             exp_E = tl.where(chosen_E, tl.exp(logits_E - best), 0.0)
@@ -566,7 +566,7 @@ def _norm_route_kernel(
 
 
 @triton.jit
-def _rank(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):
+def rank_of(logits_E, E: tl.constexpr, BLOCK_E: tl.constexpr):
     """How many of the E experts go before each; a permutation for any logits."""
     expert_E = tl.arange(0, BLOCK_E)
     logits_E = tl.where((logits_E == logits_E) & (expert_E < E), logits_E, float("-inf"))

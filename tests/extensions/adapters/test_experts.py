@@ -22,16 +22,15 @@ from tests.ops.test_moe_hopper import compile_gemm, in_float
 from tests.ops.test_planes import round_as_torch
 
 CPU = torch.device("cpu")
-RANK = 16
 
 
-def made(experts: int, hidden: int, inner: int, device: torch.device) -> dict[str, Tensor]:
+def made(experts: int, hidden: int, inner: int, rank: int, device: torch.device) -> dict[str, Tensor]:
     """Factors of two adapters, which change the products by as much as they are."""
     shapes = {
-        "gate_up_in": (experts, RANK, hidden),
-        "gate_up_out": (experts, 2 * inner, RANK),
-        "down_in": (experts, RANK, inner),
-        "down_out": (experts, hidden, RANK),
+        "gate_up_in": (experts, rank, hidden),
+        "gate_up_out": (experts, 2 * inner, rank),
+        "down_in": (experts, rank, inner),
+        "down_out": (experts, hidden, rank),
     }
     return {
         name: (torch.randn(2, *shape, device=device) / shape[-1] ** 0.5).bfloat16() for name, shape in shapes.items()
@@ -49,19 +48,22 @@ def error(
     device: torch.device,
     *,
     reorders: bool,
+    rank: int = 16,
+    chooses: bool = False,
 ) -> tuple[float, float]:
-    """Relative errors with adapters: of the op, and of the same without adapters."""
+    """Relative errors with adapters: of the op, and of the same without adapters. chooses: the op finds the experts."""
     torch.manual_seed(tokens)
     routing, dtype = random_routing(tokens, experts, 4, device), torch.bfloat16
     published = random_experts(experts, hidden, inner, device, dtype, scales=(118, 123))
-    x_TH, factors = torch.randn(tokens, hidden, device=device).bfloat16(), made(experts, hidden, inner, device)
+    x_TH, factors = torch.randn(tokens, hidden, device=device).bfloat16(), made(experts, hidden, inner, rank, device)
     slot_T = (torch.arange(tokens, device=device) % 3 - 1).int()  # every third token has no adapter
+    if chooses:
+        slot_T.fill_(1)
 
-    def added(backend: Backend, factors: dict[str, Tensor]) -> Experts:
-        rows = backend.rows(slot_T, 2, routing.expert_ids_TK, experts)
-        return Experts(backend, rows, routing.weights_TK.flatten(), factors)
+    def added(backend: Backend, routing: Routing, factors: dict[str, Tensor]) -> Experts:
+        return Experts(backend, slot_T, routing, factors)
 
-    in_floats = added(Reference(), {name: factor.float() for name, factor in factors.items()})
+    in_floats = added(Reference(), routing, {name: factor.float() for name, factor in factors.items()})
     exact = reference.moe(x_TH.float(), routing._replace(added=in_floats), in_float(published), 7.0)
     if reorders:
         order = gate_up_order(inner, device)
@@ -70,30 +72,48 @@ def error(
         factors["gate_up_out"] = torch.where((order >= 0)[:, None], out_of[:, :, order.clamp(min=0)], 0)
     if tokens <= 16:
         routing = Routing(routing.expert_ids_TK, routing.weights_TK)
-    ours = routing._replace(added=added(backend, factors))
+    if chooses:
+        logits_TE = torch.full((1, experts), -9.0, device=device)
+        logits_TE[0, routing.expert_ids_TK[0].long()] = routing.weights_TK[0].log()
+        unset = torch.full_like(routing.expert_ids_TK, -1), torch.full_like(routing.weights_TK, torch.nan)
+        routing = Routing(*unset, logits_TE=logits_TE)
+    ours = routing._replace(added=added(backend, routing, factors))
     found = [bound(moe)(x_TH, one, prepare(published), 7.0).double().sum(1) for one in (ours, routing)]
-    assert torch.equal(found[0][::3], found[1][::3]), "tokens without adapters"
+    if not chooses:
+        assert torch.equal(found[0][::3], found[1][::3]), "tokens without adapters"
     return tuple(float((one - exact).norm() / exact.norm()) for one in found)  # type: ignore[return-value]
 
 
-def check_hopper(backend: Backend, tokens: int, experts: int, hidden: int, inner: int, device: torch.device) -> None:
+def check_hopper(
+    backend: Backend,
+    tokens: int,
+    experts: int,
+    hidden: int,
+    inner: int,
+    device: torch.device,
+    *,
+    rank: int = 16,
+    chooses: bool = False,
+) -> None:
     def prepare(published: Any) -> Any:
         return hopper.prepare_experts(target_of(device), published)
 
-    ours, without = error(hopper.moe, prepare, backend, tokens, experts, hidden, inner, device, reorders=True)
+    sizes, kind = (tokens, experts, hidden, inner, device), {"rank": rank, "chooses": chooses}
+    ours, without = error(hopper.moe, prepare, backend, *sizes, reorders=True, **kind)
     assert ours < 0.01
-    assert without > 0.1 or tokens == 1
+    assert without > 0.1 or (tokens == 1 and not chooses)
 
 
 def in_gluon_interpreter() -> None:
     round_as_torch()
     backend = Reference()
     check_hopper(backend, 3, 5, 32, 32, CPU)  # not sorted
+    check_hopper(backend, 1, 32, 32, 32, CPU, rank=32, chooses=True)
     hopper.THIN = 0  # from here on tiles of whole experts, small as these are
     check_hopper(backend, 2, 5, 32, 224, CPU)  # the sum in parts
     check_hopper(backend, 9, 5, 96, 32, CPU)  # sorted
     hopper.SPREAD = 0
-    check_hopper(backend, 17, 16, 32, 96, CPU)  # tiles of which some are half full; units that are not
+    check_hopper(backend, 17, 16, 32, 96, CPU, rank=64)  # tiles of which some are half full; units that are not
     check_hopper(backend, 40, 4, 32, 32, CPU)  # large tiles, in fp16
 
 
@@ -112,8 +132,8 @@ def _in_float32(moe: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(target: Any, x_TH: Tensor, routing: Routing, experts: Any, limit: float) -> Tensor:
         added = routing.added
         if isinstance(added, Experts):
-            factors = {name: factor.float() for name, factor in added.factors.items()}
-            routing = routing._replace(added=Experts(added.backend, added.rows, added.weights_P, factors))
+            factors = {name: factor.float() for name, factor in added._factors.items()}
+            routing = routing._replace(added=Experts(added._backend, added._keys_T, added._routing, factors))
         return moe(target, x_TH.float(), routing, in_float(experts), limit)
 
     return run
@@ -134,7 +154,7 @@ def test_portable_experts_with_adapters_in_the_interpreter() -> None:
 def test_kernels_with_adapters_stay_in_registers(tokens: int) -> None:
     tiling = hopper.plan(tokens, 4, 32, 2880)
     for gated in (True, False):
-        kernel = compile_gemm(tiling, gated=gated, tokens=tokens, added=True)
+        kernel = compile_gemm(tiling, gated=gated, tokens=tokens, choice=32 if tokens == 1 else 0, rank=16)
         assert kernel.registers <= tiling.registers
         assert kernel.spills_in_loops == 0
 
@@ -145,6 +165,15 @@ def test_kernels_with_adapters_stay_in_registers(tokens: int) -> None:
 def test_hopper_experts_with_adapters(tokens: int, experts: int, size: int) -> None:
     device = torch.device("cuda")
     check_hopper(Kernels(target_of(device)), tokens, experts, size, size, device)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("rank", [16, 32, 64])
+@pytest.mark.parametrize(("experts", "tokens"), [(32, 1), (128, 1), (32, 2), (32, 8), (32, 40), (8, 300)])
+def test_hopper_experts_with_adapters_of_any_rank(experts: int, tokens: int, rank: int) -> None:
+    """A single token's experts are chosen by the kernels."""
+    device = torch.device("cuda")
+    check_hopper(Kernels(target_of(device)), tokens, experts, 288, 288, device, rank=rank, chooses=tokens == 1)
 
 
 @pytest.mark.gpu

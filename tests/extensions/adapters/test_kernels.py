@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from oscine.extensions.adapters.entries import LEAST_ROWS, _entries_kernel, warps_of
+from oscine.extensions.adapters.entries import cut_of as cut_of_entries
 from oscine.extensions.adapters.kernels import (
     Kernels,
     _expand_kernel,
@@ -14,8 +16,7 @@ from oscine.extensions.adapters.kernels import (
 )
 from oscine.extensions.adapters.products import Norm, Reference, Rows
 from oscine.extensions.adapters.tables import table_kernel
-from oscine.ops.interface import ExpertTokens
-from oscine.ops.target import Target
+from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
 from tests.ops.bound import target_of
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
@@ -83,31 +84,23 @@ def check(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> 
 
 
 def check_pairs(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> None:
-    """Both products of experts: of tokens, and of activations in an order of their own."""
+    """Both products of experts: of tokens, and of activations."""
     tokens, per_token, experts, columns, num_rows, rank = PAIRS[name]
     kernels, reference, count = Kernels(target_of(device)), Reference(), tokens * per_token
     rows = kernels.rows(keys(tokens, device), 3, choice(tokens, per_token, experts, device), experts)
     into = memory(experts, rank, columns, seed=1, device=device, dtype=dtype)
     out_of = memory(experts, num_rows, rank, seed=2, device=device, dtype=dtype)
-    places = torch.randperm(count, generator=torch.Generator().manual_seed(1)).int().to(device)
-    pairs, weights = places.argsort().int(), torch.rand(count, device=device)
+    weights = torch.rand(count, device=device)
     x, h = (random(n, columns, seed=3, device=device, dtype=dtype) for n in (tokens, count))
     for given, others in (
-        (ExpertTokens(x), {"places_P": None}),
-        (ExpertTokens(x), {"places_P": places}),
-        (ExpertTokens(h, 8.0), {"weights_P": weights, "adds": True}),
-        (ExpertTokens(h, 8.0, pairs), {"weights_P": weights, "adds": True}),
-        (ExpertTokens(h, 8.0, pairs, places, is_ready=True), {"weights_P": weights}),
+        (x, {}),
+        (h, {"weights_P": weights, "adds": True}),
+        (h, {"weights_P": weights}),
     ):
         out, expected = torch.full((2, tokens, per_token, 2, num_rows), 7.0, device=device)
         others = {"adds": False, **others}
-        of_kernels, of_reference = (
-            y[:, :, 0] if "weights_P" in others else y.flatten()[: count * num_rows] for y in (out, expected)
-        )
-        shape = (tokens, per_token, num_rows)
-        kernels.through(given, rows, into, out_of, of_kernels.view(shape), **others)
-        exact = given._replace(rows=given.rows.float())
-        reference.through(exact, rows, into, out_of, of_reference.view(shape), **others)
+        kernels.through(given, rows, into, out_of, out[:, :, 0], **others)
+        reference.through(given.float(), rows, into, out_of, expected[:, :, 0], **others)
         _close(out, expected, bound)
 
 
@@ -152,21 +145,84 @@ def _blocks_of(rows: Rows) -> list[tuple[int, int]]:
     return found
 
 
-def check_planes(device: torch.device, dtype: torch.dtype, bound: float) -> None:
-    """Activations as planes of FP8."""
-    experts, rank, columns, tokens = 4, 16, 64, 7
-    kernels, reference = Kernels(target_of(device)), Reference()
-    rows = kernels.rows(keys(tokens, device), 3, choice(tokens, 2, experts, device), experts)
-    into = memory(experts, rank, columns, seed=1, device=device, dtype=dtype)
-    out_of = memory(experts, 40, rank, seed=2, device=device, dtype=dtype)
-    h = random(2 * tokens, columns, seed=5, device=device, dtype=torch.float32)
+# tokens, experts, rows of an entry, rank, planes; each with three slots of adapters
+ENTRIES = {
+    "a few tokens": (7, 5, 8, 16, 2),
+    "entries of many rows": (40, 3, 32, 16, 1),
+    "more adapters than programs of an entry": (70, 2, 16, 32, 1),
+    "rank 64": (9, 4, 4, 64, 2),
+}
+
+
+def cut(ids_TK: Tensor, experts: int, rows: int, planes: int) -> Entries:
+    """As the sort of the experts' kernel does."""
+    ids_P, pairs = ids_TK.flatten().cpu(), ids_TK.numel()
+    counts = torch.bincount(ids_P, minlength=experts).tolist()
+    found, start = [], 0
+    for expert, count in enumerate(counts):
+        found += [[expert, start + begin, min(rows, count - begin), -1] for begin in range(0, count, rows)]
+        start += count
+    most = min(experts, pairs) + pairs // rows
+    table = torch.full((4 + 4 * most,), -1, dtype=torch.int32)
+    table[0], table[4 : 4 + 4 * len(found)] = len(found), torch.tensor(found, dtype=torch.int32).flatten()
+    order_P = ids_P.argsort(stable=True).int()
+    return Entries(table.to(ids_TK.device), order_P.to(ids_TK.device), pairs, most, rows, planes)
+
+
+def check_entries(name: str, device: torch.device, dtype: torch.dtype, bound: float) -> None:
+    tokens, experts, rows, rank, planes = ENTRIES[name]
+    columns, per_token, backends = 1104, 2, (Kernels(target_of(device)), Reference())
+    entries = cut(choice(tokens, per_token, experts, device), experts, rows, planes)
+    factors = experts, rank, columns
+    into = memory(*factors, seed=1, device=device, dtype=dtype)
+    out_of = memory(experts, 24, rank, seed=2, device=device, dtype=dtype)
+    slots_T = keys(tokens, device)
+    if "programs" in name:
+        slots_T = torch.arange(tokens, dtype=torch.int32, device=device) % 20
+        into = random(20, *factors, seed=1, device=device, dtype=dtype)
+        out_of = random(20, experts, 24, rank, seed=2, device=device, dtype=dtype)
+    x = random(tokens, columns, seed=3, device=device, dtype=dtype)
+    h = random(entries.pairs, columns, seed=5, device=device, dtype=torch.float32)
     high = h.to(torch.float8_e4m3fn)
     low = ((h - high.float()) * 16).to(torch.float8_e4m3fn)
-    given = ExpertTokens(torch.stack((high, low), 1), 0.5)
-    out, expected = torch.zeros(2, tokens, 2, 40, device=device)
-    kernels.through(given, rows, into, out_of, out, adds=False)
-    reference.through(given, rows, into, out_of, expected, adds=False)
-    _close(out, expected, bound)
+    for given, first in ((ExpertTokens(x), True), (ExpertTokens(torch.stack((high, low), 1), 0.5), False)):
+        exact = given if given.rows.dim() == 3 else given._replace(rows=x.float())
+        made = [
+            backend.shrink_entries(tokens, entries, slots_T, into, out_of, first=first)
+            for backend, tokens in zip(backends, (given, exact), strict=True)
+        ]
+        _same_entries(entries, *made, bound)
+
+
+def _same_entries(entries: Entries, ours: LowRankRows, expected: LowRankRows, bound: float) -> None:
+    for entry, (_, first, number) in enumerate(entries.found()):
+        count = int(expected.lists[entry, 0])
+        assert torch.equal(ours.lists[entry, : 1 + count], expected.lists[entry, : 1 + count])
+        for j in range(count):
+            got, wanted = (one.values_DPR[j, first : first + number].float() for one in (ours, expected))
+            _close(got, wanted, bound)
+            assert torch.equal(got == 0, wanted == 0), "rows of other adapters, and planes"
+
+
+def check_choice(device: torch.device, dtype: torch.dtype, bound: float) -> None:
+    """The experts of a single token are those of the largest logits; of equal ones the lower goes first."""
+    experts, rank, columns = 32, 16, 96
+    kernels, reference = Kernels(target_of(device)), Reference()
+    logits_TE = torch.zeros(1, experts, device=device)
+    logits_TE[0, 7], logits_TE[0, 3], logits_TE[0, 0], logits_TE[0, 1] = 3.0, 2.0, torch.nan, -0.0
+    chosen_TK = torch.tensor([[7, 3, 1, 2]], dtype=torch.int32, device=device)
+    into = memory(experts, rank, columns, seed=1, device=device, dtype=dtype)
+    out_of = memory(experts, 24, rank, seed=2, device=device, dtype=dtype)
+    x = ExpertTokens(random(1, columns, seed=3, device=device, dtype=dtype))
+    left, known = (Entries(table, None, 4, 4, 1, 2) for table in (logits_TE, chosen_TK))
+    assert left.found() == known.found() == [(7, 0, 1), (3, 1, 1), (1, 2, 1), (2, 3, 1)]
+    for slot in (2, -1):
+        slots_T = torch.tensor([slot], dtype=torch.int32, device=device)
+        expected = reference.shrink_entries(x, known, slots_T, into, out_of, first=True)
+        for entries in (left, known):
+            ours = kernels.shrink_entries(x, entries, slots_T, into, out_of, first=True)
+            assert ours.lists[:, 0].tolist() == [1 if slot >= 0 else 0] * 4
+            _same_entries(entries, ours, expected, bound)
 
 
 def _close(got: Tensor, expected: Tensor, bound: float) -> None:
@@ -181,7 +237,9 @@ def in_interpreter() -> None:
         check_pairs(name, CPU, torch.float32, 1e-5)
     check_segments(CPU, torch.float32, 1e-5)
     check_table(CPU)
-    check_planes(CPU, torch.float32, 1e-5)
+    for name in ENTRIES:
+        check_entries(name, CPU, torch.float32, 1e-5)
+    check_choice(CPU, torch.float32, 1e-5)
 
 
 @pytest.mark.slow
@@ -206,8 +264,13 @@ def test_segments_tables_and_planes_on_a_gpu() -> None:
     cuda = torch.device("cuda")
     check_segments(cuda, torch.bfloat16, 0.01)
     check_table(cuda)
-    if Target.of(cuda).capability >= (8, 9):
-        check_planes(cuda, torch.bfloat16, 0.01)
+    check_choice(cuda, torch.bfloat16, 0.01)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entries_on_a_gpu(name: str) -> None:
+    check_entries(name, torch.device("cuda"), torch.bfloat16, 0.01)
 
 
 ARCHS = [arch if arch == 90 else pytest.param(arch, marks=pytest.mark.slow) for arch in CHIPS]
@@ -223,28 +286,44 @@ def options_of(arch: int) -> dict[str, object]:
 @pytest.mark.parametrize("rank", [16, 64])
 def test_kernels_compile(arch: int, of: str, rank: int) -> None:
     options, is_few = options_of(arch) | program_of(rank), of == "few pairs"
-    planes = is_few and arch >= 89
-    names = {"keys", *(("pairs",) if is_few else ("order", "blocks"))}
-    names |= set() if of == "tokens" else {"ids"} if is_few else {"ids", "places"}
+    names = {"keys"} | (set() if is_few else {"order", "blocks"}) | (set() if of == "tokens" else {"ids"})
     common = {**dict.fromkeys(names, "*i32"), "count": "i32", "slot_stride": "i32"}
-    missing = dict.fromkeys({"ids", "order", "blocks", "places"} - names)
+    missing = dict.fromkeys({"ids", "order", "blocks"} - names)
     block_c, steps, splits = cut_of(2880, rank, 4 if is_few else 256)
     experts = {"E": 1, "K": 1} if of == "tokens" else {"E": 128, "K": 4}
     constants: dict[str, object] = {"BLOCK_P": 16, "SEGMENTS": 1, "RANK": rank, "PDL": options.pop("PDL"), **experts}
-    shrink = {"x": "*fp8e4nv" if planes else "*bf16", "into": "*bf16", "y": "*fp32", "scale": "fp32", **common}
-    cut = {"COLUMNS": 2880, "STEPS": steps, "STAGES": 4, "BLOCK_C": block_c, "PLANES": planes, "PER_TOKEN": 1}
-    cut |= missing | ({} if is_few else {"pairs": None}) | {"LETS_LATER": of == "pairs", "READY": is_few, "BLOCK_Q": 0}
-    compile_ahead(_shrink_kernel, shrink, constants | cut, arch=arch, **options)
-    if of == "pairs":  # of which each is looked for
-        del shrink["places"], cut["pairs"]
-        cut |= {"places": None, "LETS_LATER": False, "READY": True, "BLOCK_Q": 32}
-        compile_ahead(_shrink_kernel, shrink | {"pairs": "*i32"}, constants | cut, arch=arch, **options)
-    common.pop("pairs", None)
+    shrink = {"x": "*bf16", "into": "*bf16", "y": "*fp32", **common}
+    cut = {"COLUMNS": 2880, "STEPS": steps, "STAGES": 4, "BLOCK_C": block_c, "PER_TOKEN": 1}
+    compile_ahead(_shrink_kernel, shrink, constants | cut | missing, arch=arch, **options)
     expand = {"y": "*fp32", "out_of": "*bf16", "out": "*bf16", "eps": "fp32", **common}
     expand |= dict.fromkeys(("first", "second", "tiles", "token_stride", "pair_stride"), "i32")
     others = {"ROWS": 5760, "SPLITS": splits, "SQUARES": 0, "WIDTH": 1, "squares": None, "weights": None, "ADDS": False}
     others |= missing | {"BLOCK_N": block_of(rank), "STAGES": 4 if of == "pairs" else 0}
     compile_ahead(_expand_kernel, expand, constants | others, arch=arch, **options)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("rows", "rank"), [(1, 16), (8, 16), (32, 64), (128, 16), (128, 64)])
+def test_the_kernel_of_entries_compiles(rows: int, rank: int) -> None:
+    """For one token, a few in planes, and many in fp16."""
+    lone, planes, block_p, most = rows == 1, 2 if rows <= 8 else 1, max(LEAST_ROWS, rows), min(rows, 8)
+    entries = 4 if lone else 36 if rows == 8 else 48
+    _, splits, steps, block_c = cut_of_entries(2880, rank, rows, most, entries, 132)
+    for first in (True, False):
+        x = "*bf16" if first else "*fp8e4nv" if planes == 2 else "*fp16"
+        signature = {"x": x, "into": "*bf16", "out_of": "*bf16", "values": "*bf16", "scale": "fp32"}
+        signature |= {"table": "*fp32"} if lone else {"table": "*i32", "order": "*i32"}
+        signature |= dict.fromkeys(("keys", "lists"), "*i32") | dict.fromkeys(
+            ("num_pairs", "into_stride", "out_stride"), "i32"
+        )
+        constants = {"E": 128, "K": 4, "CHOICE": lone, "COLUMNS": 2880, "ROWS": 5760, "RANK": rank, "STAGES": 4}
+        constants |= {"MOST": most, "FIRST": first, "PLANES": x == "*fp8e4nv", "OUT_PLANES": planes}
+        assert (steps == 1) == (rows <= 8)
+        signature |= {"arrived": "*i32"} | ({"partial": "*fp32"} if splits > 1 else {})
+        constants |= {} if splits > 1 else {"partial": None}
+        constants |= {"BLOCK_P": block_p, "BLOCK_C": block_c, "STEPS": steps, "SPLITS": splits, "PDL": True}
+        constants |= {"order": None} if lone else {}
+        compile_ahead(_entries_kernel, signature, constants, num_warps=warps_of(block_p, rank), launch_pdl=True)
 
 
 @pytest.mark.compiles

@@ -157,9 +157,7 @@ def test_the_c_kernels_add_to_both_products_of_experts(tokens: int) -> None:
         factors[f"{name}_out"] = torch.randn(2, experts, out, rank) / rank**0.5
     routing = random_routing(tokens, experts, 3, CPU)
     routing = routing._replace(expert_ids_TK=routing.expert_ids_TK.long())
-    slot_T, backend = (torch.arange(tokens) % 3 - 1).int(), Reference()
-    rows = backend.rows(slot_T, 2, routing.expert_ids_TK, experts)
-    added = Experts(backend, rows, routing.weights_TK.flatten(), factors)
+    added = Experts(Reference(), (torch.arange(tokens) % 3 - 1).int(), routing, factors)
     x_TH = torch.randn(tokens, hidden)
     expected = reference.moe(x_TH, routing._replace(added=added), published, 7.0)
     got = native.moe(x_TH, routing._replace(added=added), native.prepare_experts(published), 7.0)

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from oscine.api.http import uvicorn_protocol
+from oscine.api.http import tls_listener
 from oscine.cli.error import CommandError
 from oscine.cli.local_server import local_server
 from oscine.settings.config import Config, EngineOptions, ModelOptions, ServerOptions
@@ -61,7 +61,7 @@ def test_connections_that_never_shake_hands_count(model_folder: Path) -> None:
 
 
 def test_a_handshake_has_a_deadline(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_protocol, "HEAD_S", 0.1)
+    monkeypatch.setattr(tls_listener, "HEAD_S", 0.1)
     with server(model_folder, CERTIFICATE, KEY) as url, ExitStack() as held:
         address = httpx.URL(url).host, httpx.URL(url).port or 0
         assert held.enter_context(socket.create_connection(address, timeout=30)).recv(1) == b""

@@ -11,7 +11,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from oscine.executor.sampling import vocabulary
-from oscine.executor.sampling.vocabulary import ranks_of, read_vocabulary
+from oscine.executor.sampling.vocabulary import Markers, ranks_of, read_vocabulary
 from oscine.model.o200k import NUM_TOKENS, SPECIAL_IDS, o200k_folder
 from oscine.model.tokenizer_file import read_text, read_tokenizer
 
@@ -35,8 +35,13 @@ def o200k() -> Path:
 
 
 @pytest.fixture(scope="module")
-def read(o200k: Path) -> "LLTokenizer":
-    return read_vocabulary(o200k, NUM_TOKENS)[0]
+def read_whole(o200k: Path) -> "tuple[LLTokenizer, Markers]":
+    return read_vocabulary(o200k, NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def read(read_whole: "tuple[LLTokenizer, Markers]") -> "LLTokenizer":
+    return read_whole[0]
 
 
 def walk(tokens: "LLTokenizer", grammar: str) -> list[tuple[list[int], list[int]]]:
@@ -57,11 +62,13 @@ def walk(tokens: "LLTokenizer", grammar: str) -> list[tuple[list[int], list[int]
     return places
 
 
-def test_the_vocabulary_is_that_of_llguidances_own_reader(o200k: Path, read: "LLTokenizer") -> None:
-    other, markers = vocabulary._of_file(o200k, NUM_TOKENS)
+def test_the_vocabulary_is_that_of_llguidances_own_reader(
+    o200k: Path, read_whole: "tuple[LLTokenizer, Markers]"
+) -> None:
+    (read, markers), (other, others) = read_whole, vocabulary._of_file(o200k, NUM_TOKENS)
+    assert markers == others
     assert read.vocab_size == other.vocab_size == NUM_TOKENS
     assert read.eos_tokens == other.eos_tokens == [SPECIAL_IDS["<|endoftext|>"]]
-    assert read_vocabulary(o200k, NUM_TOKENS)[1] == markers
     for token in range(NUM_TOKENS):
         assert read.decode_bytes([token]) == other.decode_bytes([token])
         assert read.is_special_token(token) == other.is_special_token(token)

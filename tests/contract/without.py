@@ -110,11 +110,20 @@ def without(gone: Collection[str]) -> set[str]:
 
 
 def copy_package(to: Path, gone: Collection[str] = ()) -> None:
-    """Makes a folder for sys.path of an empty one: the package without these extensions."""
+    """Makes a folder for sys.path of an empty one: the package without these extensions.
+
+    With what Python has compiled, which would take longer than all else. Another process may be writing such a file: it
+    has another name until it is whole.
+    """
     folder = ROOT / "oscine" / "extensions"
 
     def left_out(parent: str, names: list[str]) -> set[str]:
-        return {name for name in names if name == "__pycache__" or (Path(parent) == folder and name in gone)}
+        is_compiled = Path(parent).name == "__pycache__"
+        return {
+            name
+            for name in names
+            if (is_compiled and not name.endswith(".pyc")) or (Path(parent) == folder and name in gone)
+        }
 
     shutil.copytree(ROOT / "oscine", to / "oscine", ignore=left_out)
 

@@ -54,8 +54,8 @@ class Program:
         self.multiplied = 0  # of them
         self.tensor_columns = 0  # of tensor memory in use
         self.progress = 0  # arrivals, announcements and copies so far
-        self._turn = threading.Condition()
         self._running: list[int] = [0]  # partitions in the order of their turns
+        self._turns: list[threading.Lock] = []  # of each partition, which another one releases for its turn
         self._failure: BaseException | None = None
         self._local = threading.local()
 
@@ -93,9 +93,13 @@ class Program:
 
     def specialise(self, partitions: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
         self._running = list(range(len(partitions)))
+        self._turns = [threading.Lock() for _ in partitions]
+        for turn in self._turns:
+            turn.acquire()
         threads = [threading.Thread(target=self._partition, args=(i, *one)) for i, one in enumerate(partitions)]
         for thread in threads:
             thread.start()
+        self._turns[0].release()
         for thread in threads:
             thread.join()
         self._running = [0]
@@ -105,24 +109,24 @@ class Program:
     def _partition(self, number: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._local.number = number
         try:
-            self._take_turn()
+            self._take_turn(number)
             function(*args)
         except BaseException as error:  # raised again by specialise()
             self._failure = self._failure or error
-        with self._turn:
-            self._running.remove(number)
-            self._turn.notify_all()
+        self._running.remove(number)
+        if self._running:
+            self._turns[self._running[0]].release()
 
     def _pass_on(self) -> None:
-        with self._turn:
-            self._running.append(self._running.pop(0))
-            self._turn.notify_all()
-        self._take_turn()
+        number = self._running.pop(0)
+        self._running.append(number)
+        if self._running[0] != number:
+            self._turns[self._running[0]].release()
+            self._take_turn(number)
 
-    def _take_turn(self) -> None:
-        number = getattr(self._local, "number", 0)
-        with self._turn:
-            self._turn.wait_for(lambda: self._running[0] == number or self._failure is not None)
+    def _take_turn(self, number: int) -> None:
+        """After a failure each ends in its turn."""
+        self._turns[number].acquire()
         if self._failure is not None:
             raise SystemExit
 

@@ -106,7 +106,7 @@ without: $(TEST)  ## imports, help and an answer without the extension NAME (mak
 	$(BIN)/python -m tests.contract.without $(NAME)
 
 nucleus: $(TEST)  ## the nucleus's own tests in a copy without any extension; with ARGUMENTS="-p tests.quick" the quick ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.contract.bare $(ARGUMENTS)
+	OMP_NUM_THREADS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m tests.contract.bare $(PLUGINS) $(ARGUMENTS)
 
 public: $(TEST)  ## write anew what users rely on: options, keys, routes, metrics and names, in tests/contract/public.txt
 	$(BIN)/python -m tests.contract.test_public

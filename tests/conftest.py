@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -174,7 +174,9 @@ def _plain_torch() -> None:
         from tests.ops.child import compare_plain_tensors
 
         compare_plain_tensors()
-        sys.modules["torch"].manual_seed(0)
+        torch: Any = sys.modules["torch"]
+        # torch.manual_seed notes its whole stack for GPUs that may come: half a millisecond, of thousands of tests
+        (torch if torch.backends.cuda.is_built() else torch.default_generator).manual_seed(0)
 
 
 @pytest.fixture(scope="session")

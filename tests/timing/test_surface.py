@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oscine.timing.answer import NotMeasuredError
@@ -85,10 +85,11 @@ def test_decodes_between_points(rows: int, context: int) -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(st.integers(GRAPHS.prompts[0], 1024), st.integers(0, 8192))
+@example(129, 8148)  # the worst: just above one size, far below the next
 def test_prompts_between_points(tokens: int, start: int) -> None:
     step = StepFeatures(prompt_tokens=tokens, prompt_pairs=pairs_of(start, tokens), prompt_sequences=1, sampled=1)
     if step.prompt_pairs / max(GRAPHS.size_of(step), tokens) <= 8192:
-        assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.12)  # sizes are far apart
+        assert TABLE.step_s(step) * 1e3 == pytest.approx(law_ms(step), rel=0.24)  # sizes are far apart
 
 
 @settings(derandomize=True, deadline=None)

@@ -85,6 +85,7 @@ class CohortScheduler(Scheduler):
         self._offset: dict[Request, int] = {}  # of the members
         self._entered: dict[Request, int] = {}  # the tick at which a member was scheduled last with an entry
         self._ending: set[Request] = set()  # members whose last token is in flight
+        self.tracks_longest = True  # whether step times depend on the longest context
         self._longest: int | None = None  # offset of members that go on, but for newcomers; None: not known
         self._number: dict[Request, int] = {}  # of those that run, in the order in which they started
         self._num_started = 0
@@ -108,7 +109,7 @@ class CohortScheduler(Scheduler):
         plan.steady = self.steady - len(self._newcomers)
         entered = sum(request.num_computed for request in self._newcomers)
         plan.context = self.offsets + self.steady * self.tick - entered
-        plan.longest = self._longest_known() + self.tick if plan.steady else 0
+        plan.longest = self._longest_known() + self.tick if self.tracks_longest and plan.steady else 0
         step.places = [
             (False, self._number[request]) if i < step.num_decodes else (True, i)
             for i, request in enumerate(step.requests)
@@ -119,7 +120,8 @@ class CohortScheduler(Scheduler):
 
     def _schedule_decodes(self) -> list[Request]:
         self._touched.clear()
-        self._longest = self.longest_offset()
+        if self.tracks_longest and self._newcomers:
+            self._longest = self.longest_offset()
         self._newcomers.clear()
         self._decodes_done = self._moves_pages = False
         prefills: list[Request] = []

@@ -36,7 +36,7 @@ class TimedExecutor:
 
     def __init__(self, clock: Clock, table: StepTable, drafts: Drafts | None = None) -> None:
         self._clock, self._table, self._drafts = clock, table, drafts
-        self._has_unlike = table.has_unlike
+        self.has_unlike = table.has_unlike
         self._free_ns = 0
         self._launched: deque[tuple[StepPlan, int]] = deque()  # plans, and when they end
         # Rows and drafts of a decode step -> a cell of the table: from which context up to which, and how far the
@@ -104,7 +104,7 @@ class TimedExecutor:
         """Of a step of decodes with this context, to which all its rows have grown alike. A step of as many rows often
         has the cell of the last one."""
         rows = step.decode_rows
-        above = rows * step.longest - step.decode_context if self._has_unlike else 0
+        above = rows * step.longest - step.decode_context if self.has_unlike else 0
         known = self._cells.get((rows, step.drafts))
         if known is None or not known[0] <= context <= known[1] or known[2] != above:
             longest = (context + above) // rows if above > 0 else 0

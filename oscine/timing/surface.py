@@ -8,13 +8,15 @@
 The depth of a prompt's chunk is where it starts. Chunks that are shorter than one of all tokens have a negative depth,
 down to -1 for prompts of one token.
 
-Times are exact at the points. Between sizes decodes are linear in logarithms, prompts in their tokens; between contexts
-all are linear. Mixed steps are measured at fewer sizes and depths than prompts. Between and outside these sizes, and
-beyond these depths, they grow as prompts do; beyond their contexts they grow as decodes do. They have no points with
-drafts: these are rows, and beyond the most rows they add tokens and what these read. Long contexts among short ones:
-see unlike.py. Steps that run as CUDA graphs are never mixed with eager ones. A padding row of a graph counts as a part
-of a row: it is computed, but reads no expert of its own. The part grows with the rows, since many rows read all experts
-anyway. Steps of decodes or of prompts alone that are below the smallest size take its time.
+Times are exact at the points. Between sizes decodes and prompts of few tokens are linear in logarithms, longer prompts
+in their tokens; between contexts all are linear. What contexts take beyond the first one of a size grows with their
+sum, so between numbers of rows it is linear. Mixed steps are measured at fewer sizes and depths than prompts. Between
+and outside these sizes, and beyond these depths, they grow as prompts do; beyond their contexts they grow as decodes
+do. They have no points with drafts: these are rows, and beyond the most rows they add tokens and what these read. Long
+contexts among short ones: see unlike.py. Steps that run as CUDA graphs are never mixed with eager ones. A padding row
+of a graph counts as a part of a row: it is computed, but reads no expert of its own. The part grows with the rows,
+since many rows read all experts anyway. Steps of decodes or of prompts alone that are below the smallest size take its
+time.
 """
 
 from bisect import bisect_left
@@ -32,6 +34,9 @@ from oscine.timing.unlike import Unlike
 _MS = 1e-3
 # Beside n rows, a padding row counts as MOST * n^2 / (n^2 + HALF^2) of a row: fitted, see docs/log.md.
 _FILLER_MOST, _FILLER_HALF = 0.85, 32
+
+# Tokens of a step up to which more of them read more experts: so many times are linear in logarithms.
+_FEW = 48, 64, 96, 128, 192, 256, 384, 512
 
 
 class MeasuredSurface:
@@ -65,8 +70,14 @@ class MeasuredSurface:
         if step.longest * step.decode_rows <= step.decode_context:
             return cell
         unlike = self._unlike_mixed[size == EAGER] if step.prompt_sequences else self._unlike
-        more_s = unlike.more_ms(step, size) * _MS
-        return cell._replace(base_s=cell.base_s + more_s, figures=worst("interpolated", cell.figures))
+        more = unlike.more(step, size)
+        return Cell(
+            cell.base_s + more.base_ms * _MS,
+            cell.per_token_s + more.per_token_ms * _MS,
+            min(cell.last_context, more.last_context),
+            worst("interpolated", cell.figures),
+            cell.factor,
+        )
 
     def _alike_ms(self, step: StepFeatures) -> float:
         return self._alike(step, self._graphs.size_of(step)).step_s(step.decode_context) / _MS
@@ -160,10 +171,13 @@ class _Sizes:
         if not self.sizes:
             raise NotMeasuredError("no steps of this kind were measured")
         place = between(self.sizes, value)
-        low, high = (self.curves[i].at(x, self._per_size * self.sizes[i]) for i in (place.low, place.high))
-        weight = self._weight(place, value)
+        curves = [self.curves[i] for i in (place.low, place.high)]
+        sizes = [self.sizes[i] for i in (place.low, place.high)]
+        low, high = (curve.at(x, self._per_size * size) for curve, size in zip(curves, sizes, strict=True))
         is_exact = low.is_point and high.is_point and self.sizes[place.high] == value
-        return _blend(low, high, weight), place.factor, is_exact
+        weight, share = self._weight(place, value), _share(sizes[0], sizes[1], value)
+        found = _grown((low, curves[0].ys[0]), (high, curves[1].ys[0]), weight, share)
+        return found, place.factor, is_exact
 
     def _weight(self, place: Between, value: float) -> float:
         """Of the second of two sizes."""
@@ -184,6 +198,22 @@ class _Sizes:
 def _blend(low: Segment, high: Segment, weight: float) -> Segment:
     base, slope = (a + (b - a) * weight for a, b in zip(low[:2], high[:2], strict=True))
     return Segment(base, slope, min(low.end, high.end), beyond=low.beyond or high.beyond)
+
+
+def _grown(low: tuple[Segment, float], high: tuple[Segment, float], weight: float, share: float) -> Segment:
+    """Between two sizes, each with its milliseconds at the first context.
+
+    `weight`: of the larger size, at the first context. What longer contexts take more grows with their sum: `share` is
+    its weight there, linear in the sizes.
+    """
+    starts = low[1], high[1]
+    less, more = (one._replace(base=one.base - start) for one, start in (low, high))
+    found = _blend(less, more, share)
+    return found._replace(base=starts[0] + (starts[1] - starts[0]) * weight + found.base)
+
+
+def _share(low: float, high: float, value: float) -> float:
+    return (value - low) / (high - low) if low < value < high else 0.0
 
 
 def _log_weight(first: float, second: float, share: float) -> float:
@@ -209,6 +239,12 @@ class _Rows(_Sizes):
             if x > context:
                 yield int(x), y - start.base - start.slope * context
 
+    def last(self, value: float) -> float:
+        """Few rows have longer contexts than many: between them it is linear in logarithms."""
+        place = between(self.sizes, value)
+        low, high = (self.curves[i].xs[-1] for i in (place.low, place.high))
+        return float(low * (high / low) ** place.share)
+
     def cell(self, step: StepFeatures, count: float) -> Cell:
         """`count`: of rows, with what fills up a graph."""
         mean = step.decode_context / step.decode_rows
@@ -223,11 +259,13 @@ class _Prompts(_Sizes):
     def __init__(self, points: Sequence[StepPoint]) -> None:
         of_size = _by_count(points)
         super().__init__({n: Curve((_depth(p.pairs, p.tokens), p.ms) for p in own) for n, own in of_size.items()})
-        self._growth = Curve((n, self.at(n, 0.0)[0].base) for n in self.sizes)
+        few = (n for n in _FEW if self.sizes and self.sizes[0] < n < self.sizes[-1])
+        self._growth = Curve((n, self.at(n, 0.0)[0].base) for n in (*self.sizes, *few))
 
     def _weight(self, place: Between, value: float) -> float:
-        low, high = self.sizes[place.low], self.sizes[place.high]
-        return (value - low) / (high - low) if low < value < high else place.share
+        if self.sizes[place.high] <= _FEW[-1]:
+            return super()._weight(place, value)
+        return _share(self.sizes[place.low], self.sizes[place.high], value)
 
     def cell(self, step: StepFeatures, tokens: float) -> Cell:
         """`tokens`: with what fills up a graph, as of mixed steps."""
@@ -301,12 +339,15 @@ class _Node:
 
     def at(self, context: float, depth: float) -> "_Found":
         deeper = _deeper(depth, self._deepest, self._tokens)
-        factor = max(context / max(self._context, self._parts.context), deeper, 1.0)
         is_composed = context > self._context or depth > self._depths[-1]
-        return _Found(self._segment(context, depth), self._curves[0].ys[0], factor, is_composed)
+        segment = self._at_depth([curve.at(context, self._slope) for curve in self._curves], depth)
+        first = self._at_depth([Segment(curve.ys[0], 0.0, float("inf")) for curve in self._curves], depth)
+        most = max(self._context, self._parts.context)
+        return _Found(segment, first.base, self._curves[0].ys[0], most, deeper, is_composed)
 
-    def _segment(self, context: float, depth: float) -> Segment:
-        segments, last = [curve.at(context, self._slope) for curve in self._curves], self._depths[-1]
+    def _at_depth(self, segments: list[Segment], depth: float) -> Segment:
+        """`segments`: at each of the depths."""
+        last = self._depths[-1]
         if depth > last and (self._deepest > last or len(segments) == 1):
             more_ms = self._deeper_ms(depth) - self._deeper_ms(last)
             return segments[-1]._replace(base=segments[-1].base + more_ms)
@@ -361,7 +402,8 @@ class _Mixed:
         is_composed = is_composed or step.decode_rows > self._most
         cell = _cell(segment, step.decode_rows, scale * more_rows, 1.0, is_exact=False)
         figures: Class = "composed" if is_composed else cell.figures
-        return cell._replace(figures=figures, factor=max(beyond * more_rows, low.factor, high.factor))
+        further = context / min(low.most, high.most)
+        return cell._replace(figures=figures, factor=max(beyond * more_rows, further, low.deeper, high.deeper))
 
     def _weight(self, place: Between, tokens: float, first: float, second: float) -> float:
         """Of the larger size: where the time of prompts of so many tokens lies between those of the two sizes."""
@@ -377,16 +419,25 @@ class _Mixed:
         place = between(known, rows)
         first, second = (nodes[known[i]].at(context, depth) for i in (place.low, place.high))
         weight = _log_weight(first.ms, second.ms, place.share)
-        segment = _blend(first.segment, second.segment, weight)
+        share = _share(known[place.low], known[place.high], rows)
+        segment = _grown((first.segment, first.first), (second.segment, second.first), weight, share)
         segment = segment._replace(slope=segment.slope * place.factor)  # of rows beyond those of this size
-        ms = first.ms + (second.ms - first.ms) * weight
-        return _Found(segment, ms, max(first.factor, second.factor), first.is_composed or second.is_composed)
+        return _Found(
+            segment,
+            first.first + (second.first - first.first) * weight,
+            first.ms + (second.ms - first.ms) * weight,
+            first.most * (second.most / first.most) ** place.share,
+            max(first.deeper, second.deeper),
+            first.is_composed or second.is_composed,
+        )
 
 
 class _Found(NamedTuple):
     """Mixed steps of one number of tokens, or of one number of rows too."""
 
     segment: Segment  # over the mean context
+    first: float  # milliseconds at the first context
     ms: float  # to compare with others by
-    factor: float  # beyond what was measured
+    most: float  # largest mean context that is known
+    deeper: float  # by how much the prompt is deeper than what is known
     is_composed: bool  # with times of decodes

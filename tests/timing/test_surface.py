@@ -116,7 +116,7 @@ def test_mixed_steps_beyond_their_points_grow_as_prompts_and_decodes_do() -> Non
         table.cell(StepFeatures(8, 8 * 8192, 56, pairs_of(0, 56), 1, 9))
 
 
-@pytest.mark.parametrize("total", [65, 130, 300, 512])
+@pytest.mark.parametrize("total", [64, 256, 300, 512])
 def test_eager_mixed_steps_below_their_points_take_less_as_prompts_do(total: int) -> None:
     sizes = GraphSizes(decode=GRAPHS.decode)
     prompts = [replace(point(0, 0, tokens), ms=1 + tokens / 100, size=EAGER) for tokens in (16, 64, 256, 1024)]
@@ -247,3 +247,29 @@ def test_features_of_a_plan() -> None:
     short = ScheduledSequence(2, 9, 1, True, [])
     assert features_of([short, decode, short], [0, 0, 0]) == StepFeatures(3, 120, sampled=3, longest=100)
     assert not features_of([decode._replace(sample=False)]).is_decode
+
+
+@pytest.mark.parametrize("rows", [2, 5, 12, 40])
+def test_between_few_and_many_rows_contexts_count_by_their_sum(rows: int) -> None:
+    """Also in mixed steps, and far from the measured numbers of rows. Few rows may have longer contexts than many."""
+    decodes = [point(size, context) for size in (1, 64) for context in (128, 4096)]
+    mixed = [point(size, context, 1024 - size, 0) for size, context in ((1, 128), (1, 65_536), (64, 128), (64, 4096))]
+    table = table_of(replace(HEADER, decode_graphs=(), prompt_graphs=()), (*decodes, *PROMPTS, *mixed))
+    for tokens in (0, 1024 - rows):
+        short, long = (
+            StepFeatures(rows, rows * context, tokens, pairs_of(0, tokens), tokens // (tokens or 1), rows)
+            for context in (128, 4096)
+        )
+        more_ms = (table.step_s(long) - table.step_s(short)) * 1e3
+        assert more_ms == pytest.approx(2e-5 * rows * (4096 - 128), rel=0.02)
+    longer = StepFeatures(rows, rows * (8192 if rows < 40 else 5000), tokens, pairs_of(0, tokens), 1, rows)
+    assert table.cell(longer).factor == 1.0
+
+
+def test_few_tokens_are_between_points_in_logarithms_and_many_are_not() -> None:
+    """With few tokens, more of them read more experts, so each takes less than the one before."""
+    known = [replace(point(0, 0, tokens), ms=ms, size=EAGER) for tokens, ms in ((32, 8.0), (512, 32.0), (2048, 80.0))]
+    table = table_of(replace(HEADER, prompt_graphs=()), (*DECODES, *known))
+    for tokens, ms in ((64, 8 * 2**0.5), (128, 16.0), (1024, 48.0)):
+        step = StepFeatures(0, 0, tokens, pairs_of(0, tokens), 1, 1)
+        assert table.step_s(step) * 1e3 == pytest.approx(ms)

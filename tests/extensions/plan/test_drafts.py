@@ -208,7 +208,7 @@ def test_preempted_sequences_with_drafts_get_all_their_tokens(method: str) -> No
     assert total.generated_tokens == sum(lengths)
     assert total.preemptions > 5
     assert total.full_pages_used == total.active_tokens == total.queued_tokens == 0
-    assert total.accepted_tokens / total.drafts > 1.0
+    assert total.accepted_tokens / total.drafts > 0.95
 
 
 def test_the_policy_leaves_drafts_out_that_do_not_pay() -> None:

@@ -1,9 +1,12 @@
 """Comparison of simulated with measured servers: the file, the simulation, the printed lines."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from oscine.extensions.plan.validate import served_runs
 from oscine.extensions.plan.validate.served_runs import Off, ServedRun, lines, offs, read_runs, simulated
 from oscine.timing.table import Header, StepTable
 from tests.extensions.plan.fleets import Linear
@@ -32,10 +35,21 @@ def test_a_burst_of_requests_decodes_together() -> None:
     assert found.num_completed == 8
 
 
+def test_a_trace_has_its_own_times_and_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_runs, "DATA", tmp_path)
+    lines = [{"timestamp": 1000 * i, "input_length": 512, "output_length": 11, "hash_ids": [i]} for i in range(4)]
+    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    one = replace(run(None, None, 1, 4), prompt=1, answer=1, trace="some.jsonl", trace_speed=0.5)
+    found = simulated(TABLE, one)
+    assert found.duration_s == pytest.approx(6 + 512 * TOKEN_S + 10 * ROW_S, rel=1e-3)
+    assert found.tpot.median == pytest.approx(ROW_S)
+    assert str(one) == "120b some.jsonl at 0.5"
+
+
 def test_mean_errors_are_within_the_musts() -> None:
     """Of all servers, and by model and number of GPUs but for what docs/planning-tables.md names."""
     runs = read_runs()
-    assert {one.machine for one in runs} == {"A", "B", "C"}
+    assert {one.machine for one in runs} == {"A", "B", "C", "D"}
     assert {one.tensor_parallel_size for one in runs} == {1, 2}
     found = [*offs(runs)]
     assert not [str(one.run) for one in found if one.tpot is None], "not in the tables"

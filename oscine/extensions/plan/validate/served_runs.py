@@ -1,7 +1,8 @@
 """Own measured servers (data/served_runs.csv), against simulations with tables of `oscine profile`.
 
-A run is a load that `oscine bench serve` sent to `oscine serve`, with random prompts and lengths. The simulation has
-the same sessions. Nothing is fitted to these runs. TPOT is the median over requests, TTFT its 90th percentile.
+A run is a load that `oscine bench serve` sent to `oscine serve`, with random prompts and lengths, or those of a trace.
+The simulation has the same sessions. Nothing is fitted to these runs. TPOT is the median over requests, TTFT its 90th
+percentile.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,8 @@ FILE = DATA / "served_runs.csv"
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A line of the file. Closed loop: `users` with one request each. Open loop: `rate` requests per second."""
+    """A line of the file. Closed loop: `users` with one request each. Open loop: `rate` requests per second, or the
+    times of a trace."""
 
     model: str
     gpu: str
@@ -44,9 +46,13 @@ class ServedRun:
     commit: str
     date: str
     machine: str  # a letter for each
+    trace: str | None = None  # a file beside the table of runs
+    trace_speed: float | None = None
 
     def __str__(self) -> str:
         ranks = "" if self.tensor_parallel_size == 1 else f" TP{self.tensor_parallel_size}"
+        if self.trace is not None:
+            return f"{self.model}{ranks} {self.trace} at {self.trace_speed:g}"
         load = f"{self.users} users" if self.rate is None else f"{self.rate:g}/s"
         bursts = f", bursts of {self.burst}" if self.burst > 1 else ""
         return f"{self.model}{ranks} {load}{bursts}, {self.prompt}/{self.answer}"
@@ -97,10 +103,11 @@ def simulated(table: StepTable, run: ServedRun) -> Measures:
         (),
         Simulated(seed=run.seed, requests=run.requests),
         Workload(isl=run.prompt, osl=run.answer, spread=run.spread),
-        Sending(burst=run.burst),
+        Sending(burst=run.burst, trace_speed=run.trace_speed or 1.0),
         Reporting(),
         run.users,
         run.rate,
+        None if run.trace is None else DATA / run.trace,
     )
     return measure(scenario.simulate({role.role: spec_of(role, table)}, scenario.traffic()).records)
 

@@ -12,17 +12,20 @@ _STARTS = 0, 4096, 16384, 65536, 131072  # the last one, or what is possible
 _FEW_STARTS = 0, 16384, 131072  # at the coarser levels
 _EAGER_TOKENS = 64, 256, 1024, 2048, 4096, 8192, 16384
 _EAGER_MIDDLE = 4096  # measured at each level: mixed steps of some thousand tokens grow as prompts do
+_FEW_TOKENS = 128  # the same: up to some hundred tokens, each one more reads fewer new experts
 _MIXED_ROWS = 1, 8, 32, 64, 128, 256, 512
 _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
 _MIXED_CONTEXTS, _MIXED_START = (1024, 65536), 16384
-# One long context among short ones. Decodes split each context among programs, the fewer the more rows there are.
-_UNLIKE_ROWS, _UNLIKE_MIXED_ROWS = (2, 4, 8, 12, 16, 24, 64, 256), (8, 32)
+# One long context among short ones. Decodes split each context among programs, the fewer the more rows there are; those
+# of more than 64 rows have another kernel.
+_UNLIKE_ROWS, _UNLIKE_MIXED_ROWS = (2, 4, 8, 12, 16, 24, 64, 80, 256), (8, 32)
 _SHORT, _LONG = 1024, (16384, 131072)
 _LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
 _MOST_CHUNKS = 64
 _APART = 1.5  # least ratio of neighbouring contexts: nearer points say nothing about growth
 LEVELS = 4
 HELD_OUT, HELD_OUT_UNLIKE = 20, 8
+_SEVERAL = 0.75  # of the latter: share with more than one long context
 
 
 class Levels(NamedTuple):
@@ -139,7 +142,7 @@ def _held_unlike(limits: Limits, shapes: Sequence[Shape], steps: int, draw: rand
         one, other = draw.choice(unlike), draw.choice(unlike)
         rows, longest = _between(draw, one.rows, other.rows), _between(draw, one.longest, other.longest)
         context = _pages(_between(draw, one.context, longest // 2), limits)
-        many = _between(draw, 1, max(1, rows // 3))
+        many = _between(draw, 2, rows // 2) if rows > 3 and draw.random() < _SEVERAL else 1
         shape = Shape(rows, context, longest=_pages(longest, limits), many=many)
         if shape.context * _APART < shape.longest and shape.fits(limits, steps):
             found.append(shape)
@@ -203,6 +206,7 @@ def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
     graphs = limits.graphs.prompts
     eager = [size for size in (graphs[-1] + 1 if graphs else 8, *_EAGER_TOKENS, most) if size > (graphs or (0,))[-1]]
     middle = [_EAGER_MIDDLE] if graphs and graphs[-1] < _EAGER_MIDDLE < most else []
+    middle += [size for size in graphs if size >= _FEW_TOKENS][:1]
     sizes = {*_thinned(graphs, level), *_thinned(sorted({min(one, most) for one in eager}), level + 1), *middle}
     for tokens in sizes:
         for start in _starts(limits, tokens, _STARTS if level == LEVELS - 1 else _FEW_STARTS):

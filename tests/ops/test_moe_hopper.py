@@ -76,9 +76,9 @@ def compile_gemm(
         "tile_counters_ptr": "*i32",
         "num_tokens": "i32",
     }
-    missing = dict.fromkeys(("factors_desc", "values_desc", "lists_ptr", "slot_rows"))
+    missing = dict.fromkeys(("factors_desc", "values_desc", "lists_ptr"))
     if rank:
-        signature |= {"factors_desc": descriptor("bf16", [64, 16], 32, 16), "lists_ptr": "*i32", "slot_rows": "i32"}
+        signature |= {"factors_desc": descriptor("bf16", [1, 1, 64, 16], 32, 16), "lists_ptr": "*i32"}
         box = [max(tiling.planes, 1) * tiling.tokens, 16]
         signature["values_desc"], missing = descriptor("bf16", box, 32, 16), {}
     splits = 1 if gated else tiling.splits

@@ -7,8 +7,8 @@ once for each j, and a list says which adapters an entry has:
     values [D, P, planes, R]   D: most adapters of an entry; planes: columns of a row, all but the first zeros
     lists [entries, 1 + D]     how many adapters; their slots, the highest first
 
-What programs read before they wait for the kernel before (gdc_wait): factors and keys of tokens, always; of the second
-product the entries too.
+Programs of the first product wait for the kernel before (gdc_wait) before all else. Those of the second one read
+factors, keys of tokens and entries before they wait: the kernel of the first one has waited for these.
 """
 
 from typing import NamedTuple
@@ -134,12 +134,13 @@ def _load_a(a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, PLANES: tl.cons
 def _prefetch(pointer, num_bytes, PDL: tl.constexpr):
     """Into the L2 cache; num_bytes: in multiples of 16."""
     if PDL:
-        code: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;"
+        one: tl.constexpr = "{.reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;"
+        code: tl.constexpr = one + "@p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;}"
         tl.inline_asm_elementwise(code, "=r,l,r", [pointer, num_bytes], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def _entry_at(table, order, entry, E: tl.constexpr, K: tl.constexpr, CHOICE: tl.constexpr):
+def _entry_at(table, order, entry, E: tl.constexpr, CHOICE: tl.constexpr):
     """(expert, first row, number of rows) of an entry; no rows if there is none."""
     if order is not None:
         expert = tl.load(table + 4 + 4 * entry)
@@ -158,7 +159,7 @@ def _entry_at(table, order, entry, E: tl.constexpr, K: tl.constexpr, CHOICE: tl.
 @triton.jit
 def _rows_of(table, order, keys, entry, E: tl.constexpr, K: tl.constexpr, CHOICE: tl.constexpr, BLOCK_P: tl.constexpr):
     """(expert, rows, which of them there are, their tokens, the slots of these tokens) of an entry."""
-    expert, first, number = _entry_at(table, order, entry, E, K, CHOICE)
+    expert, first, number = _entry_at(table, order, entry, E, CHOICE)
     place_P = tl.arange(0, BLOCK_P)
     live_P, row_P = place_P < number, first + place_P
     pair_P = row_P
@@ -307,6 +308,6 @@ def _entries_kernel(
             tl.store(own_list + 1 + count, slot)
         count += 1
         slot = tl.max(tl.where(slot_P < slot, slot_P, -1), 0)
+    wait(PDL)  # also without work: kernels before may still use the list's memory; and the next kernel comes after them
     if (group == 0) & (split == 0):
         tl.store(own_list, count)
-    wait(PDL)  # also without work, so that the next kernel comes after the one before

@@ -3,8 +3,10 @@
 A program multiplies up to BLOCK_P rows with one key (tables.py) with tensor cores. A row without an adapter costs a
 program that ends at once, or none of its own.
 
-A program reads factors and keys of tokens before it waits for the kernel before it (gdc_wait): they are older than the
-step.
+What a program may read before it waits for the kernel before it (gdc_wait):
+
+    factors, and keys of tokens      always: they are older than the step
+    keys and tables of pairs         after the first product, which waits for them before it lets others begin
 
 Shape suffixes as in products.py; P rows of a program; C columns and N matrix rows of a tile.
 """
@@ -285,6 +287,7 @@ def _shrink_kernel(
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    wait(PDL and ids is not None)  # for the experts and the table; later kernels read these without waiting
     let_next_begin(PDL)
     segment, split = tl.program_id(1), tl.program_id(2)
     key, row_P, live_P, works = rows_of(keys, ids, order, blocks, count, tl.program_id(0), E, K, BLOCK_P)

@@ -289,7 +289,7 @@ def _launch(
         ids_TK,
         weights_TK,
         tile_counters(out.device),
-        *((None,) * 4 if low is None else _added(low, tiling)),
+        *((None,) * 3 if low is None else _added(low, tiling)),
         num_tokens,
         **constants(tiling, splits, matrix.k_units, matrix.unit_rows, out.shape[-1], per_token, work.limit),
         GATED=gated,
@@ -305,14 +305,11 @@ def _launch(
     )
 
 
-def _added(low: LowRankRows, tiling: Tiling) -> tuple[TensorDescriptor, TensorDescriptor, Tensor, int]:
-    """(factors, their rows all beside each other; values; lists; rows of factors between those of slots)."""
-    (slots, experts, rows, rank), stride = low.out_of.shape, low.out_of.stride(0)
-    assert stride % rank == 0
-    factors = low.out_of.as_strided(((slots - 1) * (stride // rank) + experts * rows, rank), (rank, 1))
+def _added(low: LowRankRows, tiling: Tiling) -> tuple[TensorDescriptor, TensorDescriptor, Tensor]:
+    """(factors, values, lists)."""
     columns = tiling.tokens * max(tiling.planes, 1)
     values = low.values_DPR.flatten(0, 2)
-    return descriptor(factors, [64, 16]), descriptor(values, [columns, 16]), low.lists, stride // rank
+    return descriptor(low.out_of, [1, 1, 64, 16]), descriptor(values, [columns, 16]), low.lists
 
 
 def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorDescriptor, TensorDescriptor]:

@@ -184,12 +184,12 @@ def _load_quarters(cfg, ring, sources, stage, tile, step):
 def _load_factors(cfg, ring, added, stage, tile, slot, chunk: gl.constexpr):
     full = ring.full.index(stage)
     mbarrier.expect(full, cfg.CONSUMERS * added.factors.block_type.nbytes)
+    shape: gl.constexpr = [cfg.STAGES * cfg.CONSUMERS * cfg.UNITS, 1, 1, 64, 16]
+    buffers = reinterpret(ring.nibbles, added.factors.dtype, shape, added.factors.layout)
     for c in gl.static_range(cfg.CONSUMERS):
-        row = (tile.expert * cfg.UNIT_ROWS + tile.row_tile * cfg.CONSUMERS + c) * 64
-        if not cfg.GATED:
-            row -= tile.expert * (cfg.UNIT_ROWS * 64 - cfg.ROWS)  # these are not padded
-        buffer = _factors(cfg, ring, added).index((stage * cfg.CONSUMERS + c) * cfg.UNITS)
-        async_load(added.factors, [slot * added.slot_rows + row, chunk * 16], full, buffer)
+        row = (tile.row_tile * cfg.CONSUMERS + c) * 64
+        buffer = buffers.index((stage * cfg.CONSUMERS + c) * cfg.UNITS)
+        async_load(added.factors, [slot, tile.expert, row, chunk * 16], full, buffer)
 
 
 @gluon.jit
@@ -204,7 +204,7 @@ def _load_values(cfg, ring, added, stage, tile, j, chunk: gl.constexpr):
 def _factors(cfg, ring, added):
     """The buffers of weights, the first one of a stage and consumer for factors [64, 16]."""
     shape: gl.constexpr = [cfg.STAGES * cfg.CONSUMERS * cfg.UNITS, 64, 16]
-    return reinterpret(ring.nibbles, added.factors.dtype, shape, added.factors.layout)
+    return reinterpret(ring.nibbles, added.factors.dtype, shape, added.values.layout)
 
 
 @gluon.jit
@@ -460,9 +460,9 @@ def _add_adapters(sums, parts: gl.constexpr, words, count, tile, stage, phase, s
     for i in gl.static_range(len(parts)):
         own = gl.convert_layout(sums[i], accumulator_layout(parts[i], 16), assert_trivial=True)
         scale = gl.convert_layout(words & -65536, gl.SliceLayout(1, own.type.layout), assert_trivial=True)
-        own *= scale.to(gl.float32, bitcast=True)[:, None]
-        if cfg.PLANES == 2:
+        if cfg.PLANES == 2:  # first, as the sums are near the least numbers
             own *= _plane_scales(cfg, own, tile, pointers)
+        own *= scale.to(gl.float32, bitcast=True)[:, None]
         scaled += (own,)
     for _ in range(count * (cfg.RANK // 16)):
         mbarrier.wait(ring.full.index(stage), phase)
@@ -697,7 +697,6 @@ def gemm(
     factors_desc,
     values_desc,
     lists_ptr,
-    slot_rows,
     num_tokens,
     N: gl.constexpr,
     PLANES: gl.constexpr,
@@ -760,7 +759,7 @@ def gemm(
     added = table_ptr  # of no use without RANK
     if RANK > 0:
         rows = num_tokens * (EXPERTS_PER_TOKEN * (2 if PLANES == 2 else 1))
-        added = Added(factors_desc, values_desc, lists_ptr, slot_rows, rows)
+        added = Added(factors_desc, values_desc, lists_ptr, rows)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [

@@ -61,7 +61,7 @@ h_factor = gluon.constexpr_function(fp8.h_factor)
 
 @record
 class Entries:
-    """All entries to compute, after gdc_wait; each thread of a DIRECT kernel holds one pair."""
+    """All entries to compute; each thread of a DIRECT kernel holds one pair."""
 
     table_ptr: gl.tensor
     count: gl.tensor
@@ -229,10 +229,9 @@ def pairs_of(cfg, tile, column, order_ptr):
 class Added:
     """RANK: what adapters add (LowRankRows)."""
 
-    factors: tma.tensor_descriptor  # boxes of 64 rows and 16 ranks
+    factors: tma.tensor_descriptor  # [slots, E, N, R]; boxes of 64 rows and 16 ranks
     values: tma.tensor_descriptor  # boxes of the columns of N tokens and 16 ranks
     lists: gl.tensor
-    slot_rows: gl.tensor  # rows of factors between those of slots
     rows: gl.tensor  # of values between those of the adapters of an entry
 
 

@@ -14,9 +14,12 @@ from oscine.extensions.adapters.kernels import (
     cut_of,
     program_of,
 )
+from oscine.extensions.adapters.layout import Layout
 from oscine.extensions.adapters.products import Norm, Reference, Rows
 from oscine.extensions.adapters.tables import table_kernel
+from oscine.model.config import gpt_oss_20b
 from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
+from oscine.ops.moe import hopper
 from tests.ops.bound import target_of
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
@@ -324,6 +327,49 @@ def test_the_kernel_of_entries_compiles(rows: int, rank: int) -> None:
         constants |= {"BLOCK_P": block_p, "BLOCK_C": block_c, "STEPS": steps, "SPLITS": splits, "PDL": True}
         constants |= {"order": None} if lone else {}
         compile_ahead(_entries_kernel, signature, constants, num_warps=warps_of(block_p, rank), launch_pdl=True)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("few", [True, False])
+def test_the_first_product_of_pairs_waits_before_later_kernels_begin(few: bool) -> None:
+    """These read the experts of tokens and the table of rows without waiting, as the product itself does."""
+    names = {"keys", "ids"} | (set() if few else {"order", "blocks"})
+    signature = {"x": "*bf16", "into": "*bf16", "y": "*fp32", **dict.fromkeys(names, "*i32")}
+    signature |= {"count": "i32", "slot_stride": "i32"}
+    block_c, steps, _ = cut_of(2880, 16, 4 if few else 256)
+    constants = {"BLOCK_P": 16, "SEGMENTS": 1, "RANK": 16, "PDL": True, "E": 128, "K": 4, "COLUMNS": 2880}
+    constants |= {"STEPS": steps, "STAGES": 4, "BLOCK_C": block_c, "PER_TOKEN": 1}
+    constants |= dict.fromkeys({"order", "blocks"} - names)
+    ptx = compile_ahead(_shrink_kernel, signature, constants, launch_pdl=True, **program_of(16)).ptx
+    before = ptx[: ptx.index("griddepcontrol.launch_dependents")]
+    assert "griddepcontrol.wait" in before
+    assert "ld.global" not in before
+
+
+@pytest.mark.compiles
+def test_lists_of_adapters_are_written_after_the_kernel_before() -> None:
+    """They may lie where that one's values are. The last store is that of how many there are."""
+    signature = {"x": "*fp8e4nv", "into": "*bf16", "out_of": "*bf16", "values": "*bf16", "scale": "fp32"}
+    signature |= dict.fromkeys(("table", "order", "keys", "lists", "arrived"), "*i32") | {"partial": "*fp32"}
+    signature |= dict.fromkeys(("num_pairs", "into_stride", "out_stride"), "i32")
+    constants = {"E": 32, "K": 4, "CHOICE": False, "COLUMNS": 2880, "ROWS": 2880, "RANK": 16, "STAGES": 4, "MOST": 8}
+    constants |= {"FIRST": False, "PLANES": True, "OUT_PLANES": 2, "BLOCK_P": 16, "BLOCK_C": 512, "STEPS": 1}
+    constants |= {"SPLITS": 6, "PDL": True}
+    ptx = compile_ahead(_entries_kernel, signature, constants, num_warps=4, launch_pdl=True).ptx
+    assert ptx.rindex("griddepcontrol.wait") < ptx.rindex("st.global")
+
+
+def test_descriptors_of_many_adapters_have_sizes_of_32_bits() -> None:
+    """256 of rank 16 of 20b take 85 GiB."""
+    layout = Layout.of(gpt_oss_20b(), ("experts",), 16)
+    memory = torch.empty(256, layout.size, dtype=torch.bfloat16, device="meta")
+    out_of = layout.view(memory, 23, "gate_up_out")
+    assert out_of is not None
+    values = torch.empty(1, 4, 2, 16, dtype=torch.bfloat16, device="meta")
+    lists = torch.empty(4, 2, dtype=torch.int32, device="meta")
+    factors, _, _ = hopper._added(LowRankRows(values, lists, out_of), hopper.plan(1, 4, 32, 2880))
+    assert max(factors.shape) < 1 << 31
+    assert all(stride * 2 % 16 == 0 for stride in factors.strides[:-1])
 
 
 @pytest.mark.compiles

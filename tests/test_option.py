@@ -9,7 +9,17 @@ from typing import Any, Literal
 import pytest
 
 from oscine.settings.config import EngineOptions
-from oscine.settings.option import BYTES, TOKENS, OptionError, Options, option, options_of, read_size, write_size
+from oscine.settings.option import (
+    BYTES,
+    TOKENS,
+    OptionError,
+    Options,
+    option,
+    options_of,
+    read_size,
+    require,
+    write_size,
+)
 
 
 @dataclass(frozen=True)
@@ -68,11 +78,11 @@ def test_text_and_yaml_are_read_by_the_type_of_the_field(
 @pytest.mark.parametrize(
     ("field", "given", "said"),
     [
-        ("name", True, "--name must be text, not True"),
-        ("name", None, "--name must be text, not None"),
+        ("name", True, "--name must be text, not true"),
+        ("name", None, "--name must be text, not null"),
         ("count", "x", "--count must be a whole number, not 'x'"),
         ("count", 1.5, "--count must be a whole number, not 1.5"),
-        ("count", True, "--count must be a whole number, not True"),
+        ("count", True, "--count must be a whole number, not true"),
         ("count", 0, "--count must be at least 1, not 0"),
         ("port", 10, "--port must be between 0 and 9, not 10"),
         ("size", 0, "--size must be positive, not 0"),
@@ -133,6 +143,13 @@ def test_tokens() -> None:
 def test_what_is_no_size_is_said_with_examples(text: str) -> None:
     with pytest.raises(OptionError, match=r"--size must be a number of bytes such as .* 512M"):
         EXAMPLE["size"].read(text)
+
+
+def test_a_rule_about_what_was_not_given_quotes_nothing() -> None:
+    with pytest.raises(OptionError, match=r"--users must be given$"):
+        require(False, "users", "given", None)
+    with pytest.raises(OptionError, match=r"--head must be true, not false$"):
+        require(False, "head", "true", False)
 
 
 @pytest.mark.parametrize("text", ["128KB", "128KiB", "5B"])

@@ -20,4 +20,11 @@ def ended_by(*errors: type[Exception], status: int = FAILED) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        raise CommandError(str(error), status) from None
+        raise CommandError(_text(error), status) from None
+
+
+def _text(error: Exception) -> str:
+    """Of the system's errors about a file, without their number."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -6,6 +6,7 @@ The command line, YAML files, the deployment file of a cluster and the documents
 import dataclasses
 import datetime
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -55,8 +56,15 @@ class FileKeyError(OptionError):
 
 
 def require(condition: bool, option: str, rule: str, value: object, *related: str) -> None:
+    """Raises OptionError unless the condition holds. `value`: what was given; None: nothing, or it says nothing."""
     if not condition:
-        raise OptionError(option, f"must be {rule}, not {value!r}", *related)
+        given = "" if value is None else f", not {as_written(value)}"
+        raise OptionError(option, f"must be {rule}{given}", *related)
+
+
+def as_written(value: object) -> str:
+    """A value as users write it: as in YAML, unlike Python's None, True and False."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -175,7 +183,7 @@ class Option:
         return f"at least {self.at_least}"
 
     def _error(self, rule: str, value: object, hint: str = "") -> OptionError:
-        return OptionError(self.name, f"must be {rule}, not {value!r}{hint}")
+        return OptionError(self.name, f"must be {rule}, not {as_written(value)}{hint}")
 
 
 def either(choices: tuple[Any, ...]) -> str:

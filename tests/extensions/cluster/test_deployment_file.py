@@ -168,7 +168,7 @@ MODEL = "models:\n  - name: nano\n"
         ),
         (MODEL + "    aggregated:\n      gpus: 1.5\n", 4, ["gpus must be whole"]),
         (MODEL + "    aggregated:\n      cpus: 0\n", 4, ["cpus must be positive"]),
-        (MODEL + "    service-levels:\n      ttft-s: yes\n", 4, ["ttft-s must be a number", "True"]),
+        (MODEL + "    service-levels:\n      ttft-s: yes\n", 4, ["ttft-s must be a number", "true"]),
         (
             MODEL + "    engine:\n      max-num-seqs: many\n",
             4,

@@ -259,9 +259,10 @@ def test_a_budget_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ("--gpus H200:8", 2, ["--users must be given"]),
-        ("--users 8", 2, ["--gpus must be given"]),
-        ("--gpus X9:8 --users 8", 2, ["'X9'", "H100", "H200", "GB200"]),
+        ("--gpus H200:8", 2, ["--users must be given, or --rate or --trace\n"]),
+        ("--users 8", 2, ["--gpus must be given, or --budget with --price\n"]),
+        ("--gpus X9:8 --users 8", 2, ["--gpus must be", "'X9'", "H100", "H200", "GB200"]),
+        ("--gpus H200:8 --price X9:2 --users 8", 2, ["--price must be", "'X9'"]),
         ("--gpus H200 --users 8", 2, ["--gpus must be a GPU and their number"]),
         ("--gpus H200:8 H100:8 --users 8", 2, ["--price"]),
         ("--budget 5 --users 8", 2, ["--price"]),
@@ -269,13 +270,15 @@ def test_a_budget_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
         ("--gpus H200:8 --users 8 --tpot fast", 2, ["--tpot must be a statistic", "p90:500"]),
         ("--gpus H200:8 --users 8 --tpot p42:3", 2, ["p99"]),
         ("--gpus H200:8 --users 8 --burst 2", 2, ["--burst needs --rate"]),
-        ("--gpus H200:8 --users 8 --steps h200/llama", 1, ["h200/llama"]),
+        ("--gpus H200:8 --users 8 --steps h200/llama", 2, ["--steps must be a file", "sglang", "not 'h200/llama'"]),
+        ("--gpus H200:8 --users 8 --steps h200", 2, ["--steps must be a file", "h200/oscine", "not 'h200'"]),
+        ("--gpus H200:8 --users 8 --steps x9/vllm", 2, ["--steps must be of GPUs among H100", "not 'x9'"]),
         ("--gpus H200:1 --users 8 --model mine", 1, ["no step times of mine"]),
         ("--gpus H100:1 --users 8 --gpu-memory 40GiB", 1, ["do not fit", "weights of"]),
         ("--gpus RTX-PRO-6000:1 --users 8 --isl 100000 --osl 100", 1, ["no layout", "--scaled"]),
         ("--gpus H200:1 --users 8 --isl 100 --osl 50 --tpot p50:0.1", 1, ["no plan meets", "nearest", "TPOT p50"]),
         ("--gpus H200:2 --rate 500 --isl 200 --osl 40", 1, ["no plan keeps up", "2 x H200 TP1", "of 20,000 tokens/s"]),
-        ("--fit --gpus H200:1 --users 8", 2, ["--validate"]),
+        ("--fit --gpus H200:1 --users 8", 2, ["--fit must be given with --validate\n"]),
     ],
 )
 def test_errors_are_one_line(options: str, status: int, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,10 +108,9 @@ def question_of(args: argparse.Namespace) -> "Question":
     from oscine.extensions.plan.sources.origin import Source
 
     given = vars(args)
-    require(not args.fit, "fit", "given with --validate", True)
-    require(
-        any(given[name] is not None for name in ("users", "rate", "trace")), "users", "given, or --rate, --trace", None
-    )
+    require(not args.fit, "fit", "given with --validate", None)
+    is_loaded = any(given[name] is not None for name in ("users", "rate", "trace"))
+    require(is_loaded, "users", "given, or --rate or --trace", None)
     for name in ("users", "rate", "budget"):
         require(given[name] is None or 0 < given[name] < 1e12, name, "positive", given[name])
     require(args.acceptance is None or 0 <= args.acceptance < 1, "acceptance", "from 0 to below 1", args.acceptance)
@@ -151,7 +150,7 @@ def _price(text: str) -> tuple[str, float]:
     except ValueError:
         price = 0.0
     require(0 < price < 1e9, "price", "a GPU and the money per hour, as H200:3.50", text)
-    return gpu_of(name).name, price
+    return gpu_of(name, "price").name, price
 
 
 def _hardware(args: argparse.Namespace, prices: dict[str, float]) -> "Iterator[tuple[Gpu, int]]":

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from oscine.extensions.plan.foreign.ops import shipped_ops
+from oscine.settings.option import require
 
 _SYSTEMS = {
     "H100": "h100_sxm",
@@ -35,10 +36,9 @@ def is_hopper(driver: str) -> bool:
     return not _HOPPER.isdisjoint(driver.upper().split())
 
 
-def gpu_of(name: str) -> Gpu:
-    """Raises ValueError that lists the names."""
+def gpu_of(name: str, option: str = "gpus") -> Gpu:
+    """Raises OptionError for the option that names a GPU of another kind."""
     known = name.upper().replace("_", "-")
-    if known not in _SYSTEMS:
-        raise ValueError(f"no GPU is called {name!r}: there are {', '.join(_SYSTEMS)}")
+    require(known in _SYSTEMS, option, f"of GPUs among {', '.join(_SYSTEMS)}", name)
     header = next(one.header for one in shipped_ops() if one.header.system == _SYSTEMS[known])
     return Gpu(known, header.system, header.gpu, header.memory_bytes, header.gpus_per_node, header.watts)

@@ -14,12 +14,13 @@ from oscine.extensions.plan.foreign.compose import MODELS, GpuLayout
 from oscine.extensions.plan.foreign.known import error_of, fitted_of, step_table
 from oscine.extensions.plan.sources.gpus import Gpu, gpu_of
 from oscine.extensions.plan.sources.own import own_table
+from oscine.settings.option import either, require
 from oscine.timing.answer import NotMeasuredError
 from oscine.timing.read import check, read_table
 from oscine.timing.table import StepTable
 
 OWN = "oscine"
-_KERNELS = (OWN, "trtllm", "vllm", "sglang")
+KERNELS = {OWN: "Oscine", "trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,13 @@ class Source:
 
     @classmethod
     def of(cls, text: str) -> "Source":
-        """Raises ValueError."""
-        name, found, kernels = text.partition("/")
-        if Path(text).exists() or not found or kernels not in _KERNELS:
-            return cls(text, Path(text))
-        return cls(text, None, gpu_of(name), kernels)
+        """Raises OptionError for what is neither a file nor GPU/KERNELS."""
+        name, _, kernels = text.partition("/")
+        if (path := Path(text)).exists() and not path.is_dir():
+            return cls(text, path)
+        sources = f"GPU/KERNELS with kernels of {either(tuple(KERNELS))}, such as h200/oscine"
+        require(kernels in KERNELS, "steps", f"a file of `oscine profile`, or {sources}", text)
+        return cls(text, None, gpu_of(name, "steps"), kernels)
 
     @property
     def activation_dtype(self) -> Literal["auto", "fp8"]:

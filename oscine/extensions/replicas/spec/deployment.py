@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from oscine.settings.config import Config, EngineOptions, ServerOptions, ToolOptions
 from oscine.settings.devices import engines_of
-from oscine.settings.option import FileKeyError, Options, option
+from oscine.settings.option import FileKeyError, Options, as_written, option
 from oscine.settings.validators import is_hex
 from oscine.system.environment import check_cluster_key
 from oscine.types import Role
@@ -34,7 +34,7 @@ def _suffix(wire_version: str) -> str:
 
 def _require(condition: bool, key: str, rule: str, value: object) -> None:
     if not condition:
-        raise FileKeyError(key, f"must be {rule}, not {value!r}")
+        raise FileKeyError(key, f"must be {rule}, not {as_written(value)}")
 
 
 @dataclass(frozen=True)

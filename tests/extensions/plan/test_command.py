@@ -1,6 +1,7 @@
 """`oscine simulate`: what it prints and writes, and its errors of one line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,25 @@ def test_a_row_is_that_of_a_measurement_and_says_that_it_is_none(
     printed = capsys.readouterr().out
     assert "24 completed, 0 failed" in printed
     assert "ITL" not in printed
+
+
+def test_what_came_from_prefill_replicas_was_not_found_in_caches(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = "prefill: {gpus: 1}\n    decode: {gpus: 1}\n    remote-prefill: {min-tokens: 64}"
+    files[0].write_text(FILE.replace("aggregated: {gpus: 1, replicas: 2}", split))
+    load = ("--users", "4", "--isl", "640", "--osl", "20", "--requests", "12")
+    assert simulated(files, *load) == 0
+    printed = capsys.readouterr().out
+    assert "cached" not in printed
+    found = re.search(r"^(.*)% of prompt tokens were found in caches, (.*)% came from prefill replicas;", printed, re.M)
+    assert found is not None, printed
+    assert float(found[1]) == 0
+    assert float(found[2]) == 90, "9 of 10 pages"
+    assert simulated(files, *load, "--shared-prefix", "640") == 0
+    shared = re.search(r"^(.*)% of prompt tokens were found in caches", capsys.readouterr().out, re.M)
+    assert shared is not None
+    assert 30 < float(shared[1]) < 60, "all prompts but the first few find the half that they share"
 
 
 def test_a_trace_and_a_rate_are_loads_too(

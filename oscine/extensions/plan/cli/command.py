@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> None:
     measured = measured_of(outcome, scenario.arrival, limits_s, scenario.simulated.warm_up)
     gpus = scenario.num_gpus
     print(f"{args.file}, {scenario.model.name}: {scenario.load_text}")
-    print(*(line for line in report.page(measured, gpus) if not line.startswith("ITL")), sep="\n")
+    shown = _without_moved(measured) if outcome.total.external_hits else measured
+    print(*(line for line in report.page(shown, gpus) if not line.startswith("ITL")), sep="\n")
     print("", *_story(outcome, scenario.model), sep="\n")
     for role, table in tables.items():
         print(f"step times of {role} engines: {table}; {table.header.gpu}, {table.header.source}")
@@ -91,9 +93,8 @@ def run(args: argparse.Namespace) -> None:
 def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
     """What the engines did, and what became of them."""
     total, router = outcome.total, outcome.router
-    share = total.prefix_hits / total.prefix_queries if total.prefix_queries else 0.0
     yield f"{total.steps:,} steps of {len(outcome.engines)} engines; {total.preemptions:,} preemptions"
-    yield f"{share:.1%} of prompt tokens were found in caches; {router.queue_s:,.1f} s of waiting at the router"
+    yield f"{_found(outcome)}; {router.queue_s:,.1f} s of waiting at the router"
     if total.drafts:
         accepted, tokens = total.accepted_tokens / total.draft_tokens, 1 + total.accepted_tokens / total.drafts
         yield f"{total.draft_tokens:,} drafts, {accepted:.1%} accepted; mean acceptance length {tokens:.2f} tokens"
@@ -103,6 +104,22 @@ def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
         yield f"  +{change.time_s:7.1f} s  {change.role}: {change.replicas} replicas: {change.reason}"
     if outcome.num_moved:
         yield f"{outcome.num_moved:,} requests went on elsewhere when their replica was gone"
+
+
+def _found(outcome: "Outcome") -> str:
+    """Which prompt tokens were not computed where they were asked for."""
+    total = outcome.total
+    if not total.external_hits:
+        share = total.prefix_hits / total.prefix_queries if total.prefix_queries else 0.0
+        return f"{share:.1%} of prompt tokens were found in caches"
+    num_computed = total.prompt_tokens - total.local_hits - total.external_hits  # each of them once, somewhere
+    found, moved = 1 - num_computed / outcome.num_asked, total.external_hits / outcome.num_asked
+    return f"{found:.1%} of prompt tokens were found in caches, {moved:.1%} came from prefill replicas"
+
+
+def _without_moved(measured: "Measured") -> "Measured":
+    """Without its cached tokens: for a client, what a prefill replica has computed is cached, too."""
+    return replace(measured, measures=replace(measured.measures, cached_tokens=0))
 
 
 def _check(measured: "Measured") -> None:

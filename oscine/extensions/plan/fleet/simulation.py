@@ -36,6 +36,7 @@ class Outcome:
     num_unfinished: int  # requests that were under way at the end, and have no record
     num_moved: int  # requests that lost a replica and went on elsewhere
     num_jumped: int  # steps that were made together with others
+    num_asked: int  # prompt tokens at the replicas that answer; `engines` also has those of prefill replicas
 
     @property
     def total(self) -> EngineStats:
@@ -134,13 +135,15 @@ class Simulation:
 
     def _outcome(self, records: list[Record]) -> Outcome:
         pools = self.pools.values()
+        stats = {pool: [*pool.ended, *(replica.stats for replica in pool.there)] for pool in pools}
         return Outcome(
             records,
             self.agenda.clock(),
-            [stats for pool in pools for stats in (*pool.ended, *(replica.stats for replica in pool.there))],
+            [one for pool in pools for one in stats[pool]],
             self.router.counters,
             sorted((change for pool in pools for change in pool.changes), key=lambda change: change.time_s),
             self.ingress.num_requests - len(records),
             self.ingress.num_moved,
             sum(pool.num_jumped + sum(replica.num_jumped for replica in pool.there) for pool in pools),
+            sum(one.prompt_tokens for one in stats[self.answering]),
         )

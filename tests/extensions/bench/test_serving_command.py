@@ -255,6 +255,16 @@ def test_errors_are_one_line(options: list[str], status: int, said: str, capsys:
     assert not source.asked
 
 
+def test_a_sweep_without_matplotlib_is_an_error_before_anything_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    output = tmp_path / "sweep"
+    assert main(["bench", "sweep", "http://127.0.0.1:1", "--concurrency", "1", "--output", str(output)]) == 1
+    assert "the plot needs matplotlib: pip install 'oscine[bench]'" in capsys.readouterr().err
+    assert not output.exists()
+
+
 def test_a_sweep_leaves_rows_a_plot_and_a_page(tmp_path: Path) -> None:
     peers = tmp_path / "peers.jsonl"
     with ScriptedSource(lambda body: (200, chat_stream(6, next_s=0.002))) as source:

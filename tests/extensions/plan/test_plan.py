@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,39 @@ def test_a_budget_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "up to 3 H200" in said
     assert max(map(int, re.findall(r"(\d+) GPUs", said))) <= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", "B200:1"], "TensorRT-LLM's kernels, not Oscine's: none were measured on B200"),
+        (["--gpus", "H200:1", "--steps", "h200/vllm"], "vLLM's kernels, not Oscine's: --steps h200/oscine has those"),
+        (["--gpus", "H200:1"], ""),
+    ],
+)
+def test_an_answer_with_the_step_times_of_others_says_so_near_the_top(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--users", "4", *SMALL, *options]) == 0
+    printed = capsys.readouterr().out
+    _, best, third, *_ = printed.splitlines()
+    assert best.startswith("best ")
+    assert third == (f"{'kernels':<20} step times of {said}" if said else third)
+    assert ("kernels," in printed) == bool(said)
+    assert ".whl" not in printed
+    assert bool(said) == ("composed of times of ops of aisimulate 0.13.0)" in printed)
+
+
+def test_a_page_that_cannot_be_drawn_is_an_error_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(trials, "processes", None)
+    command = ["plan", "--gpus", "H200:1", "--users", "4", *SMALL, "--output", str(tmp_path / "plan")]
+    assert main(command) == 1
+    said = "oscine: error: the page needs matplotlib: pip install 'oscine[bench]'\n"
+    assert capsys.readouterr().err == said
+    assert not (tmp_path / "plan").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser, subcommand
+from oscine.extensions.bench.cli.extra import need_matplotlib
 from oscine.extensions.bench.cli.load_options import Load, add_load_options
 
 if TYPE_CHECKING:
@@ -82,12 +83,9 @@ def run_serve(args: argparse.Namespace) -> None:
 
 
 def run_sweep(args: argparse.Namespace) -> None:
-    from oscine.extensions.bench.serve import report, row
+    need_matplotlib("plot")
+    from oscine.extensions.bench.serve import pareto, report, row
 
-    try:
-        from oscine.extensions.bench.serve import pareto
-    except ImportError:
-        raise CommandError("the plot needs matplotlib: pip install 'oscine[bench]'") from None
     load, bench = _opened(args)
     with ended_by(ValueError, OSError, status=USAGE):
         peers = [found for path in args.peers for found in row.read(path)]

@@ -9,7 +9,9 @@ from oscine.extensions.plan.search.answer import Answer, Loss, tok_s
 from oscine.extensions.plan.search.estimate import Estimate
 from oscine.extensions.plan.search.question import Question
 from oscine.extensions.plan.search.rounds import meets
+from oscine.extensions.plan.search.space import Layout
 from oscine.extensions.plan.search.trials import Trial
+from oscine.extensions.plan.sources.origin import KERNELS, OWN, usual_sources
 from oscine.settings.option import options_of
 
 _STATISTICS = {"p50": "median", "p90": "p90", "p99": "p99"}
@@ -34,6 +36,8 @@ def lines(answer: Answer) -> Iterator[tuple[str, str]]:
     best, question = answer.best, answer.found.question
     candidate, trial = best.candidate, best.whole[0]
     yield "best", f"{candidate}, {candidate.gpus} GPUs; {candidate.limits}"
+    if kernels := _other_kernels(candidate.layout, question.model):
+        yield "kernels", kernels
     spread = [one.tok_s / best.share for one in best.whole]
     seeds = f"{min(spread):,.0f} to {max(spread):,.0f} with {len(spread)} seeds"
     yield "tokens/s", f"{answer.tok_s:,.0f}, {answer.tok_s / candidate.gpus:,.0f} per GPU ({seeds})"
@@ -47,6 +51,18 @@ def lines(answer: Answer) -> Iterator[tuple[str, str]]:
     yield from _classes(answer)
     yield "headroom", f"without {answer.loss.lost}: {_loss(answer.loss, question)}"
     yield from _others(answer)
+
+
+def _other_kernels(layout: Layout, model: str) -> str:
+    """Says that the step times are not those of Oscine's kernels. Empty if they are, or if a file has them."""
+    source = layout.source
+    if source.kernels in ("", OWN):
+        return ""
+    has_own = usual_sources(layout.gpu, model)[0].kernels == OWN
+    why = (
+        f"--steps {layout.gpu.name.lower()}/{OWN} has those" if has_own else f"none were measured on {layout.gpu.name}"
+    )
+    return f"step times of {KERNELS[source.kernels]}'s kernels, not Oscine's: {why}"
 
 
 def _latency(trial: Trial) -> Iterator[tuple[str, str]]:

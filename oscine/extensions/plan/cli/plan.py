@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oscine.cli.error import USAGE, CommandError, ended_by
 from oscine.cli.parser import Parser
+from oscine.extensions.bench.cli.extra import need_matplotlib
 from oscine.extensions.bench.cli.load_options import Sending, Workload
 from oscine.extensions.plan.cli.command import OF_SENDING, OF_WORKLOAD, add_load, add_sections
 from oscine.extensions.plan.validate.command import add_options, validate
@@ -66,7 +67,10 @@ def arguments(parser: Parser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="first seed of simulations (default: 0)")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder for deployment.yaml and the page index.html (default: none)"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder for deployment.yaml and the page index.html; needs matplotlib (default: none)",
     )
     add_load(parser, required=False)
     add_sections(parser, {Workload: OF_WORKLOAD, Sending: OF_SENDING})
@@ -84,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
     with ended_by(ValueError, OSError, status=USAGE):
         question = question_of(args)
         if args.output is not None:
+            need_matplotlib("page")
             args.output.mkdir(parents=True, exist_ok=True)
     with _progress() as bar, ended_by(ValueError, OSError, LookupError), processes(bar.ended) as simulate:
         answer = answered(question, simulate, bar, args.acceptance)

@@ -7,6 +7,7 @@ The rest is what the tables have no rows for: norms, rotary embedding, sampling,
 "scaled".
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import log2
@@ -199,7 +200,7 @@ def composed_table(
         layers=shapes.layers,
         hidden=_HIDDEN,
         gpu=own.gpu,
-        source=f"composed of times of ops in {own.source}{borrowed}",
+        source=f"composed of times of ops of {_short(own.source)}{borrowed}",
         figures="composed",
         bytes_per_s=own.bytes_per_s,
         flops_per_s=own.flops_per_s,
@@ -214,6 +215,12 @@ def composed_table(
         activation_dtype=own.activations,
     )
     return StepTable(header, ComposedSurface(tables, shapes, layout, rest, kv), scaled=scaled)
+
+
+def _short(wheel: str) -> str:
+    """Name and version of a wheel, without its build; any other source as it is."""
+    found = re.match(r"(\w+)-(\d+(?:\.\d+)*)\b.*\.whl$", wheel)
+    return f"{found[1]} {found[2]}" if found else wheel
 
 
 def _experts(tables: Sequence[OpTable], shapes: Shapes, layout: GpuLayout) -> Callable[[float], float]:

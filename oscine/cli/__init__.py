@@ -14,6 +14,9 @@ from oscine.cli.parser import Parser, subcommand
 from oscine.system.environment import VariableError
 from oscine.system.home import give_home
 
+# Commands of other programs
+_ELSEWHERE = {"run": "chat", "ls": "list", "remove": "rm", "delete": "rm", "download": "pull", "start": "serve"}
+
 
 def whole_parser() -> Parser:
     """With the arguments of all commands."""
@@ -41,6 +44,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     command = None if name is None else find(name)
     used = [] if command is None else [command]
     listed = installed()
+    if command is None and name in _ELSEWHERE:
+        raise CommandError(f"there is no command {name!r}; did you mean {_ELSEWHERE[name]}? (see oscine --help)", USAGE)
     return _parser(listed if command in listed else [*listed, *used], used).parse_args(argv)
 
 
@@ -49,7 +54,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with ended_by(OSError):
             give_home()
-        args = _parse(sys.argv[1:] if argv is None else argv)
+        given = sys.argv[1:] if argv is None else argv
+        if not given:
+            _parser(installed(), []).print_help()
+            return USAGE
+        args = _parse(given)
         vars(args).pop("run")(args)
     except KeyboardInterrupt:
         return INTERRUPTED

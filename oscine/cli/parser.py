@@ -13,6 +13,7 @@ class Parser(argparse.ArgumentParser):
     """Raises errors instead of printing the usage and exiting. So an error is one line that can name its source."""
 
     def __init__(self, **settings: Any) -> None:
+        self.hint_of_further_words = ""  # ends the error about words that no positional argument takes
         super().__init__(**{"allow_abbrev": False} | settings)
         self.register("type", int, _reader(int, "a whole number"))
         self.register("type", float, _reader(float, "a number"))
@@ -28,7 +29,8 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(list(_with_hyphens(given)), namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
-            hint = did_you_mean(name, self._option_string_actions) if name.startswith("--") else ""
+            hint = "" if name.startswith("-") else self.hint_of_further_words
+            hint = did_you_mean(name, self._option_string_actions) if name.startswith("--") else hint
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed, unknown
 

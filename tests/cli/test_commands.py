@@ -45,6 +45,12 @@ def test_version_and_help() -> None:
         assert done.stdout.startswith("usage: oscine")
 
 
+def test_without_a_command_the_help_is_printed() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout == run("--help").stdout
+
+
 @pytest.mark.needs("terminal")
 def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -> None:
     command = [sys.executable, "-m", "oscine", "chat", "hi", "--url", fake_server.url]
@@ -60,8 +66,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        ([], 2, "COMMAND"),
         (["sing"], 2, "sing"),
+        (["run"], 2, "there is no command 'run'; did you mean chat? (see oscine --help)"),
+        (["run", "gpt-oss:20b", "--verbose"], 2, "did you mean chat?"),
         (["sevre"], 2, "not 'sevre'; did you mean serve?"),
         (["bench"], 2, "required: serve|sweep|engine|ops (see"),
         (["serve", "--port", "x"], 2, "--port"),
@@ -69,6 +76,12 @@ def test_a_reader_that_has_seen_enough_is_no_error(fake_server: ServerProcess) -
         (["chat", "--effort", "huge"], 2, "--effort"),
         (["chat", "hi", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1"),
         (["chat", "hi", "--url", "nonsense"], 1, "nonsense"),
+        (
+            ["chat", "gpt-oss-20b", "hi"],
+            2,
+            "unrecognized arguments: hi; PROMPT is one argument, in quotes, and --model",
+        ),
+        (["chat", "hi", "--modle", "x"], 2, "--modle x; did you mean --model? (see oscine chat --help)"),
         (["chat", "", "--url", "http://127.0.0.1:1"], 2, "PROMPT is empty"),
         (["chat", " \n"], 2, "PROMPT is empty"),
     ],

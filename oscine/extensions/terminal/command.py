@@ -50,6 +50,7 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, metavar="TOKENS", help=f"most tokens of one answer (default: {MAX_TOKENS})"
     )
+    parser.hint_of_further_words = "; PROMPT is one argument, in quotes, and --model names the model"
     parser.set_defaults(run=run)
 
 

@@ -171,8 +171,12 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        host, port = self.listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        """For clients on this machine."""
+        host = self.listener.getsockname()[0]
+        return self._url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host))
+
+    def _url_of(self, host: str) -> str:
+        port = self.listener.getsockname()[1]
         scheme = "https" if self.config.is_ssl else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -221,7 +225,7 @@ class Server(uvicorn.Server):
             await super().startup([])
             make = partial(self._make_protocol, self.config, self.server_state, self.lifespan.state)
             self.servers = [TlsListener(one, _BACKLOG, tls, make) for one in sockets or ()]  # type: ignore[misc]
-        logger.info("listening on %s", self.url)
+        logger.info("listening on %s", self._url_of(self.listener.getsockname()[0]))
         self._tell_port()
 
     async def _wait_to_listen(self) -> None:

@@ -1,8 +1,10 @@
 """Overload: the errors and the Retry-After of a full server."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -111,8 +113,12 @@ def test_a_server_that_strangers_reach_says_so_once(
     model_folder: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: bool
 ) -> None:
     engine = EngineOptions(model=ModelOptions(model=str(model_folder)), executor="fake")
-    with local_server(Config(engine, ServerOptions(port=0, drain_s=0.0, **options))):
-        pass
+    caplog.set_level(logging.INFO, "oscine.api.server")
+    with local_server(Config(engine, ServerOptions(port=0, drain_s=0.0, **options))) as url:
+        assert url.startswith("http://127.0.0.1:")
+        urlopen(f"{url}/v1/health/live").close()  # it listens
+    bound = "0.0.0.0" if options["host"] == "0.0.0.0" else "127.0.0.1"
+    assert f"listening on {url.replace('127.0.0.1', bound)}" in [record.getMessage() for record in caplog.records]
     lines = [record.getMessage() for record in caplog.records if "may use this server" in record.getMessage()]
     assert len(lines) == warned
     assert all("--host 0.0.0.0" in line and "--api-key" in line for line in lines)

@@ -88,6 +88,7 @@ def tokenizer_at(path: Path) -> Path:
 def check_local(options: ModelOptions) -> None:
     """Raises ValueError if the configuration of a model on this machine is wrong."""
     if options.random_weights is None and (found := _here(options)) is not None:
+        _check_folder(found)
         config_at(found)
 
 
@@ -136,9 +137,14 @@ def check_model(options: ModelOptions) -> Path:
     if found is None:
         tokenizer = _Hub(options, options.model).check()
         return find_tokenizer(options) if tokenizer is None or options.tokenizer else tokenizer
-    if found.is_dir() and not (found / CONFIG).exists():  # the engine checks an existing one at once
-        raise ValueError(f"{found / CONFIG}: missing")
+    _check_folder(found)  # the engine checks an existing config.json at once
     return find_tokenizer(options)
+
+
+def _check_folder(found: Path) -> None:
+    """Raises ValueError for a folder that holds no model."""
+    if found.is_dir() and not os.path.lexists(found / CONFIG):
+        raise ValueError(f"{found.absolute()} is not the folder of a model: it has no {CONFIG}")
 
 
 def find_tokenizer(options: ModelOptions) -> Path:
@@ -187,6 +193,8 @@ def _local(name: str) -> Path | None:
     if is_file:
         raise ValueError(f"model {name!r} is a file, and not a GGUF file{formats.missing()}")
     on_hub = name in _SHORT_NAMES or (_HUB_NAME.fullmatch(name) and name[0] not in "./~")
+    if not on_hub and (os.path.isabs(name) or name.startswith(("./", "../", "~"))) and "\0" not in name:
+        raise ValueError(f"model {name!r}: there is no such folder or GGUF file{formats.missing()}")
     if not on_hub:
         known = (*_SHORT_NAMES, NANO)
         raise ValueError(

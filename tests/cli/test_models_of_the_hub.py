@@ -88,10 +88,24 @@ def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_looked_a
     assert f"{tmp_path / 'tokenizer.json'}: missing; --tokenizer names a folder that has one" in line
 
 
-@pytest.mark.parametrize("name", ["./nope", "../nope", "/no/pe", "~/nope", "gpt-oss-20"])
+@pytest.mark.parametrize("name", ["no/such/thing", "gpt-oss-20"])
 def test_what_cannot_be_on_the_hub_is_not_looked_for(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r} is neither a folder, .* gpt-oss-20b, gpt-oss-120b"):
         hub.find_model(ModelOptions(name))
+
+
+@pytest.mark.parametrize("name", ["./nope", "../nope", "/no/pe", "~/nope", "/no/pe.gguf"])
+def test_a_path_without_a_folder_is_said_to_be_one(name: str) -> None:
+    for check in (hub.find_model, hub.check_local, hub.check_model):
+        with pytest.raises(ValueError, match=f"model {name!r}: there is no such folder or GGUF file$"):
+            check(ModelOptions(name))
+
+
+def test_a_folder_that_holds_no_model_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for check in (hub.check_local, hub.check_model):
+        with pytest.raises(ValueError, match=f"^{tmp_path} is not the folder of a model: it has no config.json$"):
+            check(ModelOptions("."))
 
 
 def test_a_tokenizer_of_its_own(tmp_path: Path, model_folder: Path) -> None:

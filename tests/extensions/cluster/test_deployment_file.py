@@ -198,7 +198,7 @@ MODEL = "models:\n  - name: nano\n"
             4,
             ["models[0].engine: --kv-cache-bytes and --kv-cache-free-gpu-memory-fraction exclude each other"],
         ),
-        (MODEL + "    model: /no/such/folder\n", 3, ["neither a folder"]),
+        (MODEL + "    model: /no/such/folder\n", 3, ["no such folder"]),
         (MODEL + "  - name: [x, nano]\n", 3, ["there is a model 'nano' already"]),
         (MODEL + "  - name: a/b\n  - name: a-b\n", 4, ["'a-b' is too much like"]),
         ("ingress: {max-num-seqs: 3}\n" + MODEL, 1, ["max-num-seqs is no option of an ingress"]),

@@ -36,7 +36,8 @@ class Installed:
 
 def installed(cache_dir: str | None = None) -> list[Installed]:
     """`cache_dir`: Hugging Face's cache; None: as the environment says."""
-    nano = Installed(NANO, "Oscine", "safetensors", size_of(NANO_FOLDER), NANO_FOLDER)
+    num_bytes = sum(size_of(NANO_FOLDER / name) for name in weight_files(NANO_FOLDER))  # without the head for drafts
+    nano = Installed(NANO, "Oscine", "safetensors", num_bytes, NANO_FOLDER)
     return [nano, *_of_hugging_face(cache_dir), *_of_ollama(), *_packed()]
 
 

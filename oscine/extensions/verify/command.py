@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     with ended_by(ValueError, OSError, MeasureError):
         report = _verify(config, args.reference, given, weights_only=args.weights_only)
     args.output.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    print("\n".join((*report.lines(), str(args.output))), flush=True)
+    print("\n".join((*report.lines(), f"written: {args.output}")), flush=True)
     if report.difference is not None:
         raise CommandError(report.difference)
 

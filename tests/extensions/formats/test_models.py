@@ -258,6 +258,7 @@ def test_models_of_other_programs_are_listed_and_not_removed(machine: Machine, t
     listed = machine.listed()
     assert listed.keys() == {"oscine-nano", "gpt-oss:20b", "gpt-oss-20b-avx2"}
     assert listed["gpt-oss:20b"][:2] == ["Ollama", "GGUF"]
+    assert listed["oscine-nano"][2:] == ["11.0", "MB"], "as at /api/tags and in the README"
     assert "`ollama rm gpt-oss:20b` removes it" in machine.said("rm", "gpt-oss:20b", "--yes", status=1)
     assert "oscine-nano is a part of Oscine" in machine.said("rm", "oscine-nano", "--yes", status=1)
     assert machine.said("rm", "gpt-oss-20b-avx2", "--yes") == "removed gpt-oss-20b-avx2: 3.0 MB\n"

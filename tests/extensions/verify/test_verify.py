@@ -229,7 +229,9 @@ def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.Capture
     assert found["questions"]["right"] >= 45
     assert [(point["concurrency"], point["isl"], point["osl"]) for point in found["throughput"]] == [(1, 16, 8)]
     assert found["machine"]["torch"] == torch.__version__
-    assert "\nagrees" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "\nagrees" in printed
+    assert printed.endswith(f"\nwritten: {output}\n")
 
 
 def test_the_command_names_the_layer_of_a_wrong_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

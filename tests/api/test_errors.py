@@ -268,6 +268,16 @@ def test_context_overflow_shows_the_arithmetic(scripted: ScriptedServer) -> None
     message = {"role": "user", "content": "y" * MAX_MODEL_LEN}
     error = refused(scripted, "/v1/chat/completions", {"messages": [message]})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    most = MAX_MODEL_LEN - scripted.post("/tokenize", {"messages": [USER]}).json()["count"]
+    for path, messages, limit in (
+        ("/v1/chat/completions", "messages", "max_tokens"),
+        ("/v1/chat/completions", "messages", "max_completion_tokens"),
+        ("/v1/responses", "input", "max_output_tokens"),
+    ):
+        error = refused(scripted, path, {messages: [USER], limit: MAX_MODEL_LEN})
+        assert (error["code"], error["param"]) == ("context_length_exceeded", limit)
+        assert error["message"].endswith(f"; lower '{limit}' to {most} or less.")
+        assert "shorten" not in error["message"]
     scripted.says("ok")
     assert scripted.post("/v1/completions", {**body, "max_tokens": 10}).status_code == 200
 

@@ -117,8 +117,10 @@ def context_overflow(
     """A prompt that does not fit the context, alone or with the tokens `wanted` after it.
 
     `prompt` and `limit` are the parameters of the two. `whole`: whether the whole prompt was counted. Clients search
-    the message for these words. Then some compact their conversation, and some ask for fewer tokens.
+    the message for these words. Then some compact their conversation, and some ask for fewer tokens. Where no prompt
+    would fit beside `wanted`, that is the parameter at fault.
     """
+    is_limit_at_fault = bool(limit) and num_prompt_tokens < max_model_len <= wanted
     found = f"{num_prompt_tokens}{'' if whole else ' or more'} in '{prompt}'"
     if num_prompt_tokens >= max_model_len:  # fewer tokens after it do not help
         most = min(max_model_len, num_prompt_tokens - 1)
@@ -132,11 +134,15 @@ def context_overflow(
         )
     more = f" + {wanted} to generate = {num_prompt_tokens + wanted}" if wanted else ""
     lower = f" or lower '{limit}'" if limit else ""
+    beside, remedy = "", f"shorten the prompt{lower}"
+    if is_limit_at_fault:
+        beside, remedy = f"beside '{limit}' ", f"lower '{limit}' to {max_model_len - num_prompt_tokens} or less"
     message = (
-        f"This model's maximum context length is {max_model_len} tokens, and the prompt is too long: "
-        f"{found}{more}; shorten the prompt{lower}."
+        f"This model's maximum context length is {max_model_len} tokens, and {beside}the prompt is too long: "
+        f"{found}{more}; {remedy}."
     )
-    return APIError(message, param=prompt, code=CONTEXT_OVERFLOW, to_anthropic=to_anthropic)
+    param = limit if is_limit_at_fault else prompt
+    return APIError(message, param=param, code=CONTEXT_OVERFLOW, to_anthropic=to_anthropic)
 
 
 def not_found(message: str, code: str, param: str | None = None) -> APIError:

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterator
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,6 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from tests.server import ServerProcess
 
 MODEL = "oscine-nano"
+README = Path(__file__).parents[2] / "README.md"
 SUM = "What is 27 + 58?"
 GREEDY: Any = {"temperature": 0, "max_tokens": 300}
 WEATHER: Any = {
@@ -34,6 +37,12 @@ WEATHER: Any = {
 def client(nano_server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{nano_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+def test_the_example_of_the_readme(nano_server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    exec(example.replace("http://127.0.0.1:8000", nano_server.url), {})
+    assert capsys.readouterr().out.strip()  # a sample, whose words are random
 
 
 def user(text: str) -> list[ChatCompletionMessageParam]:

@@ -216,8 +216,9 @@ def _within(folder: Path) -> Path:
 
 def _adapter_error(name: str) -> ValueError:
     return ValueError(
-        f"model {name!r} is a LoRA adapter, not a model: merge it into its base with "
-        "`oscine convert BASE TARGET --lora FOLDER`, or with merge_and_unload of PEFT"
+        f"model {name!r} is a LoRA adapter, not a model: serve it beside its base with "
+        "`oscine serve BASE --enable-lora --lora-modules NAME=FOLDER`, or merge it with "
+        "`oscine convert BASE TARGET --lora FOLDER`"
     )
 
 

@@ -64,14 +64,7 @@ class HostAdapters:
         return self._there[number].result()
 
     def _read(self, folder: Path) -> HostAdapter:
-        if not folder.is_dir():
-            raise ValueError(f"{shown(folder)} is no folder")
-        if not (folder / ADAPTER).exists():
-            raise ValueError(f"{shown(folder)} has no {ADAPTER}, so it is no LoRA adapter")
-        try:
-            factors = read_factors(folder, self._specs)
-        except OSError as error:
-            raise ValueError(f"{shown(folder)}: {error}") from None
+        factors = factors_in(folder, self._specs)
         rank = self._check(folder, factors)
         flat = _aligned(self._packing.layout.size, self._dtype, self._pins)
         self._packing.pack(factors, flat)
@@ -101,6 +94,18 @@ class HostAdapters:
                 there = " ".join(one for one in TARGETS if one in (*self._targets, target))
                 raise ValueError(f"{folder}: it changes the {target}, which needs --lora-target-modules {there}")
         return highest
+
+
+def factors_in(folder: Path, specs: dict[str, TensorSpec]) -> dict[str, Factors]:
+    """Those of an adapter. `specs`: the tensors of the whole model. Raises ValueError, in one line."""
+    if not folder.is_dir():
+        raise ValueError(f"{shown(folder)} is no folder")
+    if not (folder / ADAPTER).exists():
+        raise ValueError(f"{shown(folder)} has no {ADAPTER}, so it is no LoRA adapter")
+    try:
+        return read_factors(folder, specs)
+    except OSError as error:
+        raise ValueError(f"{shown(folder)}: {error}") from None
 
 
 def _identity(factors: Mapping[str, Factors]) -> str:

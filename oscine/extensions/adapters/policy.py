@@ -17,6 +17,7 @@ from oscine.executor.start.build import BuiltExecutor
 from oscine.extensions.adapters.slots import AdapterSlots, WaitingRequests
 from oscine.settings.adapters import AdapterOptions
 from oscine.settings.config import EngineOptions
+from oscine.settings.option import OptionError
 from oscine.types import AdapterInfo, AdapterPlace, EngineInfo, EngineStats, GenerationRequest
 
 Answer = Callable[[AdapterNews], None]
@@ -56,7 +57,12 @@ class RuntimeAdapters(EngineExtension):
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._num_wakes = 0  # of the waker, still to come
         for name, path in options.modules:
-            self._take(self._next_number(), name, path, host.begin(self._num_loads - 1, path).result())
+            number = self._next_number()
+            try:
+                read = host.begin(number, path).result()
+            except ValueError as error:
+                raise OptionError("lora-modules", f"{name}: {error}") from None
+            self._take(number, name, path, read)
 
     def _next_number(self) -> int:
         self._num_loads += 1

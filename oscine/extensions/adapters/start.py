@@ -1,5 +1,6 @@
 """The adapters of an executor that starts: what they take on the device, and which backend computes them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -7,14 +8,13 @@ import torch
 from oscine.executor.adapters import Adapting, NoAdapters
 from oscine.executor.start.shared import Start
 from oscine.extensions.adapters.device import DeviceAdapters
-from oscine.extensions.adapters.host import HostAdapters
+from oscine.extensions.adapters.host import HostAdapters, factors_in
 from oscine.extensions.adapters.layout import Layout, Packing, targets_of
 from oscine.extensions.adapters.products import Backend, Reference
-from oscine.extensions.formats.lora import read_factors
 from oscine.model.gpt_oss import GptOss
-from oscine.model.tensors import tensor_specs
+from oscine.model.tensors import TensorSpec, tensor_specs
 from oscine.ops.interface import Ops
-from oscine.settings.adapters import TARGETS
+from oscine.settings.adapters import TARGETS, NamedAdapter
 from oscine.settings.option import OptionError
 
 _LEAST_RANK = 16  # on a GPU, where it is a power of two, as tensor cores want it
@@ -32,7 +32,7 @@ class RuntimeAdapting(Adapting):
                 "enable-lora", "and --enable-expert-parallel exclude each other", "enable-expert-parallel"
             )
         self._specs = tensor_specs(start.opened.config)
-        self._targets = self._options.lora_target_modules or self._targets_of_modules()
+        self._targets = self._options.lora_target_modules or targets_of_modules(self._options.modules, self._specs)
         self.reads_choice = "router" in self._targets
         if "experts" in self._targets:
             if model.experts_on_host not in (None, "0"):
@@ -48,16 +48,6 @@ class RuntimeAdapting(Adapting):
         rows = None if self._order is None else len(self._order)
         self._layout = Layout.of(start.config, self._targets, rank, rows)
         self.num_bytes = self._layout.size * self._options.max_loras * start.opened.dtype.itemsize
-
-    def _targets_of_modules(self) -> tuple[str, ...]:
-        """Those of the adapters that are named; else what takes little memory."""
-        found: set[str] = set()
-        for name, path in self._options.modules:
-            try:
-                found |= {*targets_of(read_factors(Path(path), self._specs))}
-            except (ValueError, OSError) as error:
-                raise OptionError("lora-modules", f"{name}: {error}") from None
-        return tuple(one for one in TARGETS if one in found) or ("attention", "router")
 
     def _gate_up_order(self, start: Start) -> torch.Tensor | None:
         if "experts" not in self._targets or start.platform.name != "hopper" or not self._on_gpu:
@@ -83,6 +73,17 @@ class RuntimeAdapting(Adapting):
         from oscine.extensions.adapters.kernels import Kernels
 
         return Kernels(start.target)
+
+
+def targets_of_modules(modules: Iterable[NamedAdapter], specs: dict[str, TensorSpec]) -> tuple[str, ...]:
+    """What these adapters change; without any, what takes little memory. Raises OptionError."""
+    found: set[str] = set()
+    for name, path in modules:
+        try:
+            found |= {*targets_of(factors_in(Path(path), specs))}
+        except ValueError as error:
+            raise OptionError("lora-modules", f"{name}: {error}") from None
+    return tuple(one for one in TARGETS if one in found) or ("attention", "router")
 
 
 def adapting_of(start: Start) -> RuntimeAdapting:

@@ -6,6 +6,7 @@ layer's two matrices they belong to follows from their shapes. Other tools have 
 and ups of each. Merged experts are quantised.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _EXPERTS = re.compile(
 )
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that leave the base model other weights
 _PLAIN = {"use_dora": False, "bias": "none", "fan_in_fan_out": False}
+_BY_PEFT = "merge it by merge_and_unload of PEFT, and serve the result"
 _MODULE = re.compile(r"[\w.]+")  # a key of a pattern; PEFT would take any regular expression
 
 
@@ -108,14 +110,15 @@ def _adapter(path: Path) -> _Adapter:
     values = read_json(path)
     for name, plain in _PLAIN.items():
         if values.get(name, plain) not in (plain, None):
-            raise ValueError(f"{path}: {name} must be {plain!r}, not {shown(repr(values[name]))}")
+            wrong = f"{name} must be {json.dumps(plain)}, not {shown(json.dumps(values[name]))}"
+            raise ValueError(f"{path}: {wrong}: {_BY_PEFT}")
     begun = values.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(_CHANGE_BASE):
         raise ValueError(
             f"{path}: init_lora_weights {shown(repr(begun))} changes the base model; convert it to LoRA with PEFT first"
         )
     if values.get("modules_to_save"):
-        raise ValueError(f"{path}: modules_to_save cannot be merged")
+        raise ValueError(f"{path}: modules_to_save cannot be merged: {_BY_PEFT}")
     ranks, alphas = (_pattern(path, name, values.get(name)) for name in ("rank_pattern", "alpha_pattern"))
     for name, rank in [("r", values.get("r")), *((f"rank_pattern.{key}", rank) for key, rank in ranks.items())]:
         _require(type(rank) is int and rank > 0, path, name, "a positive integer", rank)

@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from oscine.checkpoint.hub import NANO_FOLDER, config_at
+from oscine.extensions.adapters.start import targets_of_modules
 from oscine.llm import LLM, LostEngineError
+from oscine.model.tensors import tensor_specs
+from oscine.settings.adapters import NamedAdapter
+from oscine.settings.option import OptionError
 from tests.server import ServerProcess
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -210,12 +214,22 @@ def test_python_has_adapters_too(folders: dict[str, Path]) -> None:
             llm.load_adapter("b", folders["b"] / "missing")
 
 
+def test_a_module_of_the_start_that_cannot_be_read_is_named(folders: dict[str, Path]) -> None:
+    specs, nowhere = tensor_specs(config_at(NANO_FOLDER)), folders["a"] / "missing"
+    with pytest.raises(OptionError, match=f"^--lora-modules sql: {nowhere} is no folder$"):
+        targets_of_modules([NamedAdapter("sql", str(nowhere))], specs)
+    with pytest.raises(OptionError, match=r"^--lora-modules sql: .* has no adapter_config\.json"):
+        targets_of_modules([NamedAdapter("sql", str(nowhere.parents[1]))], specs)
+    assert targets_of_modules([NamedAdapter("c", str(folders["c"]))], specs) == ("experts",)
+
+
 def test_options_that_do_not_go_together_are_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="lora_modules needs --enable-lora"):
         LLM(lora_modules=[f"a={folders['a']}"])
     with pytest.raises(ValueError, match="lora_modules has 'a' twice"):
         LLM(enable_lora=True, lora_modules=[f"a={folders['a']}", f"a={folders['b']}"])
     with pytest.raises(
-        LostEngineError, match="it changes the experts, which needs --lora-target-modules attention experts"
+        LostEngineError,
+        match=r"--lora-modules c: .*it changes the experts, which needs --lora-target-modules attention experts",
     ):
         LLM(enable_lora=True, lora_modules=[f"c={folders['c']}"], lora_target_modules=["attention"])

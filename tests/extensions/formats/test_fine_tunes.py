@@ -18,6 +18,7 @@ from oscine.checkpoint.folder import Checkpoint, open_folder
 from oscine.checkpoint.hub import CONFIG, NANO_FOLDER, SINGLE
 from oscine.checkpoint.opened import open_model
 from oscine.checkpoint.quantize import errors_of
+from oscine.cli import main
 from oscine.extensions.formats import convert as convert_module
 from oscine.extensions.formats.convert import convert
 from oscine.model.config import ModelConfig
@@ -391,8 +392,8 @@ def test_an_adapter_of_experts_is_merged(floats: Path, tmp_path: Path, in_floats
         ("model.layers.9.self_attn.q_proj", ((2, 96), (512, 2)), {}, "there is no matrix"),
         (EXPERTS, ((9, 96), (320, 9)), {}, "there is no matrix"),
         (QUERY, ((2, 2, 96), (512, 2)), {}, r"there is no matrix for factors of \[2, 2, 96\]"),
-        (QUERY, ((2, 96), (512, 2)), {"use_dora": True}, "use_dora must be False, not True"),
-        (QUERY, ((2, 96), (512, 2)), {"modules_to_save": ["lm_head"]}, "cannot be merged"),
+        (QUERY, ((2, 96), (512, 2)), {"use_dora": True}, "use_dora must be false, not true: merge it by .* PEFT"),
+        (QUERY, ((2, 96), (512, 2)), {"modules_to_save": ["lm_head"]}, "cannot be merged: merge it by .* of PEFT"),
         (QUERY, ((2, 96), (512, 2)), {"init_lora_weights": "pissa_niter_16"}, "changes the base model"),
         (
             QUERY,
@@ -472,9 +473,19 @@ def test_factors_are_not_read_before_their_shapes_are_checked(floats: Path, tmp_
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
+def test_the_command_says_that_it_merged_an_adapter(
+    floats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", {QUERY: (torch.zeros(2, 96), torch.zeros(512, 2))})
+    command = ["convert", str(floats), str(tmp_path / "out"), "--tokenizer", str(NANO_FOLDER), "--lora", str(adapter)]
+    assert main(command) == 0
+    assert f"{floats}, with the adapter {adapter} merged into it, is in {tmp_path / 'out'}: " in capsys.readouterr().out
+
+
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     write_adapter(tmp_path, {})
     with pytest.raises(
-        ValueError, match=r"is a LoRA adapter, not a model: merge it into its base with `oscine convert"
+        ValueError,
+        match=r"not a model: serve it .* `oscine serve BASE --enable-lora --lora-modules .* or merge it .*`oscine conv",
     ):
         hub.find_model(ModelOptions(str(tmp_path)))

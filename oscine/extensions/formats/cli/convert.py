@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
         options = ModelOptions(args.source, device="cpu", **given)
         errors = convert(options, args.target, lora=args.lora, shard_bytes=args.shard_bytes or SHARD_BYTES)
     print(_report(errors) if errors else "The experts were in MXFP4 already and were copied.")
-    print(f"{args.source} is in {args.target}: `oscine serve {args.target}`")
+    merged = "" if args.lora is None else f", with the adapter {args.lora} merged into it,"
+    print(f"{args.source}{merged} is in {args.target}: `oscine serve {args.target}`")
 
 
 def _report(errors: "Errors") -> str:

@@ -26,7 +26,6 @@ CAN_ROTATE = True  # takes UnrotatedQueries
 FEWEST_DECODES, MAX_DECODES = 2, 64
 PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
 MAX_SPLITS = 32
-LEAST_SPLITS = 16  # of a context that is as long as all others together
 MAX_GROUP = 4
 
 
@@ -59,10 +58,9 @@ def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> di
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"SEQUENCES": num_decodes, "SPLITS": num_decodes, "GROUP": pages, "STAGES": pages}
-    splits = min(num_decodes * MAX_SPLITS, -(-PROGRAMS // num_kv_heads))
-    splits = max(splits // num_decodes * num_decodes, num_decodes + LEAST_SPLITS)
-    return {"SEQUENCES": num_decodes, "SPLITS": splits, "GROUP": 3, "STAGES": 6}
+        return {"NUM_SPLITS": 1, "GROUP": pages, "STAGES": pages}
+    num_splits = min(MAX_SPLITS, -(-PROGRAMS // (num_decodes * num_kv_heads)))
+    return {"NUM_SPLITS": num_splits, "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -73,10 +71,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
         portable.decode(target, out_TQD, inputs)
         return
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)
-    heads, splits = inputs.kv_heads, tiling["SPLITS"]
-    assert heads * batch.num_decodes <= NUM_ARRIVALS
-    places = heads * splits if splits > batch.num_decodes else 0  # what splits leave for the last one of a context
-    decode_kernel[(heads, splits)](
+    decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         descriptor(kv_pages, [1, 2, 1, 1, PAGE.value], swizzled=False) if is_fp8(kv_pages) else None,  # their scales
@@ -84,9 +79,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
         group.page_table_SB,
         batch.context_lens_S,
         sinks_Q,
-        q_TQD.new_empty((places, HEADS.value, HEAD_DIM.value), dtype=torch.float32),
-        q_TQD.new_empty((places, 2, HEADS.value), dtype=torch.float32),
-        arrivals(q_TQD.device),
+        *portable.workspace(inputs, tiling["NUM_SPLITS"]),
         group.page_table_SB.stride(0),
         inputs.scale,
         KV_HEADS=inputs.kv_heads,

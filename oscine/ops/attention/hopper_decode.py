@@ -1,8 +1,7 @@
 """Decode attention on Hopper, in Gluon: one query per sequence, with the eight query heads of a key head side by side.
 
-A program takes one sequence, one key head and one split of the context: every so many-th page, up to a length that is
-read at run time. A context has as many splits as it has pages beside the others (_split_of): so a long one among short
-ones is read by many programs. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of
+A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th page, up to a length that
+is read at run time. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of
 wgmma and query heads its 8 columns, then values (transposed) and probabilities:
 
     before gdc_wait   the table, and the program's first pages but the sequence's last, which were there a step ago
@@ -46,15 +45,9 @@ BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
-@gluon.constexpr_function
-def power_of_two(count):
-    """At least 32."""
-    return max(32, 1 << (count - 1).bit_length())
-
-
 @record
 class Context:
-    """The pages of one program: number i of them is `first + i * splits` of the sequence, in stage i % STAGES.
+    """The pages of one program: number i of them is `first + i * NUM_SPLITS` of the sequence, in stage i % STAGES.
 
     Only in FP8: the exponents of stage i are in ring i of `exponents`, and page u of a group is expanded into tile u.
     """
@@ -71,19 +64,19 @@ class Context:
     last: gl.tensor  # page of the sequence
     start: gl.tensor  # key
     end: gl.tensor  # key
-    splits: gl.tensor  # of the sequence
+    NUM_SPLITS: gl.constexpr
     STAGES: gl.constexpr
     FP8: gl.constexpr
 
     @gluon.jit
     def page(self, i):
         """The i-th of this program; 0 if there is none."""
-        at = self.first + i * self.splits
+        at = self.first + i * self.NUM_SPLITS
         return gl.load(self.table_ptr + at, at <= self.last, other=0)
 
     @gluon.jit
     def expect(self, i):
-        wanted = self.first + i * self.splits <= self.last
+        wanted = self.first + i * self.NUM_SPLITS <= self.last
         size: gl.constexpr = self.pages.block_type.nbytes + (self.scales.block_type.nbytes if self.FP8 else 0)
         mbarrier.expect(self.arrived.index(i % self.STAGES), size, pred=wanted)
 
@@ -125,13 +118,13 @@ class Context:
     @gluon.jit
     def inside(self, i, layout: gl.constexpr):
         """Which keys of a page count."""
-        key_N = (self.first + i * self.splits) * PAGE + gl.arange(0, PAGE, layout)
+        key_N = (self.first + i * self.NUM_SPLITS) * PAGE + gl.arange(0, PAGE, layout)
         return (key_N >= self.start) & (key_N < self.end)
 
     @gluon.jit
     def clear_outside(self, i, u):
         """Zeroes the values that do not count."""
-        first_key = (self.first + i * self.splits) * PAGE
+        first_key = (self.first + i * self.NUM_SPLITS) * PAGE
         if (first_key < self.start) | (first_key + PAGE > self.end):
             _, values = self.keys_and_values(i, u)
             inside_N = self.inside(i, gl.SliceLayout(1, VALUES))
@@ -154,22 +147,15 @@ def decode_kernel(
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
-    SEQUENCES: gl.constexpr,
-    SPLITS: gl.constexpr,
+    NUM_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (KV_HEADS, SPLITS): splits of all SEQUENCES. WINDOW 0 is full attention; scale includes log2(e). scales: None
-    but in FP8."""
+    """Grid (KV_HEADS, sequences, NUM_SPLITS). WINDOW 0 is full attention; scale includes log2(e). scales: None but in
+    FP8."""
     FP8: gl.constexpr = scales is not None
     gdc_launch_dependents()
-    head, index = gl.program_id(0), gl.program_id(1)
-    if SPLITS == SEQUENCES:
-        sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
-    else:
-        sequence, split, splits = _split_of(index, lens_ptr, SEQUENCES, SPLITS)
-        if sequence >= SEQUENCES:
-            return
+    head, sequence, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     if FP8:
@@ -192,86 +178,46 @@ def decode_kernel(
     table_ptr += sequence.to(gl.int64) * table_stride
     shared = (ring, exponents, tiles, arrived)
     first = start // PAGE + split
-    context = Context(pages, scales, *shared, table_ptr, head, first, last, start, end, splits, STAGES, FP8)
+    context = Context(pages, scales, *shared, table_ptr, head, first, last, start, end, NUM_SPLITS, STAGES, FP8)
     row_M = gl.arange(0, HEADS, gl.SliceLayout(0, ACCUMULATOR))
     sink_M = gl.load(sinks_ptr + head * HEADS + row_M).to(gl.float32) * LOG2E
 
     first_pages = ()
     for i in gl.static_range(STAGES):
         first_pages += (context.page(i),)
-    newest = (last - context.first) // splits
-    newest_is_due = (context.first + newest * splits == last) & (newest < STAGES)
+    newest = (last - context.first) // NUM_SPLITS
+    newest_is_due = (context.first + newest * NUM_SPLITS == last) & (newest < STAGES)
     newest_page = context.page(newest)
     for i in gl.static_range(STAGES):
         context.expect(i)
-        context.fetch(i, first_pages[i], context.first + i * splits < last)
+        context.fetch(i, first_pages[i], context.first + i * NUM_SPLITS < last)
     gdc_wait()
     mbarrier.expect(query_arrived, queries.block_type.nbytes)
     pair = sequence * KV_HEADS + head
     async_load(queries, [pair * HEADS, 0], query_arrived, query)
     context.fetch(newest, newest_page, newest_is_due)
 
-    mine = gl.cdiv(blocks - split, splits)
+    mine = gl.cdiv(blocks - split, NUM_SPLITS)
     max_M, sum_M, out_DM = _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP)
     sum_M += gl.where(split == 0, gl.exp2(sink_M - max_M), 0.0)
 
+    num_splits = gl.minimum(blocks, NUM_SPLITS)
     at_DM = row_M[None, :] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(1, ACCUMULATOR))[:, None]
     result_ptrs = out_ptr + pair.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
-    if splits == 1:
+    if num_splits == 1:
         gl.store(result_ptrs, (out_DM / sum_M[None, :]).to(out_ptr.dtype.element_ty))
-    elif SPLITS > SEQUENCES:
-        place = head * SPLITS + index
-        gl.store(stats_ptr + place * (2 * HEADS) + row_M, max_M)
-        gl.store(stats_ptr + place * (2 * HEADS) + HEADS + row_M, sum_M)
-        gl.store(partial_ptr + place * (HEADS * HEAD_DIM) + at_DM, out_DM)
+    elif NUM_SPLITS > 1:
+        stats_ptrs = stats_ptr + pair * (NUM_SPLITS * HEADS * 2) + row_M
+        partial_ptrs = partial_ptr + pair * (NUM_SPLITS * HEADS * HEAD_DIM) + at_DM
+        gl.store(stats_ptrs + split * (2 * HEADS), max_M)
+        gl.store(stats_ptrs + split * (2 * HEADS) + HEADS, sum_M)
+        gl.store(partial_ptrs + split * (HEADS * HEAD_DIM), out_DM)
         # Every thread's part must be written before the one thread that counts says so.
         barrier()
-        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == splits - 1:
+        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == num_splits - 1:
             gl.store(arrivals_ptr + pair, 0)
-            stats_ptrs = stats_ptr + (place - split) * (2 * HEADS) + row_M
-            partial_ptrs = partial_ptr + (place - split) * (HEADS * HEAD_DIM) + at_DM
-            total_DM = _combine(partial_ptrs, stats_ptrs, splits, SPLITS - SEQUENCES + 1)
+            total_DM = _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS)
             gl.store(result_ptrs, total_DM.to(out_ptr.dtype.element_ty))
-
-
-@gluon.jit
-def _split_of(index, lens_ptr, SEQUENCES: gl.constexpr, SPLITS: gl.constexpr):
-    """(sequence, which of its splits, how many it has) of a program; SEQUENCES if it has none.
-
-    A split has up to a number of pages that is the same for all: the smallest of 32 candidates with which no more than
-    SPLITS are needed. They lie between all pages / SPLITS, and / (SPLITS - SEQUENCES), which is enough for any lengths.
-    Each warp finds it by itself: a lane has one candidate, and all lengths.
-    """
-    SIZE: gl.constexpr = power_of_two(SEQUENCES)
-    layout: gl.constexpr = gl.BlockedLayout([1, SIZE], [32, 1], [gl.num_warps(), 1], [1, 0])
-    sequence_S = gl.arange(0, SIZE, gl.SliceLayout(0, layout))
-    len_S = gl.load(lens_ptr + sequence_S, sequence_S < SEQUENCES, other=0)
-    pages_S = gl.where(sequence_S < SEQUENCES, gl.maximum((len_S + PAGE - 1) // PAGE, 1), 0).to(gl.float32)
-    candidate_C = gl.arange(0, 32, gl.SliceLayout(1, layout))
-    part_C = (SPLITS - SEQUENCES * candidate_C // 31).to(gl.float32)
-    share_C = _quotient(gl.sum(pages_S, 0), part_C)
-    sum_C = gl.sum(_quotient(pages_S[None, :], share_C[:, None]), 1)
-    share = gl.min(gl.where(sum_C <= SPLITS, share_C, 1e9), 0)
-    splits_S = _quotient(pages_S, share)
-    # A lane has two sequences, and the splits of all.
-    pairs: gl.constexpr = gl.BlockedLayout([SIZE // 32, SIZE], [32, 1], [gl.num_warps(), 1], [1, 0])
-    own_S = gl.arange(0, SIZE, gl.SliceLayout(1, pairs))
-    other_S = gl.arange(0, SIZE, gl.SliceLayout(0, pairs))
-    all_S = gl.convert_layout(splits_S, gl.SliceLayout(0, pairs))
-    end_S = gl.sum(gl.where(other_S[None, :] <= own_S[:, None], all_S[None, :], 0.0), 1)
-    own_splits_S = gl.sum(gl.where(other_S[None, :] == own_S[:, None], all_S[None, :], 0.0), 1)
-    mine_S = (end_S > index) & (end_S - own_splits_S <= index)
-    splits = gl.sum(gl.where(mine_S, own_splits_S, 0.0), 0)
-    first = gl.sum(gl.where(mine_S, end_S - own_splits_S, 0.0), 0)
-    sequence = gl.sum(gl.where(mine_S, own_S, 0), 0)
-    sequence = gl.where(splits > 0, sequence, SEQUENCES)
-    return sequence, index - first.to(gl.int32), splits.to(gl.int32)
-
-
-@gluon.jit
-def _quotient(pages, share):
-    """Rounded up: at least 1 for any, 0 for none; exact for whole numbers below 2^21."""
-    return gl.where(pages > 0, gl.floor((pages - 0.5) / share) + 1, 0.0)
 
 
 @gluon.jit
@@ -338,7 +284,7 @@ def _page_or(begin, u, mine):
 
 
 @gluon.jit
-def _combine(partial_ptrs, stats_ptrs, num_splits, MOST: gl.constexpr):
+def _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS: gl.constexpr):
     """The results of the first `num_splits` programs of a sequence and key head, each relative to its own maximum.
 
     Other programs wrote these: read from the L2, where a line of the L1 could be stale.
@@ -347,10 +293,10 @@ def _combine(partial_ptrs, stats_ptrs, num_splits, MOST: gl.constexpr):
     max_M = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     sum_M = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     out_DM = gl.zeros([HEAD_DIM, HEADS], gl.float32, ACCUMULATOR)
-    for first in gl.static_range(0, MOST, BATCH):
+    for first in gl.static_range(0, NUM_SPLITS, BATCH):
         if first < num_splits:
             maxima, sums, parts = (), (), ()
-            for c in gl.static_range(first, min(first + BATCH, MOST)):
+            for c in gl.static_range(first, min(first + BATCH, NUM_SPLITS)):
                 wanted = c < num_splits
                 stat_ptrs = stats_ptrs + c * (2 * HEADS)
                 maxima += (gl.load(stat_ptrs, wanted, other=float("-inf"), cache_modifier=".cg"),)

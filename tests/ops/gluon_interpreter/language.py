@@ -208,8 +208,6 @@ def _language() -> ModuleType:
         "abs": lambda x: value(torch.abs(x)),
         "sum": _reduced(_sum),
         "max": _reduced(torch.amax),
-        "min": _reduced(torch.amin),
-        "floor": lambda x: value(torch.floor(x)),
         "cdiv": lambda a, b: (a + b - 1) // b,
         "reshape": lambda x, shape: value(x.reshape(tuple(shape))),
         "permute": lambda x, order: value(x.permute(*order)),

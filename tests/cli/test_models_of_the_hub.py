@@ -97,7 +97,7 @@ def test_what_cannot_be_on_the_hub_is_not_looked_for(name: str) -> None:
 @pytest.mark.parametrize("name", ["./nope", "../nope", "/no/pe", "~/nope", "/no/pe.gguf"])
 def test_a_path_without_a_folder_is_said_to_be_one(name: str) -> None:
     for check in (hub.find_model, hub.check_local, hub.check_model):
-        with pytest.raises(ValueError, match=f"model {name!r}: there is no such folder or GGUF file$"):
+        with pytest.raises(ValueError, match=f"^model {name!r}: there is no such folder or GGUF file"):
             check(ModelOptions(name))
 
 

@@ -94,9 +94,9 @@ def test_a_file_says_it_as_a_mapping_or_as_text(tmp_path: Path, text: str) -> No
         ("[]", "it must be an object"),
         ('{"enable": true}', "it is refused: unknown key 'enable'"),
         ('{"enable_kv_cache_events": 1}', "it is refused: enable_kv_cache_events must be true or false, not 1"),
-        ('{"buffer_steps": true}', "it is refused: buffer_steps must be a whole number, not True"),
+        ('{"buffer_steps": true}', "it is refused: buffer_steps must be a whole number, not true"),
         ('{"buffer_steps": -1}', "it is refused: buffer_steps must be at least 0, not -1"),
-        ('{"endpoint": null}', "it is refused: endpoint must be text, not None"),
+        ('{"endpoint": null}', "it is refused: endpoint must be text, not null"),
         ('{"publisher": "nats"}', "it is refused: publisher must be zmq or null, not 'nats'"),
     ],
 )

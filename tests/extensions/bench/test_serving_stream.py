@@ -123,6 +123,16 @@ def test_failures(stream: bytes, settings: dict[str, Any], said: str) -> None:
     assert said in read(stream, **settings).record.error
 
 
+def test_tokens_without_text_are_no_failure() -> None:
+    """One token can be a part of a character, or end a message."""
+    usage = {"prompt_tokens": 5, "completion_tokens": 1}
+    end = event(choices=[{"delta": {}, "finish_reason": "length"}]) + event(choices=[], usage=usage)
+    record = read(end + DONE).record
+    assert (record.error, len(record.events_s), record.output_tokens) == ("", 1, 1)
+    usage["completion_tokens"] = 0
+    assert read(event(choices=[], usage=usage) + DONE).record.error == "no token came"
+
+
 class Wire:
     """A transport that keeps what is written."""
 

@@ -42,6 +42,7 @@ class Answer:
         self._counter = counter
         self._kept: list[bytes] | None = [] if keep else None
         self._status, self._is_stream = 0, False
+        self._latest_s = math.nan
         self._rest = b""
         self._last = self._usage = self._error = b""  # events
 
@@ -59,6 +60,7 @@ class Answer:
 
     def feed(self, data: bytes, now_s: float) -> None:
         data = self._rest + data if self._rest else data
+        self._latest_s = now_s
         if self._status != 200 or not self._is_stream:
             self._rest = data
             return
@@ -89,8 +91,10 @@ class Answer:
     def finish(self) -> None:
         """Called at the end of the body."""
         record = self.record
-        record.error = self._problem()
         usage = usage_of(decode(self._usage)) or usage_of(decode(self._last))
+        if usage is not None and usage[1] and not record.events_s:
+            record.events_s.append(self._latest_s)  # tokens without text, such as a part of a character
+        record.error = self._problem()
         record.has_usage = usage is not None
         if usage is None:
             record.output_tokens = len(record.events_s)

@@ -140,16 +140,6 @@ class Entries(NamedTuple):
     rows: int  # of an entry, at most
     planes: int  # columns of the product that a row has
 
-    def found(self) -> list[tuple[int, int, int]]:
-        """(expert, first row, rows) of each entry. Waits for the device."""
-        if self.order_P is not None:
-            words = self.table.tolist()
-            return [(words[4 * i], words[4 * i + 1], words[4 * i + 2]) for i in range(1, 1 + words[0])]
-        chosen = self.table.flatten()
-        if chosen.is_floating_point():
-            chosen = chosen.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True).indices
-        return [(expert, row, 1) for row, expert in enumerate(chosen[: self.pairs].tolist())]
-
 
 class LowRankRows(NamedTuple):
     """What is to be added to the products of an entry's rows: the sum over its adapters of out_of times the values."""

@@ -169,7 +169,7 @@ def _rows_of(table, order, keys, entry, E: tl.constexpr, K: tl.constexpr, CHOICE
 
 
 @triton.jit
-def _products(
+def products_of(
     x,
     a,
     at_P,
@@ -185,7 +185,10 @@ def _products(
     BLOCK_C: tl.constexpr,
     WAITS: tl.constexpr,
 ):
-    """[P, R] float32, of a part of the columns; zeros for rows that are not `mine`. WAITS: for what writes x."""
+    """[P, R] float32: scale * x times the factor `a` [R, COLUMNS], of a part of the columns.
+
+    at_P: rows of x; those that are not `mine` give zeros. WAITS: for the kernel that writes x.
+    """
     sum_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
     if STEPS == 1:
         a_RC = _load_a(a, split * BLOCK_C, COLUMNS, RANK, PLANES, BLOCK_C)
@@ -298,7 +301,7 @@ def _entries_kernel(
             b = out_of + slot.to(tl.int64) * out_stride + expert * (ROWS * RANK)
             if split == 0:
                 _prefetch(b, ROWS * RANK * 2, PDL)
-            sum_PR = _products(
+            sum_PR = products_of(
                 x, a, token_P if FIRST else row_P, slot_P == slot, split, scale, COLUMNS, RANK, PLANES, STEPS, STAGES,
                 BLOCK_P, BLOCK_C, PDL and not FIRST,
             )  # fmt: skip

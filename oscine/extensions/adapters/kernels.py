@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.extensions.adapters.entries import shrink_entries
+from oscine.extensions.adapters.entries import products_of, shrink_entries
 from oscine.extensions.adapters.products import Norm, Rows
 from oscine.extensions.adapters.tables import BLOCK_P, rows_of, with_table
 from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
@@ -209,61 +209,6 @@ def _num_blocks(rows: Rows) -> int:
     return rows.size if rows.blocks_B3 is None else len(rows.blocks_B3)
 
 
-@triton.jit
-def _load_x(x, at_P, live_P, start, COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr):
-    column_C = start + tl.arange(0, BLOCK_C)
-    live_PC = live_P[:, None] & (column_C < COLUMNS)[None, :]
-    return tl.load(x + at_P.to(tl.int64)[:, None] * COLUMNS + column_C[None, :], mask=live_PC, other=0.0)
-
-
-@triton.jit
-def _load_a(a, start, COLUMNS: tl.constexpr, RANK: tl.constexpr, BLOCK_C: tl.constexpr):
-    rank_R, column_C = tl.arange(0, RANK), start + tl.arange(0, BLOCK_C)
-    inside_RC = (rank_R >= 0)[:, None] & (column_C < COLUMNS)[None, :]
-    return tl.load(a + rank_R[:, None] * COLUMNS + column_C[None, :], mask=inside_RC, other=0.0)
-
-
-@triton.jit
-def _shrink_rows(
-    x,
-    a,
-    y,
-    pair_P,
-    at_P,
-    live_P,
-    split,
-    first,
-    y_stride,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-    STEPS: tl.constexpr,
-    STAGES: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    WAITS: tl.constexpr,
-):
-    """The products of rows with a part of the columns, into y [P, y_stride] from column `first` on.
-
-    a: of R rows. WAITS: for the kernel before, which writes x.
-    """
-    rank_R = tl.arange(0, RANK)
-    sum_PR = tl.zeros((BLOCK_P, RANK), tl.float32)
-    if STEPS == 1:
-        a_RC = _load_a(a, split * BLOCK_C, COLUMNS, RANK, BLOCK_C)
-        wait(WAITS)
-        x_PC = _load_x(x, at_P, live_P, split * BLOCK_C, COLUMNS, BLOCK_C)
-        sum_PR = tl.dot(x_PC.to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
-    else:
-        wait(WAITS)
-        for step in tl.range(STEPS, num_stages=STAGES):
-            start = (split * STEPS + step) * BLOCK_C
-            x_PC = _load_x(x, at_P, live_P, start, COLUMNS, BLOCK_C)
-            a_RC = _load_a(a, start, COLUMNS, RANK, BLOCK_C)
-            sum_PR = tl.dot(x_PC.to(a_RC.dtype), tl.trans(a_RC), sum_PR, input_precision="ieee")
-    at_PR = pair_P[:, None] * y_stride + (first + rank_R)[None, :]
-    tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
-
-
 @triton.jit(do_not_specialize=["count"])
 def _shrink_kernel(
     x,
@@ -294,10 +239,12 @@ def _shrink_kernel(
     if (key >= 0) & works:
         a = into + (key // E).to(tl.int64) * slot_stride
         a += ((key % E).to(tl.int64) * SEGMENTS + segment) * (RANK * COLUMNS)
-        _shrink_rows(
-            x, a, y + split * count * (SEGMENTS * RANK), row_P, row_P // PER_TOKEN, live_P, split, segment * RANK,
-            SEGMENTS * RANK, COLUMNS, RANK, STEPS, STAGES, BLOCK_P, BLOCK_C, PDL,
-        )  # fmt: skip
+        sum_PR = products_of(
+            x, a, row_P // PER_TOKEN, live_P, split, 1.0, COLUMNS, RANK, False, STEPS, STAGES, BLOCK_P, BLOCK_C, PDL
+        )
+        rank_R = tl.arange(0, RANK)
+        at_PR = (split * count + row_P[:, None]) * (SEGMENTS * RANK) + (segment * RANK + rank_R)[None, :]
+        tl.store(y + at_PR, sum_PR, mask=live_P[:, None] & (rank_R >= 0)[None, :])
     wait(PDL)  # also without work, so that the next kernel comes after the one before
 
 
@@ -324,12 +271,6 @@ def _scaled(y_PR, row_P, live_P, weights, squares, eps, SQUARES: tl.constexpr, W
     if weights is not None:
         y_PR *= tl.load(weights + row_P, mask=live_P, other=0.0)[:, None]
     return y_PR
-
-
-@triton.jit
-def _starts_of(row_P, token_stride, pair_stride, K: tl.constexpr):
-    """Where results of rows begin, in elements."""
-    return (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride
 
 
 @triton.jit
@@ -387,7 +328,7 @@ def _expand_kernel(
     start = tl.program_id(1) * BLOCK_N * tiles
     key, row_P, live_P, works = rows_of(keys, ids, order, blocks, count, tl.program_id(0), E, K, BLOCK_P)
     segment = 0 if SEGMENTS == 1 else (start >= first).to(tl.int32) + (start >= second).to(tl.int32)
-    at_P = _starts_of(row_P, token_stride, pair_stride, K)
+    at_P = (row_P // K).to(tl.int64) * token_stride + (row_P % K).to(tl.int64) * pair_stride  # where results begin
     if (key >= 0) & works:
         b = out_of + (key // E).to(tl.int64) * slot_stride + (key % E).to(tl.int64) * (ROWS * RANK)
         if STAGES == 0:

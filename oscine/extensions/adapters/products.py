@@ -122,7 +122,7 @@ class Reference:
         values = into.new_zeros(most, entries.pairs, entries.planes, rank)
         lists = torch.zeros(entries.most, 1 + most, dtype=torch.int32)
         order = range(entries.pairs) if entries.order_P is None else entries.order_P.tolist()
-        for entry, (expert, start, number) in enumerate(entries.found()):
+        for entry, (expert, start, number) in enumerate(found_in(entries)):
             own = [int(keys_T[pair // per_token]) for pair in order[start : start + number]]
             found = sorted({*own} - {-1}, reverse=True)
             lists[entry, 0] = len(found)
@@ -181,6 +181,17 @@ class Reference:
         self.expand(y, rows, out_of, sums_PN, adds=False)
         sums_TKN = sums_PN.view(*out_TKN.shape[:2], -1)
         out_TKN.copy_(out_TKN.float() + sums_TKN if adds else sums_TKN)
+
+
+def found_in(entries: Entries) -> list[tuple[int, int, int]]:
+    """(expert, first row, rows) of each entry. Waits for the device."""
+    if entries.order_P is not None:
+        words = entries.table.tolist()
+        return [(words[4 * i], words[4 * i + 1], words[4 * i + 2]) for i in range(1, 1 + words[0])]
+    chosen = entries.table.flatten()
+    if chosen.is_floating_point():
+        chosen = chosen.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True).indices
+    return [(expert, row, 1) for row, expert in enumerate(chosen[: entries.pairs].tolist())]
 
 
 def _groups(keys_P: Tensor) -> list[tuple[int, Tensor]]:

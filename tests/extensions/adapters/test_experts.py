@@ -1,7 +1,7 @@
 """Adapters in the experts' kernels: Hopper's in an interpreter and on a GPU, the portable ones likewise."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,43 +24,39 @@ from tests.ops.test_planes import round_as_torch
 CPU = torch.device("cpu")
 
 
-def made(slots: int, experts: int, hidden: int, inner: int, rank: int, device: torch.device) -> dict[str, Tensor]:
-    """Factors of adapters, which change the products by as much as they are."""
-    shapes = {
-        "gate_up_in": (experts, rank, hidden),
-        "gate_up_out": (experts, 2 * inner, rank),
-        "down_in": (experts, rank, inner),
-        "down_out": (experts, hidden, rank),
-    }
-    return {
-        name: (torch.randn(slots, *shape, device=device) / shape[-1] ** 0.5).bfloat16()
-        for name, shape in shapes.items()
-    }
+class Case(NamedTuple):
+    tokens: int
+    experts: int
+    hidden: int
+    inner: int
+    device: torch.device = CPU
+    rank: int = 16
+    slots: int = 2
+    chooses: bool = False  # the op finds the experts
+
+    def factors(self) -> dict[str, Tensor]:
+        """Of adapters, which change the products by as much as they are."""
+        shapes = {
+            "gate_up_in": (self.experts, self.rank, self.hidden),
+            "gate_up_out": (self.experts, 2 * self.inner, self.rank),
+            "down_in": (self.experts, self.rank, self.inner),
+            "down_out": (self.experts, self.hidden, self.rank),
+        }
+        return {
+            name: (torch.randn(self.slots, *shape, device=self.device) / shape[-1] ** 0.5).bfloat16()
+            for name, shape in shapes.items()
+        }
 
 
 def error(
-    moe: Callable[..., Tensor],
-    prepare: Callable[..., Any],
-    backend: Backend,
-    tokens: int,
-    experts: int,
-    hidden: int,
-    inner: int,
-    device: torch.device,
-    *,
-    reorders: bool,
-    rank: int = 16,
-    slots: int = 2,
-    chooses: bool = False,
+    moe: Callable[..., Tensor], prepare: Callable[..., Any], backend: Backend, case: Case, *, reorders: bool
 ) -> tuple[float, float]:
-    """Relative errors with adapters: of the op, and of the same without adapters. chooses: the op finds the experts."""
+    """Relative errors with adapters: of the op, and of the same without adapters."""
+    tokens, experts, hidden, inner, device, _, slots, chooses = case
     torch.manual_seed(tokens)
     routing, dtype = random_routing(tokens, experts, 4, device), torch.bfloat16
     published = random_experts(experts, hidden, inner, device, dtype, scales=(118, 123))
-    x_TH, factors = (
-        torch.randn(tokens, hidden, device=device).bfloat16(),
-        made(slots, experts, hidden, inner, rank, device),
-    )
+    x_TH, factors = torch.randn(tokens, hidden, device=device).bfloat16(), case.factors()
     slot_T = (torch.arange(tokens, device=device) % (slots + 1) - 1).int()  # the first token has no adapter
     if chooses:
         slot_T.fill_(1)
@@ -89,48 +85,36 @@ def error(
     return tuple(float((one - exact).norm() / exact.norm()) for one in found)  # type: ignore[return-value]
 
 
-def check_hopper(
-    backend: Backend,
-    tokens: int,
-    experts: int,
-    hidden: int,
-    inner: int,
-    device: torch.device,
-    *,
-    rank: int = 16,
-    slots: int = 2,
-    chooses: bool = False,
-) -> None:
+def check_hopper(backend: Backend, case: Case) -> None:
     def prepare(published: Any) -> Any:
-        return hopper.prepare_experts(target_of(device), published)
+        return hopper.prepare_experts(target_of(case.device), published)
 
-    sizes, kind = (tokens, experts, hidden, inner, device), {"rank": rank, "slots": slots, "chooses": chooses}
-    ours, without = error(hopper.moe, prepare, backend, *sizes, reorders=True, **kind)
+    ours, without = error(hopper.moe, prepare, backend, case, reorders=True)
     assert ours < 0.01
-    assert without > 0.1 or (tokens == 1 and not chooses)
+    assert without > 0.1 or (case.tokens == 1 and not case.chooses)
 
 
 def in_gluon_interpreter() -> None:
     round_as_torch()
     backend = Reference()
-    check_hopper(backend, 3, 5, 32, 32, CPU)  # without adapters not sorted
-    check_hopper(backend, 1, 32, 32, 32, CPU, rank=32, chooses=True)
+    check_hopper(backend, Case(3, 5, 32, 32))  # without adapters not sorted
+    check_hopper(backend, Case(1, 32, 32, 32, rank=32, chooses=True))
     hopper.THIN = 0  # from here on tiles of whole experts, small as these are
-    check_hopper(backend, 1, 5, 96, 224, CPU, rank=64)  # few stages under way
-    check_hopper(backend, 1, 32, 96, 224, CPU, rank=64, chooses=True)
-    check_hopper(backend, 7, 5, 32, 288, CPU)  # the sum in parts
-    check_hopper(backend, 12, 4, 96, 96, CPU, rank=64, slots=11)  # more stages of adapters than the ring has
-    check_hopper(backend, 9, 5, 96, 32, CPU)  # sorted
+    check_hopper(backend, Case(1, 5, 96, 224, rank=64))  # few stages under way
+    check_hopper(backend, Case(1, 32, 96, 224, rank=64, chooses=True))
+    check_hopper(backend, Case(7, 5, 32, 288))  # the sum in parts
+    check_hopper(backend, Case(12, 4, 96, 96, rank=64, slots=11))  # more stages of adapters than the ring has
+    check_hopper(backend, Case(9, 5, 96, 32))  # sorted
     hopper.SPREAD = 0
-    check_hopper(backend, 17, 16, 32, 96, CPU, rank=64)  # tiles of which some are half full; units that are not
-    check_hopper(backend, 40, 4, 32, 32, CPU)  # large tiles, in fp16
+    check_hopper(backend, Case(17, 16, 32, 96, rank=64))  # tiles of which some are half full; units that are not
+    check_hopper(backend, Case(40, 4, 32, 32))  # large tiles, in fp16
 
 
 def in_interpreter() -> None:
-    for tokens, experts, hidden, inner in ((3, 6, 64, 32), (30, 6, 64, 96)):
+    for shape in ((3, 6, 64, 32), (30, 6, 64, 96)):
         kernels = Kernels(target_of(CPU))
         float32 = _in_float32(portable.moe)
-        sizes = error(float32, portable.prepare_experts, kernels, tokens, experts, hidden, inner, CPU, reorders=False)
+        sizes = error(float32, portable.prepare_experts, kernels, Case(*shape), reorders=False)
         assert sizes[0] < 0.01
         assert sizes[1] > 0.1
 
@@ -173,7 +157,7 @@ def test_kernels_with_adapters_stay_in_registers(tokens: int) -> None:
 @pytest.mark.parametrize(("experts", "size"), [(8, 256), (32, 288), (5, 2880)], ids=["nano", "odd", "wide"])
 def test_hopper_experts_with_adapters(tokens: int, experts: int, size: int) -> None:
     device = torch.device("cuda")
-    check_hopper(Kernels(target_of(device)), tokens, experts, size, size, device)
+    check_hopper(Kernels(target_of(device)), Case(tokens, experts, size, size, device))
 
 
 @pytest.mark.hopper
@@ -182,14 +166,15 @@ def test_hopper_experts_with_adapters(tokens: int, experts: int, size: int) -> N
 def test_hopper_experts_with_adapters_of_any_rank(experts: int, tokens: int, rank: int) -> None:
     """A single token's experts are chosen by the kernels."""
     device = torch.device("cuda")
-    check_hopper(Kernels(target_of(device)), tokens, experts, 288, 288, device, rank=rank, chooses=tokens == 1)
+    case = Case(tokens, experts, 288, 288, device, rank, chooses=tokens == 1)
+    check_hopper(Kernels(target_of(device)), case)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 3, 37, 300])
 def test_portable_experts_with_adapters(tokens: int) -> None:
     device = torch.device("cuda")
-    kernels = Kernels(target_of(device))
-    ours, without = error(portable.moe, portable.prepare_experts, kernels, tokens, 8, 256, 256, device, reorders=False)
+    kernels, case = Kernels(target_of(device)), Case(tokens, 8, 256, 256, device)
+    ours, without = error(portable.moe, portable.prepare_experts, kernels, case, reorders=False)
     assert ours < 0.01
     assert without > 0.1 or tokens == 1

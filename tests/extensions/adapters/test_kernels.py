@@ -15,7 +15,7 @@ from oscine.extensions.adapters.kernels import (
     program_of,
 )
 from oscine.extensions.adapters.layout import Layout
-from oscine.extensions.adapters.products import Norm, Reference, Rows
+from oscine.extensions.adapters.products import Norm, Reference, Rows, found_in
 from oscine.extensions.adapters.tables import table_kernel
 from oscine.model.config import gpt_oss_20b
 from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
@@ -198,7 +198,7 @@ def check_entries(name: str, device: torch.device, dtype: torch.dtype, bound: fl
 
 
 def _same_entries(entries: Entries, ours: LowRankRows, expected: LowRankRows, bound: float) -> None:
-    for entry, (_, first, number) in enumerate(entries.found()):
+    for entry, (_, first, number) in enumerate(found_in(entries)):
         count = int(expected.lists[entry, 0])
         assert torch.equal(ours.lists[entry, : 1 + count], expected.lists[entry, : 1 + count])
         for j in range(count):
@@ -218,7 +218,7 @@ def check_choice(device: torch.device, dtype: torch.dtype, bound: float) -> None
     out_of = memory(experts, 24, rank, seed=2, device=device, dtype=dtype)
     x = ExpertTokens(random(1, columns, seed=3, device=device, dtype=dtype))
     left, known = (Entries(table, None, 4, 4, 1, 2) for table in (logits_TE, chosen_TK))
-    assert left.found() == known.found() == [(7, 0, 1), (3, 1, 1), (1, 2, 1), (2, 3, 1)]
+    assert found_in(left) == found_in(known) == [(7, 0, 1), (3, 1, 1), (1, 2, 1), (2, 3, 1)]
     for slot in (2, -1):
         slots_T = torch.tensor([slot], dtype=torch.int32, device=device)
         expected = reference.shrink_entries(x, known, slots_T, into, out_of, first=True)

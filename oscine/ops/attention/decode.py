@@ -1,9 +1,9 @@
 """Decode attention: one query per sequence, with the query heads of a key head packed into the rows of one tile.
 
-A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th block, up to a length that
-is read at run time, so that a captured launch serves every length. With several splits (split-KV), each leaves its sum
-of p v, its maximum and its sum of p in a workspace. The program that arrives last adds them up and resets the counter
-of its sequence and head. Splits beyond the context do nothing.
+A program takes one sequence, one key head and one split of the context: every so many-th block, up to a length that is
+read at run time, so that a captured launch serves every length. How many splits a context has: splits.py. With several
+(split-KV), each leaves its sum of p v, its maximum and its sum of p in a workspace. The program that arrives last adds
+them up and resets the counter of its sequence and head.
 
     m = max(sink, s_j), l = exp(sink - m) + sum_j exp(s_j - m), o = sum_j exp(s_j - m) v_j / l      all in base 2
 
@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from oscine.ops.attention.pages import key_rows, page_of, scales_of
+from oscine.ops.attention.splits import split_of
 from oscine.ops.kv.triton import from_bytes
 from oscine.ops.rope.triton import load_queries
 
@@ -125,7 +126,7 @@ def combine(
     REPEATS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """Adds up the first `num_splits` partial results of one sequence and key head, each relative to its own maximum.
@@ -138,7 +139,7 @@ def combine(
     max_R = tl.full([BLOCK_R], float("-inf"), tl.float32)
     sum_R = tl.zeros([BLOCK_R], tl.float32)
     out_RD = tl.zeros([BLOCK_R, HEAD_DIM], tl.float32)
-    for first in tl.static_range(0, NUM_SPLITS, BLOCK_C):
+    for first in tl.static_range(0, MOST, BLOCK_C):
         if first < num_splits:
             # Other programs wrote these: read from L2, where a line of L1 could be stale.
             maxima, sums, parts = (), (), ()
@@ -166,7 +167,9 @@ def combine(
     tl.store(out_ptr + rows_RD, out_RD.to(out_ptr.dtype.element_ty), mask=real_R[:, None])
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr", "lens_ptr"])
+@triton.jit(
+    do_not_specialize=["table_stride", "num_sequences"], do_not_specialize_on_alignment=["table_ptr", "lens_ptr"]
+)
 def decode_kernel(
     out_ptr,
     q_ptr,
@@ -182,6 +185,7 @@ def decode_kernel(
     stats_ptr,
     arrivals_ptr,
     table_stride,
+    num_sequences,
     stride_page,
     stride_kv,
     stride_head,
@@ -191,8 +195,9 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    FEWEST: tl.constexpr,
+    PARTS: tl.constexpr,
+    MOST: tl.constexpr,
+    ALONE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -201,11 +206,12 @@ def decode_kernel(
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (G, S, NUM_SPLITS). WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block.
+    """Grid (G, num_sequences + PARTS - 1): the splits of all contexts, then programs without work.
 
-    A split has at least FEWEST blocks, if the context is long enough. counts: of Batch, or None.
+    WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block. counts: of Batch, or None.
+    ALONE: there is one sequence.
     """
-    head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, index = tl.program_id(0), tl.program_id(1)
     ALIGNED: tl.constexpr = WINDOW == 0 and PAGE % BLOCK_N == 0
     if PDL:
         gdc_launch_dependents()
@@ -214,6 +220,14 @@ def decode_kernel(
     sink_M = tl.load(sinks_ptr + head * REPEATS + row_M, mask=real_M, other=0.0).to(tl.float32) * LOG2E
     if PDL:
         gdc_wait()
+    if counts_ptr is not None:
+        num_sequences = tl.load(counts_ptr)
+    if ALONE or PARTS == 1:
+        sequence, split = index // PARTS, index % PARTS
+    else:
+        sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MOST)
+        if splits == 0:
+            return
     heads = KV_HEADS * REPEATS
     rows_MD = row_M[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     result = (sequence.to(tl.int64) * heads + head * REPEATS) * HEAD_DIM
@@ -229,12 +243,11 @@ def decode_kernel(
     if WINDOW:
         start = tl.maximum(end - WINDOW, 0)
     blocks = tl.cdiv(end - start, BLOCK_N)
-    if counts_ptr is not None:
-        blocks = tl.where(sequence < tl.load(counts_ptr), blocks, 0)
-    num_splits = tl.minimum(tl.cdiv(blocks, FEWEST), NUM_SPLITS)
-    if split >= num_splits:
-        return
-    step = NUM_SPLITS if FEWEST == 1 else num_splits  # blocks, to the next of this split
+    if ALONE or PARTS == 1:
+        splits = tl.minimum(blocks, PARTS)
+        if (split >= splits) | (sequence >= num_sequences):
+            return
+    step = PARTS if ALONE else splits  # blocks, to the next of this split
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv
@@ -274,21 +287,22 @@ def decode_kernel(
     weight_WM = tl.exp2(max_WM - max_M[None, :])
     sum_M = tl.sum(sum_WM * weight_WM, 0)
     out_MD = sum_warps(out_WMD * weight_WM[:, :, None])
-    if num_splits == 1:
+    if splits == 1:
         out_MD = out_MD / sum_M[:, None]
         tl.store(out_ptr + result + rows_MD, out_MD.to(out_ptr.dtype.element_ty), mask=real_M[:, None])
-    elif NUM_SPLITS > 1:
+    elif PARTS > 1:
         group = sequence * KV_HEADS + head
-        stats_ptr += group * (NUM_SPLITS * REPEATS * 2)
-        partial_ptr += group * (NUM_SPLITS * REPEATS * HEAD_DIM)
-        tl.store(stats_ptr + split * (2 * REPEATS) + row_M, max_M, mask=real_M)
-        tl.store(stats_ptr + split * (2 * REPEATS) + REPEATS + row_M, sum_M, mask=real_M)
-        tl.store(partial_ptr + split * (REPEATS * HEAD_DIM) + rows_MD, out_MD, mask=real_M[:, None])
+        place = head * tl.num_programs(1) + index
+        stats_ptr += place * (REPEATS * 2)
+        partial_ptr += place.to(tl.int64) * (REPEATS * HEAD_DIM)
+        tl.store(stats_ptr + row_M, max_M, mask=real_M)
+        tl.store(stats_ptr + REPEATS + row_M, sum_M, mask=real_M)
+        tl.store(partial_ptr + rows_MD, out_MD, mask=real_M[:, None])
         # Every thread's part must be written before the one thread that counts says so.
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals_ptr + group, 1, sem="acq_rel")
-        if arrived == num_splits - 1:
+        if arrived == splits - 1:
             tl.store(arrivals_ptr + group, 0)
-            combine(
-                out_ptr + result, partial_ptr, stats_ptr, num_splits, REPEATS, HEAD_DIM, BLOCK_R, NUM_SPLITS, BLOCK_C
-            )
+            stats_ptr -= split * (REPEATS * 2)
+            partial_ptr -= split * (REPEATS * HEAD_DIM)
+            combine(out_ptr + result, partial_ptr, stats_ptr, splits, REPEATS, HEAD_DIM, BLOCK_R, MOST, BLOCK_C)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
-from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, decode_kernel
+from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, SEQUENCES, decode_kernel
 from oscine.ops.attention.hopper_prefill import CONSUMERS, LAUNCH_REGISTERS, ROUNDS, SUMS_SIZE, TOKENS, prefill_kernel
+from oscine.ops.attention.splits import MAX_SPLITS, most_splits
 from oscine.ops.interface import Shapes, Use, unmet
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
@@ -23,9 +24,8 @@ from oscine.ops.target import Target
 CAN_ROTATE = True  # takes UnrotatedQueries
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
-FEWEST_DECODES, MAX_DECODES = 2, 64
+FEWEST_DECODES, MAX_DECODES = 2, SEQUENCES.value
 PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
-MAX_SPLITS = 32
 MAX_GROUP = 4
 
 
@@ -51,16 +51,16 @@ def attention_use(shapes: Shapes) -> Use:
     return Use(steps, "triton", lacking_of(shapes))
 
 
-def decode_tiling(num_decodes: int, num_kv_heads: int, window: int | None) -> dict[str, int]:
-    """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
+def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
+    """PARTS and MOST as in splits.py; GROUP pages are multiplied at once; STAGES pages are under way in a program.
 
-    GROUP pages are multiplied at once; STAGES pages are under way in a program.
+    Chosen by measurement on an H200.
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"NUM_SPLITS": 1, "GROUP": pages, "STAGES": pages}
-    num_splits = min(MAX_SPLITS, -(-PROGRAMS // (num_decodes * num_kv_heads)))
-    return {"NUM_SPLITS": num_splits, "GROUP": 3, "STAGES": 6}
+        return {"PARTS": 1, "MOST": 1, "GROUP": pages, "STAGES": pages}
+    parts = max(1, PROGRAMS // num_kv_heads)
+    return {"PARTS": parts, "MOST": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -70,8 +70,8 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     if not few or rotation is not None or not fits(q_TQD, kv_pages):  # hopper_decode.py rotates none
         portable.decode(target, out_TQD, inputs)
         return
-    tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, window)
-    decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
+    tiling = decode_tiling(inputs.kv_heads, window)
+    decode_kernel[(inputs.kv_heads, most_splits(batch.num_decodes, tiling["PARTS"]))](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         descriptor(kv_pages, [1, 2, 1, 1, PAGE.value], swizzled=False) if is_fp8(kv_pages) else None,  # their scales
@@ -79,8 +79,9 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
         group.page_table_SB,
         batch.context_lens_S,
         sinks_Q,
-        *portable.workspace(inputs, tiling["NUM_SPLITS"]),
+        *portable.workspace(inputs, tiling["PARTS"]),
         group.page_table_SB.stride(0),
+        batch.num_decodes,
         inputs.scale,
         KV_HEADS=inputs.kv_heads,
         WINDOW=window or 0,

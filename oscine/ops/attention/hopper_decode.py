@@ -1,8 +1,8 @@
 """Decode attention on Hopper, in Gluon: one query per sequence, with the eight query heads of a key head side by side.
 
-A program takes one sequence, one key head and one split of the context: every NUM_SPLITS-th page, up to a length that
-is read at run time. Pages of 64 keys and values arrive by TMA in a ring of stages; keys are the 64-row operand of
-wgmma and query heads its 8 columns, then values (transposed) and probabilities:
+A program takes one sequence, one key head and one split of the context: every so many-th page, up to a length that is
+read at run time. How many splits a context has: splits.py. Pages of 64 keys and values arrive by TMA in a ring of
+stages; keys are the 64-row operand of wgmma and query heads its 8 columns, then values (transposed) and probabilities:
 
     before gdc_wait   the table, and the program's first pages but the sequence's last, which were there a step ago
     after it          the query and the last page, where this step's key and value are
@@ -42,12 +42,13 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
+SEQUENCES = gl.constexpr(64)  # at most
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @record
 class Context:
-    """The pages of one program: number i of them is `first + i * NUM_SPLITS` of the sequence, in stage i % STAGES.
+    """The pages of one program: number i of them is `first + i * splits` of the sequence, in stage i % STAGES.
 
     Only in FP8: the exponents of stage i are in ring i of `exponents`, and page u of a group is expanded into tile u.
     """
@@ -64,19 +65,19 @@ class Context:
     last: gl.tensor  # page of the sequence
     start: gl.tensor  # key
     end: gl.tensor  # key
-    NUM_SPLITS: gl.constexpr
+    splits: gl.tensor  # of the sequence
     STAGES: gl.constexpr
     FP8: gl.constexpr
 
     @gluon.jit
     def page(self, i):
         """The i-th of this program; 0 if there is none."""
-        at = self.first + i * self.NUM_SPLITS
+        at = self.first + i * self.splits
         return gl.load(self.table_ptr + at, at <= self.last, other=0)
 
     @gluon.jit
     def expect(self, i):
-        wanted = self.first + i * self.NUM_SPLITS <= self.last
+        wanted = self.first + i * self.splits <= self.last
         size: gl.constexpr = self.pages.block_type.nbytes + (self.scales.block_type.nbytes if self.FP8 else 0)
         mbarrier.expect(self.arrived.index(i % self.STAGES), size, pred=wanted)
 
@@ -118,20 +119,20 @@ class Context:
     @gluon.jit
     def inside(self, i, layout: gl.constexpr):
         """Which keys of a page count."""
-        key_N = (self.first + i * self.NUM_SPLITS) * PAGE + gl.arange(0, PAGE, layout)
+        key_N = (self.first + i * self.splits) * PAGE + gl.arange(0, PAGE, layout)
         return (key_N >= self.start) & (key_N < self.end)
 
     @gluon.jit
     def clear_outside(self, i, u):
         """Zeroes the values that do not count."""
-        first_key = (self.first + i * self.NUM_SPLITS) * PAGE
+        first_key = (self.first + i * self.splits) * PAGE
         if (first_key < self.start) | (first_key + PAGE > self.end):
             _, values = self.keys_and_values(i, u)
             inside_N = self.inside(i, gl.SliceLayout(1, VALUES))
             values.store(gl.where(inside_N[:, None], values.load(VALUES), 0.0))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_sequences"])
 def decode_kernel(
     queries,
     pages,
@@ -144,18 +145,28 @@ def decode_kernel(
     stats_ptr,
     arrivals_ptr,
     table_stride,
+    num_sequences,
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
-    NUM_SPLITS: gl.constexpr,
+    PARTS: gl.constexpr,
+    MOST: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (KV_HEADS, sequences, NUM_SPLITS). WINDOW 0 is full attention; scale includes log2(e). scales: None but in
-    FP8."""
+    """Grid (KV_HEADS, num_sequences + PARTS - 1): the splits of all contexts, then programs without work.
+
+    WINDOW 0 is full attention; scale includes log2(e). scales: None but in FP8.
+    """
     FP8: gl.constexpr = scales is not None
     gdc_launch_dependents()
-    head, sequence, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    head, index = gl.program_id(0), gl.program_id(1)
+    if PARTS == 1:
+        sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
+    else:
+        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, PARTS, MOST)
+        if sequence >= num_sequences:
+            return
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     if FP8:
@@ -173,51 +184,74 @@ def decode_kernel(
     start = gl.maximum(end - WINDOW, 0) if WINDOW else gl.to_tensor(0)
     last = (end - 1) // PAGE
     blocks = last - start // PAGE + 1
-    if split >= blocks:
-        return
     table_ptr += sequence.to(gl.int64) * table_stride
     shared = (ring, exponents, tiles, arrived)
     first = start // PAGE + split
-    context = Context(pages, scales, *shared, table_ptr, head, first, last, start, end, NUM_SPLITS, STAGES, FP8)
+    context = Context(pages, scales, *shared, table_ptr, head, first, last, start, end, splits, STAGES, FP8)
     row_M = gl.arange(0, HEADS, gl.SliceLayout(0, ACCUMULATOR))
     sink_M = gl.load(sinks_ptr + head * HEADS + row_M).to(gl.float32) * LOG2E
 
     first_pages = ()
     for i in gl.static_range(STAGES):
         first_pages += (context.page(i),)
-    newest = (last - context.first) // NUM_SPLITS
-    newest_is_due = (context.first + newest * NUM_SPLITS == last) & (newest < STAGES)
+    newest = (last - context.first) // splits
+    newest_is_due = (context.first + newest * splits == last) & (newest < STAGES)
     newest_page = context.page(newest)
     for i in gl.static_range(STAGES):
         context.expect(i)
-        context.fetch(i, first_pages[i], context.first + i * NUM_SPLITS < last)
+        context.fetch(i, first_pages[i], context.first + i * splits < last)
     gdc_wait()
     mbarrier.expect(query_arrived, queries.block_type.nbytes)
     pair = sequence * KV_HEADS + head
     async_load(queries, [pair * HEADS, 0], query_arrived, query)
     context.fetch(newest, newest_page, newest_is_due)
 
-    mine = gl.cdiv(blocks - split, NUM_SPLITS)
+    mine = gl.cdiv(blocks - split, splits)
     max_M, sum_M, out_DM = _attend(context, query, query_arrived, p_tiles, sink_M, mine, scale, GROUP)
     sum_M += gl.where(split == 0, gl.exp2(sink_M - max_M), 0.0)
 
-    num_splits = gl.minimum(blocks, NUM_SPLITS)
     at_DM = row_M[None, :] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(1, ACCUMULATOR))[:, None]
     result_ptrs = out_ptr + pair.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
-    if num_splits == 1:
+    if splits == 1:
         gl.store(result_ptrs, (out_DM / sum_M[None, :]).to(out_ptr.dtype.element_ty))
-    elif NUM_SPLITS > 1:
-        stats_ptrs = stats_ptr + pair * (NUM_SPLITS * HEADS * 2) + row_M
-        partial_ptrs = partial_ptr + pair * (NUM_SPLITS * HEADS * HEAD_DIM) + at_DM
-        gl.store(stats_ptrs + split * (2 * HEADS), max_M)
-        gl.store(stats_ptrs + split * (2 * HEADS) + HEADS, sum_M)
-        gl.store(partial_ptrs + split * (HEADS * HEAD_DIM), out_DM)
+    elif PARTS > 1:
+        place = head * (num_sequences + PARTS - 1) + index
+        stats_ptrs = stats_ptr + place * (2 * HEADS) + row_M
+        partial_ptrs = partial_ptr + place.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
+        gl.store(stats_ptrs, max_M)
+        gl.store(stats_ptrs + HEADS, sum_M)
+        gl.store(partial_ptrs, out_DM)
         # Every thread's part must be written before the one thread that counts says so.
         barrier()
-        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == num_splits - 1:
+        if gl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == splits - 1:
             gl.store(arrivals_ptr + pair, 0)
-            total_DM = _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS)
+            stats_ptrs += -split * (2 * HEADS)
+            partial_ptrs += -split * (HEADS * HEAD_DIM)
+            total_DM = _combine(partial_ptrs, stats_ptrs, splits, MOST)
             gl.store(result_ptrs, total_DM.to(out_ptr.dtype.element_ty))
+
+
+@gluon.jit
+def _split_of(index, lens_ptr, num_sequences, PARTS: gl.constexpr, MOST: gl.constexpr):
+    """As in splits.py. Each warp finds it by itself, two sequences a lane."""
+    layout: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0]))
+    sequence_S = gl.arange(0, SEQUENCES, layout)
+    real_S = sequence_S < num_sequences
+    len_S = gl.load(lens_ptr + sequence_S, real_S, other=0)
+    blocks_S = gl.where(real_S, gl.maximum((len_S + PAGE - 1) // PAGE, 1), 0)
+    splits_S = gl.cdiv(blocks_S * PARTS, gl.sum(blocks_S, 0))
+    splits_S = gl.minimum(splits_S, gl.minimum(blocks_S, MOST))
+    end_S = gl.convert_layout(gl.associative_scan(splits_S[None, :], 1, _add).reshape([SEQUENCES]), layout)
+    mine_S = (end_S > index) & (end_S - splits_S <= index)
+    sequence = gl.sum((end_S <= index).to(gl.int32), 0)
+    first = gl.sum(gl.where(mine_S, end_S - splits_S, 0), 0)
+    splits = gl.sum(gl.where(mine_S, splits_S, 0), 0)
+    return sequence, index - first, splits
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
 
 
 @gluon.jit
@@ -284,7 +318,7 @@ def _page_or(begin, u, mine):
 
 
 @gluon.jit
-def _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS: gl.constexpr):
+def _combine(partial_ptrs, stats_ptrs, num_splits, MOST: gl.constexpr):
     """The results of the first `num_splits` programs of a sequence and key head, each relative to its own maximum.
 
     Other programs wrote these: read from the L2, where a line of the L1 could be stale.
@@ -293,10 +327,10 @@ def _combine(partial_ptrs, stats_ptrs, num_splits, NUM_SPLITS: gl.constexpr):
     max_M = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     sum_M = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     out_DM = gl.zeros([HEAD_DIM, HEADS], gl.float32, ACCUMULATOR)
-    for first in gl.static_range(0, NUM_SPLITS, BATCH):
+    for first in gl.static_range(0, MOST, BATCH):
         if first < num_splits:
             maxima, sums, parts = (), (), ()
-            for c in gl.static_range(first, min(first + BATCH, NUM_SPLITS)):
+            for c in gl.static_range(first, min(first + BATCH, MOST)):
                 wanted = c < num_splits
                 stat_ptrs = stats_ptrs + c * (2 * HEADS)
                 maxima += (gl.load(stat_ptrs, wanted, other=float("-inf"), cache_modifier=".cg"),)

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
+from oscine.ops.attention.splits import MAX_SPLITS, most_splits
 from oscine.ops.interface import Batch, PageGroup, Queries, UnrotatedQueries
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
 CAN_ROTATE = True  # takes UnrotatedQueries
-FEW_PROGRAMS = 128  # fewer sequences x key heads leave an H200 idle, so each context is split,
-SPLIT_PROGRAMS = 256  # until there are about this many programs,
-MAX_SPLITS = 32  # but not further
+# Contexts are cut into so many parts, times key heads, that even one keeps an H200 busy: into more if the sequences x
+# key heads are fewer than FEW_PROGRAMS, or not known.
+FEW_PROGRAMS, FEW_PARTS, PARTS = 128, 256, 128
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
-BOUND_SPLITS, FEWEST_BLOCKS = 8, 32  # where only a bound of the decodes is known: splits, and their blocks at least
 
 
 class Inputs(NamedTuple):
@@ -84,28 +84,28 @@ def decode_tiling(
 ) -> dict[str, int]:
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
 
-    `exact`: num_decodes is no bound.
+    `exact`: num_decodes is no bound. PARTS and MOST as in splits.py.
     """
-    block_n, num_splits, fewest, stages, warps = 64, 1, 1, 4, 4
+    block_n, parts, stages, warps = 64, 1, 4, 4
     programs = num_decodes * num_kv_heads
+    alone, few = exact and num_decodes == 1, exact and programs < FEW_PROGRAMS
     if window is not None and window <= 128:
         block_n = max(64, triton.next_power_of_2(window))
-    elif not exact:
+    else:
         warps = 2 if programs >= MANY_PROGRAMS else 4
+        stages = 6 if few else 4
         if programs <= NUM_ARRIVALS:
-            num_splits, fewest = BOUND_SPLITS, FEWEST_BLOCKS
-    elif programs < FEW_PROGRAMS:
-        num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-SPLIT_PROGRAMS // programs)))
-        stages = 6
-    elif programs >= MANY_PROGRAMS:
-        warps = 2
+            parts = max(1, (FEW_PARTS if few or not exact else PARTS) // num_kv_heads)
+            parts = min(parts, MAX_SPLITS) if alone else parts
+    most = min(parts, MAX_SPLITS)
     return {
-        "NUM_SPLITS": num_splits,
-        "FEWEST": fewest,  # blocks of a split
+        "PARTS": parts,
+        "MOST": most,
+        "ALONE": alone,
         "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
         "BLOCK_R": triton.next_power_of_2(repeats),
         "BLOCK_N": block_n,  # keys of a block
-        "BLOCK_C": min(16, num_splits),  # splits added up at once
+        "BLOCK_C": min(16, most),  # splits added up at once
         "STAGES": stages,
         "WARPS": warps,
         "num_warps": warps,
@@ -127,7 +127,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window, exact=exact)
     if target.architecture:
         tiling["STAGES"] = 2  # more do not compile for gfx950 (Triton 3.6), and six do not fit gfx942
-    decode_kernel[(inputs.kv_heads, batch.num_decodes, tiling["NUM_SPLITS"])](
+    decode_kernel[(inputs.kv_heads, most_splits(batch.num_decodes, tiling["PARTS"]))](
         out_TQD,
         *inputs.queries,
         inputs.kv_pages,
@@ -135,8 +135,9 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
         batch.context_lens_S,
         batch.counts_2,
         inputs.sinks_Q,
-        *workspace(inputs, tiling["NUM_SPLITS"]),
+        *workspace(inputs, tiling["PARTS"]),
         table_SB.stride(0),
+        batch.num_decodes,
         *strides(inputs.kv_pages),
         inputs.scale,
         **inputs.constants,
@@ -145,16 +146,16 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     )
 
 
-def workspace(inputs: Inputs, num_splits: int) -> tuple[Tensor, Tensor, Tensor]:
+def workspace(inputs: Inputs, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """What the splits of a context leave for the last of them: sums of p v, and (maxima, sums of p), float32.
 
     Then the counters that tell which is the last.
     """
-    q_TQD, repeats = inputs.q_TQD, inputs.repeats
-    groups = inputs.batch.num_decodes * inputs.kv_heads if num_splits > 1 else 0
-    assert groups <= NUM_ARRIVALS
-    partial = q_TQD.new_empty((groups, num_splits, repeats, q_TQD.shape[2]), dtype=torch.float32)
-    stats = q_TQD.new_empty((groups, num_splits, 2, repeats), dtype=torch.float32)
+    q_TQD, repeats, kv_heads, decodes = inputs.q_TQD, inputs.repeats, inputs.kv_heads, inputs.batch.num_decodes
+    assert parts == 1 or decodes * kv_heads <= NUM_ARRIVALS
+    splits = most_splits(decodes, parts) if parts > 1 else 0
+    partial = q_TQD.new_empty((kv_heads, splits, repeats, q_TQD.shape[2]), dtype=torch.float32)
+    stats = q_TQD.new_empty((kv_heads, splits, 2, repeats), dtype=torch.float32)
     return partial, stats, arrivals(q_TQD.device)
 
 

@@ -208,6 +208,7 @@ def _language() -> ModuleType:
         "abs": lambda x: value(torch.abs(x)),
         "sum": _reduced(_sum),
         "max": _reduced(torch.amax),
+        "associative_scan": lambda x, axis, combine: value(torch.cumsum(x, axis, dtype=x.dtype)),  # of additions
         "cdiv": lambda a, b: (a + b - 1) // b,
         "reshape": lambda x, shape: value(x.reshape(tuple(shape))),
         "permute": lambda x, order: value(x.permute(*order)),

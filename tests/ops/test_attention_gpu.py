@@ -265,6 +265,7 @@ LARGE_CASES = tuple(
         ("few decodes", tuple((1, 700 * i + 1) for i in range(7))),
         ("as many decodes as Hopper takes", tuple((1, 1 + i * 53 % 1700) for i in range(64))),
         ("many decodes", tuple((1, 1 + i * 37 % 1500) for i in range(130))),
+        ("long decodes among many", tuple((1, 40_000 if i % 99 == 7 else 1 + i * 37 % 900) for i in range(300))),
         (
             "decodes and prompts",
             (*((1, 100 * i + 1) for i in range(20)), (1024, 1024), (1000, 3333), (5, 900), (1, 77)),

@@ -65,12 +65,18 @@ def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     """Implements triton.Decode."""
-    q_TQD, kv_pages, batch, group, sinks_Q, window, rotation = inputs
+    batch = inputs.batch
     few = batch.counts_2 is None and FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
-    if not few or rotation is not None or not fits(q_TQD, kv_pages):  # hopper_decode.py rotates none
+    # hopper_decode.py rotates none.
+    if few and inputs.rotation is None and fits(inputs.q_TQD, inputs.kv_pages):
+        launch_decode(target, out_TQD, inputs, decode_tiling(inputs.kv_heads, inputs.window))
+    else:
         portable.decode(target, out_TQD, inputs)
-        return
-    tiling = decode_tiling(inputs.kv_heads, window)
+
+
+def launch_decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs, tiling: dict[str, int]) -> None:
+    """Implements triton.Decode for inputs that fit hopper_decode.py."""
+    q_TQD, kv_pages, batch, group, sinks_Q, window, _ = inputs
     decode_kernel[(inputs.kv_heads, most_splits(batch.num_decodes, tiling["PARTS"]))](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head

@@ -16,10 +16,7 @@ _FEW_TOKENS = 128  # the same: up to some hundred tokens, each one more reads fe
 _MIXED_ROWS = 1, 8, 32, 64, 128, 256, 512
 _MIXED_TOKENS = 32, 96, 160, 320, 640, 1024, 2048, 2304, 4096, 8192, 16384
 _MIXED_CONTEXTS, _MIXED_START = (1024, 65536), 16384
-# One long context among short ones. Decodes split each context among programs, the fewer the more rows there are; those
-# of more than 64 rows have another kernel.
-_UNLIKE_ROWS, _UNLIKE_MIXED_ROWS = (2, 4, 8, 12, 16, 24, 64, 80, 256), (8, 32)
-_SHORT, _LONG = 1024, (16384, 131072)
+_SHORT, _LONG = 1024, (16384, 131072)  # contexts of steps that are held out: at least, and between which
 _LEAST_CHUNK = 16  # tokens of a prompt in a mixed step
 _MOST_CHUNKS = 64
 _APART = 1.5  # least ratio of neighbouring contexts: nearer points say nothing about growth
@@ -113,11 +110,11 @@ def grid(limits: Limits, levels: Levels, steps: int) -> list[Shape]:
 
 
 def held_out(limits: Limits, shapes: Sequence[Shape], steps: int, seed: int = 0) -> list[Shape]:
-    """Random shapes between those of a grid; the last ones are decodes of unlike sequences."""
+    """Random shapes between those of a grid; the last ones are decodes with unlike contexts."""
     draw, found = random.Random(seed), list[Shape]()
-    alike = [one for one in shapes if one.chunks < 2 and not one.longest]
-    for _ in range(50 * HELD_OUT if alike else 0):
-        one, other = draw.choice(alike), draw.choice(alike)
+    known = [one for one in shapes if one.chunks < 2]
+    for _ in range(50 * HELD_OUT if known else 0):
+        one, other = draw.choice(known), draw.choice(known)
         if one.kind != other.kind or _is_eager(one, limits) != _is_eager(other, limits):
             continue
         shape = Shape(
@@ -131,17 +128,16 @@ def held_out(limits: Limits, shapes: Sequence[Shape], steps: int, seed: int = 0)
             found.append(shape)
         if len(found) == HELD_OUT:
             break
-    return found + _held_unlike(limits, shapes, steps, draw)
+    return found + _held_unlike(limits, steps, draw)
 
 
-def _held_unlike(limits: Limits, shapes: Sequence[Shape], steps: int, draw: random.Random) -> list[Shape]:
-    """Some long contexts among shorter ones. (The grid has one among short ones.)"""
-    unlike = [one for one in shapes if one.longest and not one.chunks]
+def _held_unlike(limits: Limits, steps: int, draw: random.Random) -> list[Shape]:
+    """Decodes with some long contexts among shorter ones."""
+    short, long = _pages(min(_SHORT, limits.max_model_len // 4), limits), _contexts(limits, _LONG)
     found = list[Shape]()
-    for _ in range(50 * HELD_OUT_UNLIKE if unlike else 0):
-        one, other = draw.choice(unlike), draw.choice(unlike)
-        rows, longest = _between(draw, one.rows, other.rows), _between(draw, one.longest, other.longest)
-        context = _pages(_between(draw, one.context, longest // 2), limits)
+    for _ in range(50 * HELD_OUT_UNLIKE if long and limits.max_num_seqs > 1 else 0):
+        rows, longest = _between(draw, 2, limits.max_num_seqs), _between(draw, long[0], long[-1])
+        context = _pages(_between(draw, short, longest // 2), limits)
         many = _between(draw, 2, rows // 2) if rows > 3 and draw.random() < _SEVERAL else 1
         shape = Shape(rows, context, longest=_pages(longest, limits), many=many)
         if shape.context * _APART < shape.longest and shape.fits(limits, steps):
@@ -189,16 +185,6 @@ def _decodes(limits: Limits, level: int) -> Iterator[Shape]:
         for context in {*wanted, *(min(room, one) for one in contexts[-1:])}:
             if context > limits.page_size:
                 yield Shape(rows, context)
-    for rows in _UNLIKE_ROWS:
-        yield from _unlike(limits, rows)
-
-
-def _unlike(limits: Limits, rows: int, tokens: int = 0) -> Iterator[Shape]:
-    """One long context among short ones."""
-    short = _pages(min(_SHORT, limits.max_model_len // 4), limits)
-    for longest in _contexts(limits, _LONG):
-        if _APART * short < longest:
-            yield Shape(rows, short, tokens, chunks=min(tokens, 1), longest=longest)
 
 
 def _prompts(limits: Limits, level: int) -> Iterator[Shape]:
@@ -231,9 +217,6 @@ def _mixed(limits: Limits, level: int) -> Iterator[Shape]:
             if tokens := _prompt_tokens(limits, total, rows):
                 is_deep = rows == all_rows[0] and total in (*largest, totals[-1])
                 yield from _mixed_of(limits, rows, tokens, is_deep=is_deep)
-        for rows in _UNLIKE_MIXED_ROWS if total <= max(ends, default=total) else ():
-            if tokens := _prompt_tokens(limits, total, rows):
-                yield from [*_unlike(limits, rows, tokens)][-1:]
 
 
 def _mixed_of(limits: Limits, rows: int, tokens: int, *, is_deep: bool) -> Iterator[Shape]:

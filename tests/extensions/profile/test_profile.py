@@ -68,7 +68,7 @@ def test_a_finer_grid_has_more_steps_and_the_same_ends() -> None:
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_each_grid_has_long_prompts_and_long_contexts_alone_and_among_short_ones(level: int) -> None:
+def test_each_grid_has_long_prompts_and_long_contexts(level: int) -> None:
     shapes = grid(GPU, Levels(level, level, level), 15)
     for kind, sizes in (("prompts", {2048, 8192}), ("mixed", {2048, 8192})):
         deep = [one for one in shapes if one.kind == kind and one.start > 65536 and one.rows + one.tokens in sizes]
@@ -76,11 +76,7 @@ def test_each_grid_has_long_prompts_and_long_contexts_alone_and_among_short_ones
         assert all(one.start + one.tokens > GPU.max_model_len - 2 * GPU.page_size for one in deep)
     assert 128 in {one.tokens for one in shapes if one.kind == "prompts"}
     assert max(one.context for one in shapes if one.rows == 1 and one.kind == "decode") > 120_000
-    for rows in (2, 8, 24, 80, 256):
-        own = [one for one in shapes if one.longest and one.rows == rows and one.kind == "decode"]
-        assert [sorted(one.contexts())[-2:] for one in own] == [[1024, 16384], [1024, 130944]]
-    eager = {one.rows for one in shapes if one.longest and one.kind == "mixed" and one.rows + one.tokens == 2304}
-    assert eager == {8, 32}
+    assert not any(one.longest for one in shapes)
 
 
 def test_graphs_of_drafts_leave_the_decodes_of_a_grid_as_they_are() -> None:

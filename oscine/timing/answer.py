@@ -15,10 +15,7 @@ class NotMeasuredError(LookupError):
 
 
 class Cell(NamedTuple):
-    """A step's seconds are base_s + per_token_s * decode_context up to `last_context`, with all else equal.
-
-    So is then how far the longest context is above the mean: all grow alike.
-    """
+    """A step's seconds are base_s + per_token_s * decode_context up to `last_context`, with all else equal."""
 
     base_s: float
     per_token_s: float = 0.0

@@ -16,7 +16,6 @@ class StepFeatures(NamedTuple):
     prompt_sequences: int = 0  # chunks
     sampled: int = 0  # sequences after which a token is chosen
     drafts: int = 0  # rows that are drafts
-    longest: int = 0  # tokens that the row with the longest context reads; 0: all rows are alike
 
     @property
     def tokens(self) -> int:
@@ -40,7 +39,7 @@ def pairs_of(start: int, tokens: int) -> int:
 
 def features_of(sequences: Iterable[ScheduledSequence], num_drafts: Sequence[int] | None = None) -> StepFeatures:
     """Of a plan. `num_drafts`: those that each sequence verifies (default: as many as the plan permits)."""
-    rows = context = tokens = pairs = chunks = sampled = drafts = longest = 0
+    rows = context = tokens = pairs = chunks = sampled = drafts = 0
     for i, sequence in enumerate(sequences):
         start, length = sequence.start, sequence.num_tokens
         verified = sequence.num_drafts if num_drafts is None else num_drafts[i]
@@ -49,9 +48,8 @@ def features_of(sequences: Iterable[ScheduledSequence], num_drafts: Sequence[int
             drafts += verified
             rows += 1 + verified
             context += pairs_of(start, 1 + verified)
-            longest = max(longest, start + 1 + verified)
         else:
             chunks += 1
             tokens += length
             pairs += pairs_of(start, length)
-    return StepFeatures(rows, context, tokens, pairs, chunks, sampled, drafts, longest)
+    return StepFeatures(rows, context, tokens, pairs, chunks, sampled, drafts)

@@ -12,11 +12,10 @@ Times are exact at the points. Between sizes decodes and prompts of few tokens a
 in their tokens; between contexts all are linear. What contexts take beyond the first one of a size grows with their
 sum, so between numbers of rows it is linear. Mixed steps are measured at fewer sizes and depths than prompts. Between
 and outside these sizes, and beyond these depths, they grow as prompts do; beyond their contexts they grow as decodes
-do. They have no points with drafts: these are rows, and beyond the most rows they add tokens and what these read. Long
-contexts among short ones: see unlike.py. Steps that run as CUDA graphs are never mixed with eager ones. A padding row
-of a graph counts as a part of a row: it is computed, but reads no expert of its own. The part grows with the rows,
-since many rows read all experts anyway. Steps of decodes or of prompts alone that are below the smallest size take its
-time.
+do. They have no points with drafts: these are rows, and beyond the most rows they add tokens and what these read. Steps
+that run as CUDA graphs are never mixed with eager ones. A padding row of a graph counts as a part of a row: it is
+computed, but reads no expert of its own. The part grows with the rows, since many rows read all experts anyway. Steps
+of decodes or of prompts alone that are below the smallest size take its time.
 """
 
 from bisect import bisect_left
@@ -29,7 +28,6 @@ from oscine.timing.curve import Between, Curve, Segment, between
 from oscine.timing.features import StepFeatures
 from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.table import Kind, StepPoint
-from oscine.timing.unlike import Unlike
 
 _MS = 1e-3
 # Beside n rows, a padding row counts as MOST * n^2 / (n^2 + HALF^2) of a row: fitted, see docs/log.md.
@@ -43,8 +41,7 @@ class MeasuredSurface:
     """Of one table. Points that are held out are not used."""
 
     def __init__(self, points: Iterable[StepPoint], graphs: GraphSizes = NO_GRAPHS) -> None:
-        all_used = [one for one in points if not one.held_out]
-        used = [one for one in all_used if one.longest <= one.context]
+        used = [one for one in points if not one.held_out]
         self._graphs = graphs
         of_kind = {kind: [one for one in used if one.kind == kind] for kind in get_args(Kind)}
         self._decodes = {0: _Rows(of_kind["decode"])}
@@ -55,40 +52,20 @@ class MeasuredSurface:
         self._mixed = {
             eager: _Mixed(_of(of_kind["mixed"], eager), self._parts, self._prompts[eager]) for eager in (False, True)
         }
-        unlike = [one for one in all_used if one.longest > one.context]
-        self._unlike = Unlike((one for one in unlike if one.kind == "decode"), self._alike_ms)
-        mixed = [one for one in unlike if one.kind == "mixed"]
-        self._unlike_mixed = {eager: Unlike(_of(mixed, eager), self._alike_ms) for eager in (False, True)}
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         size = self._graphs.size_of(step)
-        cell = self._alike(step, size)
+        count = _count(step.tokens, size)
+        if not step.prompt_sequences:
+            cell = self._decode(step, count)
+        else:
+            surface = self._mixed if step.decode_rows else self._prompts
+            cell = surface[size == EAGER].cell(step, count)
         if cell.factor > 1.0:
             if not scaled:
                 raise NotMeasuredError(f"a step of this kind is {cell.factor:.2f} times what was measured: {step}")
             cell = cell._replace(figures=worst("scaled", cell.figures))
-        if step.longest * step.decode_rows <= step.decode_context:
-            return cell
-        unlike = self._unlike_mixed[size == EAGER] if step.prompt_sequences else self._unlike
-        more = unlike.more(step, size)
-        return Cell(
-            cell.base_s + more.base_ms * _MS,
-            cell.per_token_s + more.per_token_ms * _MS,
-            min(cell.last_context, more.last_context),
-            worst("interpolated", cell.figures),
-            cell.factor,
-        )
-
-    def _alike_ms(self, step: StepFeatures) -> float:
-        return self._alike(step, self._graphs.size_of(step)).step_s(step.decode_context) / _MS
-
-    def _alike(self, step: StepFeatures, size: int) -> Cell:
-        """Of sequences with equal contexts."""
-        count = _count(step.tokens, size)
-        if not step.prompt_sequences:
-            return self._decode(step, count)
-        surface = self._mixed if step.decode_rows else self._prompts
-        return surface[size == EAGER].cell(step, count)
+        return cell
 
     def _decode(self, step: StepFeatures, count: float) -> Cell:
         """Between the numbers of drafts per sequence that were measured, of as many sequences."""

@@ -70,7 +70,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """The time of one step. Sequences of a kind are alike, unless `longest` says otherwise."""
+    """The time of one step, by the sum of its contexts. Its prompts are alike."""
 
     kind: Kind
     ms: float  # between the ends of two steps, the host's part included
@@ -78,7 +78,6 @@ class StepPoint:
     context: int = 0  # tokens that each row reads, on average
     tokens: int = 0  # of prompts
     pairs: int = 0  # of a query and a key, over all prompts
-    longest: int = 0  # context of the longest row; 0: all are alike
     sequences: int = 0  # of prompts
     sampled: int = 0
     drafts: int = 0
@@ -104,14 +103,13 @@ class StepPoint:
     @property
     def key(self) -> tuple[Any, ...]:
         """What a table has one point of."""
-        return self.kind, self.rows, self.context, self.longest, self.tokens, self.pairs, self.drafts
+        return self.kind, self.rows, self.context, self.tokens, self.pairs, self.drafts
 
     @property
     def features(self) -> StepFeatures:
         """The features of the measured step."""
         context = self.rows * self.context
-        chunks, sampled = self.sequences, self.sampled
-        return StepFeatures(self.rows, context, self.tokens, self.pairs, chunks, sampled, self.drafts, self.longest)
+        return StepFeatures(self.rows, context, self.tokens, self.pairs, self.sequences, self.sampled, self.drafts)
 
 
 class Surface(Protocol):
@@ -130,11 +128,6 @@ class StepTable:
     ) -> None:
         self.header, self.points = header, tuple(points)
         self._surface, self._scaled = surface, scaled
-
-    @property
-    def has_unlike(self) -> bool:
-        """Whether times depend on the longest context."""
-        return any(one.longest > one.context and not one.held_out for one in self.points)
 
     def cell(self, step: StepFeatures) -> Cell:
         """Raises NotMeasuredError."""

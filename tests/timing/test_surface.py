@@ -116,6 +116,15 @@ def test_mixed_steps_beyond_their_points_grow_as_prompts_and_decodes_do() -> Non
         table.cell(StepFeatures(8, 8 * 8192, 56, pairs_of(0, 56), 1, 9))
 
 
+@settings(derandomize=True, deadline=None)
+@given(st.sampled_from([1, 8, 24]), st.integers(257, 1024), st.integers(4097, 8192))
+def test_mixed_steps_deep_in_a_prompt_grow_as_prompts_do(rows: int, total: int, start: int) -> None:
+    step = StepFeatures(rows, rows * 1024, total - rows, pairs_of(start, total - rows), 1, rows + 1)
+    cell = TABLE.cell(step)
+    assert (cell.figures, cell.factor) == ("composed", 1.0)
+    assert cell.step_s(step.decode_context) * 1e3 == pytest.approx(law_ms(step), rel=0.08)
+
+
 @pytest.mark.parametrize("total", [64, 256, 300, 512])
 def test_eager_mixed_steps_below_their_points_take_less_as_prompts_do(total: int) -> None:
     sizes = GraphSizes(decode=GRAPHS.decode)
@@ -242,10 +251,8 @@ def test_held_out_points_are_not_used(tmp_path: Path) -> None:
 
 def test_features_of_a_plan() -> None:
     decode, chunk = ScheduledSequence(0, 99, 1, True, [], 2), ScheduledSequence(1, 10, 3, False, [])
-    assert features_of([decode, chunk]) == StepFeatures(3, 303, 3, 36, 1, 1, 2, longest=102)
-    assert features_of([decode], [0]) == StepFeatures(1, 100, sampled=1, longest=100)
-    short = ScheduledSequence(2, 9, 1, True, [])
-    assert features_of([short, decode, short], [0, 0, 0]) == StepFeatures(3, 120, sampled=3, longest=100)
+    assert features_of([decode, chunk]) == StepFeatures(3, 303, 3, 36, 1, 1, 2)
+    assert features_of([decode], [0]) == StepFeatures(1, 100, sampled=1)
     assert not features_of([decode._replace(sample=False)]).is_decode
 
 

@@ -64,9 +64,7 @@ class Shape(NamedTuple):
         """After `more` steps, in each of which the rows read a token more."""
         contexts = [one + 1 + more for one in self.contexts()]
         pairs = sum(pairs_of(self.start, length) for length in self.lengths())
-        sampled = self.rows + self.chunks
-        longest = max(contexts) if self.longest else 0
-        return StepFeatures(self.rows, sum(contexts), self.tokens, pairs, self.chunks, sampled, longest=longest)
+        return StepFeatures(self.rows, sum(contexts), self.tokens, pairs, self.chunks, self.rows + self.chunks)
 
     def contexts(self) -> list[int]:
         """Cached tokens of each row."""
@@ -132,7 +130,7 @@ def held_out(limits: Limits, shapes: Sequence[Shape], steps: int, seed: int = 0)
 
 
 def _held_unlike(limits: Limits, steps: int, draw: random.Random) -> list[Shape]:
-    """Decodes with some long contexts among shorter ones."""
+    """Decodes with some long contexts among shorter ones. Tables know only the sum."""
     short, long = _pages(min(_SHORT, limits.max_model_len // 4), limits), _contexts(limits, _LONG)
     found = list[Shape]()
     for _ in range(50 * HELD_OUT_UNLIKE if long and limits.max_num_seqs > 1 else 0):

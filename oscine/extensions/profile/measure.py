@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from oscine.extensions.profile.grid import HELD_OUT, LEVELS, Levels, Limits, Shape, grid, held_out
 from oscine.extensions.profile.steps import DROPPED, Times
@@ -64,11 +64,11 @@ def profile(engine: Engine, seconds: float, *, seed: int = 0, progress: Progress
         progress(len(up) + len(down), total)
     watts = _watts(engine, shapes, up) if engine.gpus else {}
     kept = set(extra) - set(shapes)
-    points = [
-        _point(shape, up[shape], down.get(shape), watts.get(shape), engine.limits, held=shape in kept)
-        for shape in (*shapes, *kept)
-    ]
-    return Measured(points, time.monotonic() - began_s)
+    points: dict[tuple[Any, ...], StepPoint] = {}
+    for shape in (*shapes, *kept):
+        one = _point(shape, up[shape], down.get(shape), watts.get(shape), engine.limits, held=shape in kept)
+        points.setdefault(one.key, one)  # other contexts may have the same sum
+    return Measured([*points.values()], time.monotonic() - began_s)
 
 
 def verified(times: dict[int, DecodeTimes], limits: Limits) -> Iterable[StepPoint]:
@@ -166,7 +166,6 @@ def _point(
         round(step.decode_context / max(shape.rows, 1)),
         shape.tokens,
         step.prompt_pairs,
-        longest=shape.longest + 1 + more if shape.longest else 0,
         sequences=shape.chunks,
         sampled=step.sampled,
         size=limits.graphs.size_of(step),

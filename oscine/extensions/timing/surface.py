@@ -17,7 +17,7 @@ class Surface:
     """The step times of one table. Raises ValueError without points of both kinds."""
 
     def __init__(self, points: Sequence[StepPoint]) -> None:
-        used = [one for one in points if not one.held_out and not one.longest]
+        used = [one for one in points if not one.held_out]
         self._decode = _by_size((one.rows, one.context, one.ms) for one in used if one.kind == "decode")
         self._prompts = _by_size((one.tokens, one.pairs, one.ms) for one in used if one.kind == "prompts")
         if not self._decode or not self._prompts:

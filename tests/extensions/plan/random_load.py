@@ -15,7 +15,7 @@ from oscine.kv_group import KVGroup, Slots, apart
 from oscine.settings.config import CacheOptions, EngineOptions, PeerOptions, SchedulerOptions
 from oscine.timing.answer import Cell
 from oscine.timing.features import StepFeatures
-from oscine.timing.table import Header, StepPoint, StepTable
+from oscine.timing.table import Header, StepTable
 from oscine.types import GenerationRequest, SamplingParams
 
 PAGE = 16
@@ -27,20 +27,14 @@ HEADER = Header("m", 1, 1, "none", "made up")
 class Kinked:
     """Times that depend on every feature. Decodes get slower by more per token where the context is long."""
 
-    def __init__(self, longest_s: float) -> None:
-        """Per token of the longest context above the mean, times the rows."""
-        self.longest_s = longest_s
-
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         kink = 40 * (1 + step.decode_context // 40)
         base_s = 1e-3 + 30e-6 * step.decode_rows + 20e-6 * step.prompt_tokens + 60e-9 * step.prompt_pairs
         base_s += 1e-6 * step.sampled + 5e-7 * step.prompt_sequences
-        base_s += self.longest_s * max(0, step.decode_rows * step.longest - step.decode_context)
         return Cell(base_s, 3e-9 * kink, kink - 1)
 
 
-UNLIKE = StepPoint("decode", 1.0, rows=2, context=10, longest=20)
-TABLES = StepTable(HEADER, Kinked(7e-9), [UNLIKE]), StepTable(HEADER, Kinked(0.0))
+TABLE = StepTable(HEADER, Kinked())
 
 
 class Arrival(NamedTuple):
@@ -61,7 +55,6 @@ class Load:
     max_attended: int | None
     arrivals: list[Arrival]
     cancels: list[tuple[int, str]]
-    table: StepTable
 
     @classmethod
     def random(cls, seed: int) -> "Load":
@@ -87,15 +80,7 @@ class Load:
         groups = [KVGroup(window, (i,), 1, PAGE, 2, "uint8") for i, window in enumerate([None, *windows])]
         arrivals = [*_arrivals(random)]
         cancels = [(one.ns + random.randrange(1, 80_000_000), one.name) for one in arrivals if random.random() < 0.15]
-        return cls(
-            options,
-            groups,
-            memory,
-            random.choice([None, None, 50, 1000]),
-            arrivals,
-            sorted(cancels),
-            TABLES[seed % 3 == 2],
-        )
+        return cls(options, groups, memory, random.choice([None, None, 50, 1000]), arrivals, sorted(cancels))
 
 
 def _arrivals(random: Random) -> Any:
@@ -132,7 +117,7 @@ def run(load: Load, way: Way) -> Outcome:
     clock = Clock()
     made = EngineLoop if way == "production" else CohortLoop
     loop: EngineLoop = made(
-        TimedExecutor(clock, load.table),
+        TimedExecutor(clock, TABLE),
         load.options,
         groups=load.groups,
         memory=load.memory,

@@ -18,7 +18,8 @@ from oscine.extensions.profile.grid import (
     held_out,
     page_span,
 )
-from oscine.extensions.profile.measure import verified
+from oscine.extensions.profile.measure import profile, verified
+from oscine.extensions.profile.steps import DROPPED, Times
 from oscine.timing.kinds import EAGER, NO_GRAPHS, GraphSizes
 from oscine.timing.read import check, read_table
 from oscine.types import DecodeTimes
@@ -101,6 +102,23 @@ def test_pages_of_a_window() -> None:
     assert page_span(1024, 1025, 128, 64) == range(14, 17)
     assert page_span(0, 65, 128, 64) == range(2)
     assert Shape(2, 64, longest=128).contexts() == [128, 64]
+
+
+class Even:
+    """An engine whose steps take as long as their contexts are in total."""
+
+    limits, gpus = SMALL, ()
+
+    def measure(self, shape: Shape, count: int) -> Times:
+        ms = [1e-3 * (shape.tokens + sum(shape.contexts()))] * (count - DROPPED)
+        return Times(ms, ms)
+
+
+def test_a_profile_has_one_point_of_each_sum_of_contexts() -> None:
+    """In a small engine, a step that is left out often has the sum of another one."""
+    for seed in range(30):
+        points = profile(Even(), 0.0, seed=seed).points
+        assert len({one.key for one in points}) == len(points)
 
 
 def test_times_of_drafts_become_points() -> None:

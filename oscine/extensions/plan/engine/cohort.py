@@ -12,7 +12,6 @@ the cohort while a step is in flight becomes an entry of that step, in its old p
 Without drafts, and without extensions of the loop.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -36,7 +35,6 @@ class CohortPlan(StepPlan):
     tick: int = 0
     steady: int = 0  # members without an entry in `sequences`
     context: int = 0  # tokens that these read, over all of them
-    longest: int = 0  # tokens that one of these reads, at most
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +56,6 @@ class CohortStep(ScheduledStep):
 
 
 _ONE = ScheduledSequence(0, 0, 1, True, [])  # of a member; the loop reads no more of it than its one token
-_NO_OFFSET = -sys.maxsize
 PAGE_EVENT = ScheduledSequence(0, 0, 1, True, [])  # of a member whose token means nothing but a page event
 
 
@@ -85,8 +82,6 @@ class CohortScheduler(Scheduler):
         self._offset: dict[Request, int] = {}  # of the members
         self._entered: dict[Request, int] = {}  # the tick at which a member was scheduled last with an entry
         self._ending: set[Request] = set()  # members whose last token is in flight
-        self.tracks_longest = True  # whether step times depend on the longest context
-        self._longest: int | None = None  # offset of members that go on, but for newcomers; None: not known
         self._number: dict[Request, int] = {}  # of those that run, in the order in which they started
         self._num_started = 0
         # Of the step being made:
@@ -109,7 +104,6 @@ class CohortScheduler(Scheduler):
         plan.steady = self.steady - len(self._newcomers)
         entered = sum(request.num_computed for request in self._newcomers)
         plan.context = self.offsets + self.steady * self.tick - entered
-        plan.longest = self._longest_known() + self.tick if self.tracks_longest and plan.steady else 0
         step.places = [
             (False, self._number[request]) if i < step.num_decodes else (True, i)
             for i, request in enumerate(step.requests)
@@ -120,8 +114,6 @@ class CohortScheduler(Scheduler):
 
     def _schedule_decodes(self) -> list[Request]:
         self._touched.clear()
-        if self.tracks_longest and self._newcomers:
-            self._longest = self.longest_offset()
         self._newcomers.clear()
         self._decodes_done = self._moves_pages = False
         prefills: list[Request] = []
@@ -195,25 +187,6 @@ class CohortScheduler(Scheduler):
         self._newcomers[request] = None
         self._put_touch(request, offset)
 
-    def _go_on_without(self, offset: int) -> None:
-        """A member with this offset goes on no more."""
-        self.steady -= 1
-        self.offsets -= offset
-        if offset == self._longest:
-            self._longest = None
-
-    def longest_offset(self) -> int:
-        """Of the members that go on."""
-        new = (self._offset[one] for one in self._newcomers if one in self._offset)
-        return max(self._longest_known(), max(new, default=_NO_OFFSET))
-
-    def _longest_known(self) -> int:
-        """The same without newcomers."""
-        if self._longest is None:
-            old = (one for one in self._offset if one not in self._newcomers and one not in self._ending)
-            self._longest = max((self._offset[one] for one in old), default=_NO_OFFSET)
-        return self._longest
-
     def _put_touch(self, request: Request, offset: int) -> None:
         ticks = self.touches if request.fast_end < request.num_to_compute else self.endings
         ticks.put(request, request.fast_end - offset + 1)
@@ -246,7 +219,8 @@ class CohortScheduler(Scheduler):
         request.num_computed, request.num_wanted = offset + self.tick - 1, offset + self.tick
         if request.num_missing != 1:
             self._ending.add(request)
-            self._go_on_without(offset)
+            self.steady -= 1
+            self.offsets -= offset
             return
         before = len(new.requests)
         super()._schedule(request, 1)
@@ -264,7 +238,8 @@ class CohortScheduler(Scheduler):
         if is_ending:
             self._ending.remove(request)
         else:
-            self._go_on_without(offset)
+            self.steady -= 1
+            self.offsets -= offset
         flight = self.flight
         if flight is not None and entered < flight.plan.tick and (flight.plan.tick < self.tick or not is_ending):
             flight.left.append(((False, self._number[request]), request))

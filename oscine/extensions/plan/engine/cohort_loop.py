@@ -24,7 +24,6 @@ class CohortLoop(EngineLoop):
         super().__init__(executor, *arguments, **options)
         assert isinstance(self._scheduler, CohortScheduler)
         assert not self.extensions
-        self._scheduler.tracks_longest = executor.has_unlike
         self._still: tuple[int, int] | None = None  # see _state, if the last step did nothing but count
         self._ahead = Ahead([], np.zeros(0), [])  # steps that were foreseen
         self._waited_s = np.zeros(0)  # EngineStats.inter_token_s after each of them
@@ -46,8 +45,7 @@ class CohortLoop(EngineLoop):
             return []
         scheduler, rows = self._scheduler, self._scheduler.steady
         first = scheduler.tick + 1
-        longest = scheduler.longest_offset() + first if scheduler.tracks_longest else 0
-        step = StepFeatures(rows, scheduler.offsets + rows * first, sampled=rows, longest=longest)
+        step = StepFeatures(rows, scheduler.offsets + rows * first, sampled=rows)
         ahead = self._executor.foresee(count, until_ns, step)
         if not scheduler.have_pages(len(ahead.ends_ns)):
             ahead = self._executor.foresee(scheduler.num_before_touch, until_ns, step)

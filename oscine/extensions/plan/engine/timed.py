@@ -16,7 +16,6 @@ from oscine.types import SamplingParams, StepPlan, StepResult
 
 _AT_ONCE = 1 << 12  # steps
 FloatArray = npt.NDArray[np.float64]
-_KnownCell = tuple[int, int, int, float, float]
 
 
 class Ahead(NamedTuple):
@@ -36,12 +35,10 @@ class TimedExecutor:
 
     def __init__(self, clock: Clock, table: StepTable, drafts: Drafts | None = None) -> None:
         self._clock, self._table, self._drafts = clock, table, drafts
-        self.has_unlike = table.has_unlike
         self._free_ns = 0
         self._launched: deque[tuple[StepPlan, int]] = deque()  # plans, and when they end
-        # Rows and drafts of a decode step -> a cell of the table: from which context up to which, and how far the
-        # longest context is above the mean, times the rows; nanoseconds in it.
-        self._cells: dict[tuple[int, int], _KnownCell] = {}
+        # Rows and drafts of a decode step -> a cell of the table: from which context up to which; nanoseconds in it.
+        self._cells: dict[tuple[int, int], tuple[int, int, float, float]] = {}
 
     def prepare(self, sampling: SamplingParams) -> bool:
         return True
@@ -75,7 +72,7 @@ class TimedExecutor:
         ends = [np.array(flying_ns, np.int64)]
         frees_ns: list[int] = []
         while len(frees_ns) < count and (free_ns < until_ns or len(frees_ns) <= len(flying_ns)):
-            _, last, _, base_ns, per_token_ns = self._cell(step, context)
+            _, last, base_ns, per_token_ns = self._cell(step, context)
             first_ns = round(base_ns + per_token_ns * context)
             in_cell, in_time = (last - context) // rows + 1, (until_ns - free_ns) // max(first_ns, 1) + 2
             num_steps = min(count - len(frees_ns), in_cell, max(in_time, 1), _AT_ONCE)
@@ -97,20 +94,17 @@ class TimedExecutor:
     def _duration_ns(self, step: StepFeatures) -> int:
         if not step.is_decode:
             return ns_of(self._table.step_s(step))
-        _, _, _, base_ns, per_token_ns = self._cell(step, step.decode_context)
+        _, _, base_ns, per_token_ns = self._cell(step, step.decode_context)
         return round(base_ns + per_token_ns * step.decode_context)
 
-    def _cell(self, step: StepFeatures, context: int) -> _KnownCell:
-        """Of a step of decodes with this context, to which all its rows have grown alike. A step of as many rows often
-        has the cell of the last one."""
-        rows = step.decode_rows
-        above = rows * step.longest - step.decode_context if self.has_unlike else 0
-        known = self._cells.get((rows, step.drafts))
-        if known is None or not known[0] <= context <= known[1] or known[2] != above:
-            longest = (context + above) // rows if above > 0 else 0
-            cell = self._table.cell(step._replace(decode_context=context, longest=longest))
-            known = context, cell.last_context, above, cell.base_s / NS, cell.per_token_s / NS
-            self._cells[rows, step.drafts] = known
+    def _cell(self, step: StepFeatures, context: int) -> tuple[int, int, float, float]:
+        """Of a step of decodes with this context. A step of as many rows often has the cell of the last one."""
+        size = step.decode_rows, step.drafts
+        known = self._cells.get(size)
+        if known is None or not known[0] <= context <= known[1]:
+            cell = self._table.cell(step._replace(decode_context=context))
+            known = context, cell.last_context, cell.base_s / NS, cell.per_token_s / NS
+            self._cells[size] = known
         return known
 
 
@@ -118,9 +112,7 @@ def _features(plan: StepPlan) -> StepFeatures:
     found = features_of(plan.sequences)
     if not isinstance(plan, CohortPlan) or not plan.steady:
         return found
-    return found._replace(
-        decode_rows=found.decode_rows + plan.steady,
-        decode_context=found.decode_context + plan.context,
-        sampled=found.sampled + plan.steady,
-        longest=max(found.longest, plan.longest),
+    rows, context, tokens, pairs, chunks, sampled, drafts = found
+    return StepFeatures(
+        rows + plan.steady, context + plan.context, tokens, pairs, chunks, sampled + plan.steady, drafts
     )

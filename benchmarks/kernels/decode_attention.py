@@ -73,7 +73,7 @@ def kernels(target: Target, num_decodes: int) -> dict[str, Callable[[Tensor, tri
     if num_decodes <= hopper.MAX_DECODES:
         tiling = hopper.decode_tiling(KV_HEADS, None)
         for parts in PARTS:
-            own = tiling | {"PARTS": parts, "MOST": min(parts, hopper.MAX_SPLITS)}
+            own = tiling | {"PARTS": parts, "MAX_SPLITS": min(parts, hopper.MAX_SPLITS)}
             found[f"{parts} parts"] = partial(hopper.launch_decode, target, tiling=own)
     return found
 

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from oscine.ops.attention.hopper_decode import _split_of
-from oscine.ops.attention.splits import most_splits, split_of
+from oscine.ops.attention.splits import max_total_splits, split_of
 from tests.ops.child import call
 from tests.ops.gluon_interpreter import run_gluon
 
@@ -22,18 +22,20 @@ Run = Callable[[Tensor, Tensor, int, int], None]  # (out, lens, parts, most)
 
 
 @triton.jit
-def splits_kernel(out_ptr, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr):
+def splits_kernel(
+    out_ptr, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, MAX_SPLITS: tl.constexpr
+):
     index = tl.program_id(0)
-    sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MOST)
+    sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MAX_SPLITS)
     tl.store(out_ptr + index * 3, sequence)
     tl.store(out_ptr + index * 3 + 1, split)
     tl.store(out_ptr + index * 3 + 2, splits)
 
 
 @gluon.jit
-def gluon_splits_kernel(out_ptr, lens_ptr, num_sequences, PARTS: gl.constexpr, MOST: gl.constexpr):
+def gluon_splits_kernel(out_ptr, lens_ptr, num_sequences, PARTS: gl.constexpr, MAX_SPLITS: gl.constexpr):
     index = gl.program_id(0)
-    sequence, split, splits = _split_of(index, lens_ptr, num_sequences, PARTS, MOST)
+    sequence, split, splits = _split_of(index, lens_ptr, num_sequences, PARTS, MAX_SPLITS)
     gl.store(out_ptr + index * 3, sequence)
     gl.store(out_ptr + index * 3 + 1, split)
     gl.store(out_ptr + index * 3 + 2, splits)
@@ -54,8 +56,8 @@ def check(run: Run, most_sequences: int) -> None:
     for lens in loads:
         for parts, most in ((24, 24), (5, 3)) if len(lens) < 64 else ((48, 32),):
             wanted = expected(lens, parts, most)
-            assert len(wanted) <= most_splits(len(lens), parts)
-            found = torch.full((most_splits(len(lens), parts), 3), -1, dtype=torch.int32)
+            assert len(wanted) <= max_total_splits(len(lens), parts)
+            found = torch.full((max_total_splits(len(lens), parts), 3), -1, dtype=torch.int32)
             run(found, torch.tensor(lens, dtype=torch.int32), parts, most)
             assert [tuple(row) for row in found[: len(wanted)].tolist()] == wanted
             assert (found[len(wanted) :, 0] >= len(lens)).all()
@@ -64,14 +66,14 @@ def check(run: Run, most_sequences: int) -> None:
 
 def interpret_triton() -> None:
     def run(out: Tensor, lens: Tensor, parts: int, most: int) -> None:
-        splits_kernel[(len(out),)](out, lens, len(lens), BLOCK_N=BLOCK, PARTS=parts, MOST=most)
+        splits_kernel[(len(out),)](out, lens, len(lens), BLOCK_N=BLOCK, PARTS=parts, MAX_SPLITS=most)
 
     check(run, 300)  # more than are read at once
 
 
 def interpret_gluon() -> None:
     def run(out: Tensor, lens: Tensor, parts: int, most: int) -> None:
-        gluon_splits_kernel[(len(out),)](out, lens, len(lens), PARTS=parts, MOST=most)
+        gluon_splits_kernel[(len(out),)](out, lens, len(lens), PARTS=parts, MAX_SPLITS=most)
 
     check(run, 64)
 

@@ -1,9 +1,9 @@
 """Decode attention: one query per sequence, with the query heads of a key head packed into the rows of one tile.
 
-A program takes one sequence, one key head and one split of the context: every so many-th block, up to a length that is
-read at run time, so that a captured launch serves every length. How many splits a context has: splits.py. With several
-(split-KV), each leaves its sum of p v, its maximum and its sum of p in a workspace. The program that arrives last adds
-them up and resets the counter of its sequence and head.
+A program takes one sequence, one key head and one split of the context: every n-th block of n splits, up to a length
+that is read at run time, so that a captured launch serves every length. splits.py gives the number of splits of each
+context. With several (split-KV), each leaves its sum of p v, its maximum and its sum of p in a workspace. The program
+that arrives last adds them up and resets the counter of its sequence and head.
 
     m = max(sink, s_j), l = exp(sink - m) + sum_j exp(s_j - m), o = sum_j exp(s_j - m) v_j / l      all in base 2
 
@@ -126,7 +126,7 @@ def combine(
     REPEATS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """Adds up the first `num_splits` partial results of one sequence and key head, each relative to its own maximum.
@@ -139,7 +139,7 @@ def combine(
     max_R = tl.full([BLOCK_R], float("-inf"), tl.float32)
     sum_R = tl.zeros([BLOCK_R], tl.float32)
     out_RD = tl.zeros([BLOCK_R, HEAD_DIM], tl.float32)
-    for first in tl.static_range(0, MOST, BLOCK_C):
+    for first in tl.static_range(0, MAX_SPLITS, BLOCK_C):
         if first < num_splits:
             # Other programs wrote these: read from L2, where a line of L1 could be stale.
             maxima, sums, parts = (), (), ()
@@ -196,7 +196,7 @@ def decode_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     PARTS: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     ALONE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -209,7 +209,7 @@ def decode_kernel(
     """Grid (G, num_sequences + PARTS - 1): the splits of all contexts, then programs without work.
 
     WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block. counts: of Batch, or None.
-    ALONE: there is one sequence.
+    ALONE: exactly one sequence, so that its split needs no search.
     """
     head, index = tl.program_id(0), tl.program_id(1)
     ALIGNED: tl.constexpr = WINDOW == 0 and PAGE % BLOCK_N == 0
@@ -225,7 +225,7 @@ def decode_kernel(
     if ALONE or PARTS == 1:
         sequence, split = index // PARTS, index % PARTS
     else:
-        sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MOST)
+        sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MAX_SPLITS)
         if splits == 0:
             return
     heads = KV_HEADS * REPEATS
@@ -305,4 +305,4 @@ def decode_kernel(
             tl.store(arrivals_ptr + group, 0)
             stats_ptr -= split * (REPEATS * 2)
             partial_ptr -= split * (REPEATS * HEAD_DIM)
-            combine(out_ptr + result, partial_ptr, stats_ptr, splits, REPEATS, HEAD_DIM, BLOCK_R, MOST, BLOCK_C)
+            combine(out_ptr + result, partial_ptr, stats_ptr, splits, REPEATS, HEAD_DIM, BLOCK_R, MAX_SPLITS, BLOCK_C)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
-from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, PAGE, SEQUENCES, decode_kernel
+from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX_SEQUENCES, PAGE, decode_kernel
 from oscine.ops.attention.hopper_prefill import CONSUMERS, LAUNCH_REGISTERS, ROUNDS, SUMS_SIZE, TOKENS, prefill_kernel
-from oscine.ops.attention.splits import MAX_SPLITS, most_splits
+from oscine.ops.attention.splits import MAX_SPLITS, max_total_splits
 from oscine.ops.interface import Shapes, Use, unmet
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
@@ -24,7 +24,7 @@ from oscine.ops.target import Target
 CAN_ROTATE = True  # takes UnrotatedQueries
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
-FEWEST_DECODES, MAX_DECODES = 2, SEQUENCES.value
+FEWEST_DECODES, MAX_DECODES = 2, MAX_SEQUENCES.value
 PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
 MAX_GROUP = 4
 
@@ -52,15 +52,15 @@ def attention_use(shapes: Shapes) -> Use:
 
 
 def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
-    """PARTS and MOST as in splits.py; GROUP pages are multiplied at once; STAGES pages are under way in a program.
+    """PARTS and MAX_SPLITS: see splits.py. GROUP pages are multiplied at once; STAGES pages of a program are under way.
 
     Chosen by measurement on an H200.
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"PARTS": 1, "MOST": 1, "GROUP": pages, "STAGES": pages}
+        return {"PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
     parts = max(1, PROGRAMS // num_kv_heads)
-    return {"PARTS": parts, "MOST": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
+    return {"PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -77,7 +77,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
 def launch_decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs, tiling: dict[str, int]) -> None:
     """Implements triton.Decode for inputs that fit hopper_decode.py."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, _ = inputs
-    decode_kernel[(inputs.kv_heads, most_splits(batch.num_decodes, tiling["PARTS"]))](
+    decode_kernel[(inputs.kv_heads, max_total_splits(batch.num_decodes, tiling["PARTS"]))](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         descriptor(kv_pages, [1, 2, 1, 1, PAGE.value], swizzled=False) if is_fp8(kv_pages) else None,  # their scales

@@ -1,8 +1,9 @@
 """Decode attention on Hopper, in Gluon: one query per sequence, with the eight query heads of a key head side by side.
 
-A program takes one sequence, one key head and one split of the context: every so many-th page, up to a length that is
-read at run time. How many splits a context has: splits.py. Pages of 64 keys and values arrive by TMA in a ring of
-stages; keys are the 64-row operand of wgmma and query heads its 8 columns, then values (transposed) and probabilities:
+A program takes one sequence, one key head and one split of the context: every n-th page of n splits, up to a length
+that is read at run time. splits.py gives the number of splits of each context. Pages of 64 keys and values arrive by
+TMA in a ring of stages; keys are the 64-row operand of wgmma and query heads its 8 columns, then values (transposed)
+and probabilities:
 
     before gdc_wait   the table, and the program's first pages but the sequence's last, which were there a step ago
     after it          the query and the last page, where this step's key and value are
@@ -42,7 +43,7 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
-SEQUENCES = gl.constexpr(64)  # at most
+MAX_SEQUENCES = gl.constexpr(64)
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -65,7 +66,7 @@ class Context:
     last: gl.tensor  # page of the sequence
     start: gl.tensor  # key
     end: gl.tensor  # key
-    splits: gl.tensor  # of the sequence
+    splits: gl.tensor  # number of them, of the sequence
     STAGES: gl.constexpr
     FP8: gl.constexpr
 
@@ -150,13 +151,13 @@ def decode_kernel(
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
     PARTS: gl.constexpr,
-    MOST: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (KV_HEADS, num_sequences + PARTS - 1): the splits of all contexts, then programs without work.
 
-    WINDOW 0 is full attention; scale includes log2(e). scales: None but in FP8.
+    WINDOW 0 is full attention; scale includes log2(e). scales: None unless FP8.
     """
     FP8: gl.constexpr = scales is not None
     gdc_launch_dependents()
@@ -164,7 +165,7 @@ def decode_kernel(
     if PARTS == 1:
         sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
     else:
-        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, PARTS, MOST)
+        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, PARTS, MAX_SPLITS)
         if sequence >= num_sequences:
             return
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
@@ -227,21 +228,22 @@ def decode_kernel(
             gl.store(arrivals_ptr + pair, 0)
             stats_ptrs += -split * (2 * HEADS)
             partial_ptrs += -split * (HEADS * HEAD_DIM)
-            total_DM = _combine(partial_ptrs, stats_ptrs, splits, MOST)
+            total_DM = _combine(partial_ptrs, stats_ptrs, splits, MAX_SPLITS)
             gl.store(result_ptrs, total_DM.to(out_ptr.dtype.element_ty))
 
 
 @gluon.jit
-def _split_of(index, lens_ptr, num_sequences, PARTS: gl.constexpr, MOST: gl.constexpr):
-    """As in splits.py. Each warp finds it by itself, two sequences a lane."""
+def _split_of(index, lens_ptr, num_sequences, PARTS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+    """The same as splits.split_of; past the last split, the sequence is num_sequences or more. Each warp computes it
+    alone, with two sequences per lane."""
     layout: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0]))
-    sequence_S = gl.arange(0, SEQUENCES, layout)
+    sequence_S = gl.arange(0, MAX_SEQUENCES, layout)
     real_S = sequence_S < num_sequences
     len_S = gl.load(lens_ptr + sequence_S, real_S, other=0)
     blocks_S = gl.where(real_S, gl.maximum((len_S + PAGE - 1) // PAGE, 1), 0)
     splits_S = gl.cdiv(blocks_S * PARTS, gl.sum(blocks_S, 0))
-    splits_S = gl.minimum(splits_S, gl.minimum(blocks_S, MOST))
-    end_S = gl.convert_layout(gl.associative_scan(splits_S[None, :], 1, _add).reshape([SEQUENCES]), layout)
+    splits_S = gl.minimum(splits_S, gl.minimum(blocks_S, MAX_SPLITS))
+    end_S = gl.convert_layout(gl.associative_scan(splits_S[None, :], 1, _add).reshape([MAX_SEQUENCES]), layout)
     mine_S = (end_S > index) & (end_S - splits_S <= index)
     sequence = gl.sum((end_S <= index).to(gl.int32), 0)
     first = gl.sum(gl.where(mine_S, end_S - splits_S, 0), 0)
@@ -318,7 +320,7 @@ def _page_or(begin, u, mine):
 
 
 @gluon.jit
-def _combine(partial_ptrs, stats_ptrs, num_splits, MOST: gl.constexpr):
+def _combine(partial_ptrs, stats_ptrs, num_splits, MAX_SPLITS: gl.constexpr):
     """The results of the first `num_splits` programs of a sequence and key head, each relative to its own maximum.
 
     Other programs wrote these: read from the L2, where a line of the L1 could be stale.
@@ -327,10 +329,10 @@ def _combine(partial_ptrs, stats_ptrs, num_splits, MOST: gl.constexpr):
     max_M = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     sum_M = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, ACCUMULATOR))
     out_DM = gl.zeros([HEAD_DIM, HEADS], gl.float32, ACCUMULATOR)
-    for first in gl.static_range(0, MOST, BATCH):
+    for first in gl.static_range(0, MAX_SPLITS, BATCH):
         if first < num_splits:
             maxima, sums, parts = (), (), ()
-            for c in gl.static_range(first, min(first + BATCH, MOST)):
+            for c in gl.static_range(first, min(first + BATCH, MAX_SPLITS)):
                 wanted = c < num_splits
                 stat_ptrs = stats_ptrs + c * (2 * HEADS)
                 maxima += (gl.load(stat_ptrs, wanted, other=float("-inf"), cache_modifier=".cg"),)

@@ -1,13 +1,13 @@
-"""How many programs share each of several contexts that are decoded at once, in Triton.
+"""The number of splits (split-KV) of each context in a decode step, computed on the device.
 
-All contexts together are cut into PARTS, and a context has as many splits as it has begun parts, but no more than it
-has blocks, nor than MOST:
+All contexts together are divided into PARTS equal parts. A context gets a split for each part of its length, rounded
+up, but not more than it has blocks, nor more than MAX_SPLITS:
 
-    splits_s = min(ceil(PARTS * blocks_s / sum of blocks), blocks_s, MOST)
+    splits_s = min(ceil(PARTS * blocks_s / sum of blocks), blocks_s, MAX_SPLITS)
 
-So contexts of one length have the same number, a long one among short ones is read by many programs, and together
-there are fewer than PARTS more than contexts, whatever the lengths are: a captured launch serves them all. Splits are
-in the order of their contexts.
+So contexts of equal length have the same number, and a long one among short ones is read by many programs. In total
+there are at most S + PARTS - 1 splits for S contexts: the grid does not depend on lengths, and a captured launch serves
+them all. Splits are in the order of their contexts.
 """
 
 import triton
@@ -17,16 +17,16 @@ MAX_SPLITS = 32  # of a context: one program adds up their results
 _AT_ONCE = tl.constexpr(256)  # sequences
 
 
-def most_splits(num_sequences: int, parts: int) -> int:
-    """Of all contexts."""
+def max_total_splits(num_sequences: int, parts: int) -> int:
+    """Upper bound of the splits of all contexts."""
     return num_sequences + parts - 1
 
 
 @triton.jit
-def split_of(index, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr):
+def split_of(index, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, MAX_SPLITS: tl.constexpr):
     """(sequence, which of its splits, how many it has) of the index-th split of all. Past the last: 0 splits.
 
-    lens: int32, tokens of each sequence.
+    lens_ptr: int32, tokens of each sequence. A block has BLOCK_N of them.
     """
     total = 0
     for first in range(0, num_sequences, _AT_ONCE):
@@ -34,7 +34,7 @@ def split_of(index, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.co
     before, sequence, start, splits = 0, 0, 0, 0
     for first in range(0, num_sequences, _AT_ONCE):
         blocks_S = _blocks(lens_ptr, first, num_sequences, BLOCK_N)
-        splits_S = tl.minimum(tl.cdiv(blocks_S * PARTS, total), tl.minimum(blocks_S, MOST))
+        splits_S = tl.minimum(tl.cdiv(blocks_S * PARTS, total), tl.minimum(blocks_S, MAX_SPLITS))
         end_S = before + tl.cumsum(splits_S)
         mine_S = (end_S > index) & (end_S - splits_S <= index)
         sequence += tl.sum((end_S <= index).to(tl.int32))
@@ -46,7 +46,7 @@ def split_of(index, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.co
 
 @triton.jit
 def _blocks(lens_ptr, first, num_sequences, BLOCK_N: tl.constexpr):
-    """Of some sequences: one at least of each, none of those past the last."""
+    """Blocks of the sequences from `first` on: at least 1 of each, 0 past the last."""
     sequence_S = first + tl.arange(0, _AT_ONCE)
     real_S = sequence_S < num_sequences
     len_S = tl.load(lens_ptr + sequence_S, mask=real_S, other=0)

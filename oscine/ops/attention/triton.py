@@ -16,15 +16,15 @@ from torch import Tensor
 
 from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
-from oscine.ops.attention.splits import MAX_SPLITS, most_splits
+from oscine.ops.attention.splits import MAX_SPLITS, max_total_splits
 from oscine.ops.interface import Batch, PageGroup, Queries, UnrotatedQueries
 from oscine.ops.kv.fp8 import is_fp8, page_size_of
 from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
 CAN_ROTATE = True  # takes UnrotatedQueries
-# Contexts are cut into so many parts, times key heads, that even one keeps an H200 busy: into more if the sequences x
-# key heads are fewer than FEW_PROGRAMS, or not known.
+# Parts of all contexts (splits.py) times key heads: FEW_PARTS if sequences x key heads are fewer than FEW_PROGRAMS, or
+# only bounded, so that one sequence keeps an H200 busy.
 FEW_PROGRAMS, FEW_PARTS, PARTS = 128, 256, 128
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
@@ -84,7 +84,7 @@ def decode_tiling(
 ) -> dict[str, int]:
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
 
-    `exact`: num_decodes is no bound. PARTS and MOST as in splits.py.
+    `exact`: num_decodes is no bound. PARTS and MAX_SPLITS as in splits.py.
     """
     block_n, parts, stages, warps = 64, 1, 4, 4
     programs = num_decodes * num_kv_heads
@@ -100,7 +100,7 @@ def decode_tiling(
     most = min(parts, MAX_SPLITS)
     return {
         "PARTS": parts,
-        "MOST": most,
+        "MAX_SPLITS": most,
         "ALONE": alone,
         "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
         "BLOCK_R": triton.next_power_of_2(repeats),
@@ -127,7 +127,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window, exact=exact)
     if target.architecture:
         tiling["STAGES"] = 2  # more do not compile for gfx950 (Triton 3.6), and six do not fit gfx942
-    decode_kernel[(inputs.kv_heads, most_splits(batch.num_decodes, tiling["PARTS"]))](
+    decode_kernel[(inputs.kv_heads, max_total_splits(batch.num_decodes, tiling["PARTS"]))](
         out_TQD,
         *inputs.queries,
         inputs.kv_pages,
@@ -153,7 +153,7 @@ def workspace(inputs: Inputs, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     q_TQD, repeats, kv_heads, decodes = inputs.q_TQD, inputs.repeats, inputs.kv_heads, inputs.batch.num_decodes
     assert parts == 1 or decodes * kv_heads <= NUM_ARRIVALS
-    splits = most_splits(decodes, parts) if parts > 1 else 0
+    splits = max_total_splits(decodes, parts) if parts > 1 else 0
     partial = q_TQD.new_empty((kv_heads, splits, repeats, q_TQD.shape[2]), dtype=torch.float32)
     stats = q_TQD.new_empty((kv_heads, splits, 2, repeats), dtype=torch.float32)
     return partial, stats, arrivals(q_TQD.device)

@@ -35,7 +35,7 @@ def lines(answer: Answer) -> Iterator[tuple[str, str]]:
     """Names and values."""
     best, question = answer.best, answer.found.question
     candidate, trial = best.candidate, best.whole[0]
-    yield "best", f"{candidate}, {candidate.gpus} GPUs; {candidate.limits}"
+    yield "best", f"{candidate}, {_gpus(candidate.gpus)}; {candidate.limits}"
     if kernels := _other_kernels(candidate.layout, question.model):
         yield "kernels", kernels
     spread = [one.tok_s / best.share for one in best.whole]
@@ -102,6 +102,10 @@ def _loss(loss: Loss, question: Question) -> str:
     return f"TTFT p90 {_ms(row['p90_ttft'])} ms, TPOT p50 {_ms(row['median_tpot'])} ms{goals}"
 
 
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
 def _met(question: Question, trial: Trial) -> str:
     is_met = not trial.error and question.goals.are_met(trial.row)
     return "; the goals are still met" if is_met else "; the goals are missed"
@@ -109,9 +113,9 @@ def _met(question: Question, trial: Trial) -> str:
 
 def _others(answer: Answer) -> Iterator[tuple[str, str]]:
     if (other := answer.runner_up) is not None:
-        yield "runner-up", f"{other.candidate}, {other.candidate.gpus} GPUs, {tok_s(other):,.0f} tokens/s: {answer.why}"
+        yield "runner-up", f"{other.candidate}, {_gpus(other.candidate.gpus)}, {tok_s(other):,.0f} tokens/s: {answer.why}"
     if (split := answer.split) is not None:
-        what = f"{split}, {split.gpus} GPUs: {_estimated(split.estimate)}"
+        what = f"{split}, {_gpus(split.gpus)}: {_estimated(split.estimate)}"
         yield "estimated only", f"{what} (the best, estimated alike: {_estimated(answer.best.estimate)})"
     if (drafts := answer.drafts) is not None:
         yield "estimated only", f"{drafts.drafts} drafts: {_estimated(drafts.estimate)}"

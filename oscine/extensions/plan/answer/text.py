@@ -113,7 +113,8 @@ def _met(question: Question, trial: Trial) -> str:
 
 def _others(answer: Answer) -> Iterator[tuple[str, str]]:
     if (other := answer.runner_up) is not None:
-        yield "runner-up", f"{other.candidate}, {_gpus(other.candidate.gpus)}, {tok_s(other):,.0f} tokens/s: {answer.why}"
+        what = f"{other.candidate}, {_gpus(other.candidate.gpus)}, {tok_s(other):,.0f} tokens/s"
+        yield "runner-up", f"{what}: {answer.why}"
     if (split := answer.split) is not None:
         what = f"{split}, {_gpus(split.gpus)}: {_estimated(split.estimate)}"
         yield "estimated only", f"{what} (the best, estimated alike: {_estimated(answer.best.estimate)})"

@@ -19,7 +19,7 @@ from oscine.ops.attention.decode import decode_kernel
 from oscine.ops.attention.prefill import prefill_kernel
 from oscine.ops.interface import UnrotatedQueries
 from oscine.ops.launch import arrivals
-from tests.ops.bound import bound
+from tests.ops.bound import CPU_TARGET, bound
 from tests.ops.cases import ATTENTION_CASES, AttentionCase, AttentionInputs, attention_inputs
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import (
@@ -79,7 +79,7 @@ def compile_tiled(kernel: Any, signature: dict[str, str], tiling: dict[str, int]
 @pytest.mark.parametrize(
     ("window", "num_decodes", "exact"),
     marked(
-        ((window, *one) for window in (None, 128) for one in ((1, True), (64, True), (512, False))),
+        ((window, *one) for window in (None, 128) for one in ((1, True), (32, False), (64, True), (512, False))),
         newest=[(None, 1, True)],
         oldest=[(128, 64, True), (None, 512, False)],
     ),
@@ -215,7 +215,6 @@ def interpret_all_cases() -> None:
         torch.testing.assert_close(run(inputs, case), truth(inputs, case), rtol=1e-5, atol=2e-6)
         left, rotated = rotated_later(inputs)
         torch.testing.assert_close(run(left, case), truth(rotated, case), rtol=1e-4, atol=1e-5)
-        assert not arrivals(CPU).any()
         torch.testing.assert_close(run(counted(inputs), case), truth(inputs, case), rtol=1e-5, atol=2e-6)
     for case in FILLED_CASES:
         chunks = all_as_chunks(case, CPU, torch.float32)
@@ -223,6 +222,28 @@ def interpret_all_cases() -> None:
             found = run(inputs, case)
             torch.testing.assert_close(found, in_plain_torch(inputs, case), rtol=1e-5, atol=2e-6)
             assert not found[10:49].any(), "padding before the last token attends to nothing"
+    assert not arrivals(CPU).any()
+
+
+def interpret_decodes_alone() -> None:
+    """Several blocks of a split; more parts than a context may have splits; rows of chunks are left as they are."""
+    for sequences in (((1, 5_000), (1, 300), (9, 130), (40, 40), (3, 70)), ((1, 2_500),)):
+        for window in (None, 128, 300):
+            case = AttentionCase("", sequences, num_query_heads=4, num_kv_heads=2, head_dim=16, window=window)
+            inputs = attention_inputs(case, CPU, torch.float32)
+            decodes, expected = inputs.batch.num_decodes, truth(inputs, case)
+            for one in (inputs, counted(inputs)):
+                out_TQD = torch.full_like(one.q_TQD, torch.nan)
+                given = kernels.Inputs(one.q_TQD, one.kv_pages, one.batch, one.group, one.sinks_Q, window)
+                kernels.decode(CPU_TARGET, out_TQD, given)
+                found = out_TQD.flatten(1)
+                torch.testing.assert_close(found[:decodes], expected[:decodes], rtol=1e-5, atol=2e-6)
+                assert found[decodes:].isnan().all(), "rows of chunks are for another kernel"
+                assert not arrivals(CPU).any()
+
+
+def test_interpreted_decodes_write_their_rows_alone() -> None:
+    run_interpreted(interpret_decodes_alone)
 
 
 def test_interpreted_kernels_equal_the_reference() -> None:

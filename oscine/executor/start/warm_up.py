@@ -86,8 +86,8 @@ def rehearse(executor: TorchExecutor, max_num_batched_tokens: int, *, adapted: b
 
 
 def decode_counts(most: int) -> list[int]:
-    """Decodes beside a prompt: their number decides into how many programs the attention of a context is cut."""
-    return [1 << power for power in range(most.bit_length())]
+    """Decodes beside a prompt: their number decides which variant of the attention kernel runs."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most} - {0})
 
 
 def row_counts(max_num_seqs: int) -> list[int]:

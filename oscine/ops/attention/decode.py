@@ -225,14 +225,16 @@ def decode_kernel(
     if ALONE or PARTS == 1:
         sequence, split = index // PARTS, index % PARTS
     else:
-        sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MAX_SPLITS)
-        if splits == 0:
-            return
+        sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MAX_SPLITS, WINDOW)
+        sequence = tl.minimum(
+            sequence, tl.maximum(num_sequences - 1, 0)
+        )  # of programs without work, too: for the loads
     heads = KV_HEADS * REPEATS
     rows_MD = row_M[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     result = (sequence.to(tl.int64) * heads + head * REPEATS) * HEAD_DIM
     table_ptr += sequence.to(tl.int64) * table_stride
-    # These loads wait for nothing, so they share one trip to memory; the page is unused if the context ends before it.
+    # These loads wait for nothing but the search, so they share one trip to memory; the page is unused if the context
+    # ends before it.
     end = tl.load(lens_ptr + sequence)
     page = page_of(table_ptr, split * BLOCK_N, table_stride * PAGE, PAGE, ALIGNED)
     token_T = sequence + tl.arange(0, 1)
@@ -245,9 +247,10 @@ def decode_kernel(
     blocks = tl.cdiv(end - start, BLOCK_N)
     if ALONE or PARTS == 1:
         splits = tl.minimum(blocks, PARTS)
-        if (split >= splits) | (sequence >= num_sequences):
-            return
-    step = PARTS if ALONE else splits  # blocks, to the next of this split
+    # One exit, after the loads: another one before them takes more registers.
+    if (split >= splits) | (sequence >= num_sequences):
+        return
+    step = PARTS if ALONE or PARTS == 1 else splits  # blocks, to the next of this split
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv

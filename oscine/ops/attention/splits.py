@@ -23,17 +23,25 @@ def max_total_splits(num_sequences: int, parts: int) -> int:
 
 
 @triton.jit
-def split_of(index, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, MAX_SPLITS: tl.constexpr):
+def split_of(
+    index,
+    lens_ptr,
+    num_sequences,
+    BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
+):
     """(sequence, which of its splits, how many it has) of the index-th split of all. Past the last: 0 splits.
 
-    lens_ptr: int32, tokens of each sequence. A block has BLOCK_N of them.
+    lens_ptr: int32, tokens of each sequence. A block has BLOCK_N of them. WINDOW: tokens that are read; 0 means all.
     """
     total = 0
     for first in range(0, num_sequences, _AT_ONCE):
-        total += tl.sum(_blocks(lens_ptr, first, num_sequences, BLOCK_N))
+        total += tl.sum(_blocks(lens_ptr, first, num_sequences, BLOCK_N, WINDOW))
     before, sequence, start, splits = 0, 0, 0, 0
     for first in range(0, num_sequences, _AT_ONCE):
-        blocks_S = _blocks(lens_ptr, first, num_sequences, BLOCK_N)
+        blocks_S = _blocks(lens_ptr, first, num_sequences, BLOCK_N, WINDOW)
         splits_S = tl.minimum(tl.cdiv(blocks_S * PARTS, total), tl.minimum(blocks_S, MAX_SPLITS))
         end_S = before + tl.cumsum(splits_S)
         mine_S = (end_S > index) & (end_S - splits_S <= index)
@@ -45,9 +53,11 @@ def split_of(index, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.co
 
 
 @triton.jit
-def _blocks(lens_ptr, first, num_sequences, BLOCK_N: tl.constexpr):
+def _blocks(lens_ptr, first, num_sequences, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
     """Blocks of the sequences from `first` on: at least 1 of each, 0 past the last."""
     sequence_S = first + tl.arange(0, _AT_ONCE)
     real_S = sequence_S < num_sequences
     len_S = tl.load(lens_ptr + sequence_S, mask=real_S, other=0)
+    if WINDOW:
+        len_S = tl.minimum(len_S, WINDOW)
     return tl.where(real_S, tl.maximum(tl.cdiv(len_S, BLOCK_N), 1), 0)

@@ -23,9 +23,9 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
 CAN_ROTATE = True  # takes UnrotatedQueries
-# Parts of all contexts (splits.py) times key heads: FEW_PARTS if sequences x key heads are fewer than FEW_PROGRAMS, or
-# only bounded, so that one sequence keeps an H200 busy.
-FEW_PROGRAMS, FEW_PARTS, PARTS = 128, 256, 128
+PARTS = 128  # of all contexts (splits.py), times key heads
+FEW_PARTS = 256  # if sequences x key heads are fewer than FEW_PROGRAMS, or only a bound of them is known
+FEW_PROGRAMS = 128
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
 

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+
 CONCURRENCY = (1, 8, 64, 256)
 ISL = 128
 MUST = {"enabled": 0.99, "attention": 0.92, "experts 1": 0.90}
@@ -80,7 +82,8 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     most = max(args.concurrency)
     count = 0 if args.child == "none" else args.experts_adapters if args.child == "experts" else 8
     with tempfile.TemporaryDirectory() as folder:
-        paths = [write_adapter(Path(folder, str(i)), args.model, args.rank, args.child, i) for i in range(count)]
+        config = gpt_oss_20b() if args.model == "20b" else gpt_oss_120b()
+        paths = [write_adapter(Path(folder, str(i)), config, args.rank, args.child, i) for i in range(count)]
         adapters = AdapterOptions()
         if count:
             modules = tuple(f"{i}={path}" for i, path in enumerate(paths))
@@ -128,14 +131,11 @@ def _pass(engine: object, concurrency: int, osl: int, identities: Sequence[str])
     return time.perf_counter() - started_s
 
 
-def write_adapter(folder: Path, model: str, rank: int, part: str, seed: int) -> Path:
-    """Random factors, as PEFT writes them."""
+def write_adapter(folder: Path, config: ModelConfig, rank: int, part: str, seed: int) -> Path:
+    """Random factors, as PEFT writes them. `part`: attention, or experts for both."""
     import torch
     from safetensors.torch import save_file
 
-    from oscine.model.config import gpt_oss_20b, gpt_oss_120b
-
-    config = gpt_oss_20b() if model == "20b" else gpt_oss_120b()
     generator = torch.Generator().manual_seed(seed)
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head

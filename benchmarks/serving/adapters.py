@@ -197,6 +197,8 @@ def main() -> int:
         ]
         modules = [f"a{number}={folders[number]}" for number in range(args.places - 1)]
         options = [
+            "--max-num-seqs",
+            str(args.streams + 8),
             "--enable-lora",
             "--max-loras",
             str(args.places),
@@ -206,7 +208,7 @@ def main() -> int:
             *modules,
         ]
         # On a CPU, a large cache would take its memory page by page meanwhile.
-        weights = ["--random-weights", args.model] if args.model else ["--kv-cache-bytes", str(1 << 25)]
+        weights = ["--random-weights", args.model] if args.model else ["--kv-cache-bytes", str(1 << 27)]
         with Server(*weights, *options, "--log-level", "warning", ready_timeout_s=300) as server:
             failures = asyncio.run(measure(server, folders, config.vocab_size, args))
     return 1 if failures else 0

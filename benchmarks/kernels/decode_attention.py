@@ -15,6 +15,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import page_table
 from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.ops.attention import hopper, reference, triton
 from oscine.ops.interface import Batch, PageGroup
@@ -31,7 +32,8 @@ CASES: dict[str, list[int]] = {
     "64 x 4,096": [4_096] * 64,
     "2 x 131,072 and 7 x 5,800": [LONG] * 2 + [5_800] * 7,
     "61,000 and 9 x 3,800": [61_000] + [3_800] * 9,
-    "10 x 121,000 and 20 x 25,000": [121_000] * 10 + [25_000] * 20,
+    "121,000 and 29 x 55,600": [121_000] + [55_600] * 29,
+    "30 x 57,800": [57_800] * 30,
     "8 x 16,384 and 24 x 512": [MEDIUM] * 8 + [512] * 24,
     "64 spread to 19,400": list(range(500, 19_700, 300)),
 }
@@ -41,13 +43,7 @@ CHECKED = 4_096  # pages, at most: the reference gathers them in float32
 
 
 def batch_of(lens: list[int]) -> Batch:
-    widths = [-(-length // PAGE) for length in lens]
-    order = torch.randperm(sum(widths), dtype=torch.int32, device=DEVICE)
-    table = torch.full((len(lens), max(widths)), -1, dtype=torch.int32, device=DEVICE)
-    first = 0
-    for row, width in enumerate(widths):
-        table[row, :width] = order[first : first + width]
-        first += width
+    table = page_table([-(-length // PAGE) for length in lens], DEVICE)
     lens_S = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
     ids = torch.zeros(len(lens), dtype=torch.int64, device=DEVICE)
     starts = torch.arange(len(lens) + 1, dtype=torch.int32, device=DEVICE)

@@ -3,6 +3,7 @@
 Skewed ones are like those of trained models: see oscine/model/skewed_weights.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -53,6 +54,15 @@ def skewed_routing(num_tokens: int, num_experts: int, per_token: int, device: to
     bias_E = router_bias(num_experts, per_token)[torch.randperm(num_experts)].to(device)
     chosen = (torch.randn(num_tokens, num_experts, device=device) + bias_E).topk(per_token)
     return counted(chosen.indices, chosen.values.softmax(-1), num_experts)
+
+
+def page_table(widths: Sequence[int], device: torch.device) -> Tensor:
+    """int32 [sequences, most pages of one]: pages 0 .. sum(widths) - 1 in random order, -1 past a sequence's last."""
+    order = iter(torch.randperm(sum(widths), dtype=torch.int32, device=device).split(list(widths)))
+    table = torch.full((len(widths), max(widths)), -1, dtype=torch.int32, device=device)
+    for row, width in zip(table, widths, strict=True):
+        row[:width] = next(order)
+    return table
 
 
 def outlier_channels(width: int) -> list[int]:

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
+from oscine.checkpoint.hub import PUBLISHED
+from oscine.model.config import ModelConfig
 
 CONCURRENCY = (1, 8, 64, 256)
 ISL = 128
@@ -29,7 +30,7 @@ MUST = {"enabled": 0.99, "attention": 0.92, "experts 1": 0.90}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("20b", "120b"), default="20b")
+    parser.add_argument("--model", choices=tuple(PUBLISHED), default="20b")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--osl", type=int, default=192, help="generated tokens of a pass")
     parser.add_argument("--passes", type=int, default=3)
@@ -82,7 +83,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     most = max(args.concurrency)
     count = 0 if args.child == "none" else args.experts_adapters if args.child == "experts" else 8
     with tempfile.TemporaryDirectory() as folder:
-        config = gpt_oss_20b() if args.model == "20b" else gpt_oss_120b()
+        config = PUBLISHED[args.model]()
         paths = [write_adapter(Path(folder, str(i)), config, args.rank, args.child, i) for i in range(count)]
         adapters = AdapterOptions()
         if count:

@@ -18,6 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.inputs import page_table
 from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.ops.attention import hopper, reference, triton
 from oscine.ops.compile_together import Compilers
@@ -64,12 +65,8 @@ class Work:
     @classmethod
     def of(cls, sequences: Sequences, window: int | None) -> "Work":
         widths = [-(-context // PAGE) for _, context in sequences]
-        order = torch.randperm(sum(widths), dtype=torch.int32, device=DEVICE)
-        table = torch.full((len(sequences), max(widths)), -1, dtype=torch.int32, device=DEVICE)
-        first = flop = 0
-        for row, (width, (count, context)) in enumerate(zip(widths, sequences, strict=True)):
-            table[row, :width] = order[first : first + width]
-            first += width
+        flop = 0
+        for count, context in sequences:
             seen = torch.arange(context - count, context) + 1
             flop += 4 * HEADS * HEAD_DIM * int((seen if window is None else seen.clamp(max=window)).sum())
         pages = torch.randn(sum(widths), 2, KV_HEADS, PAGE, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
@@ -78,7 +75,7 @@ class Work:
         tokens = int(starts[-1])
         ids = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
         positions = torch.cat([torch.arange(context - count, context) for count, context in sequences]).to(DEVICE)
-        group = PageGroup(table, ids)
+        group = PageGroup(page_table(widths, DEVICE), ids)
         batch = Batch(ids, ids, starts, contexts.contiguous(), (group,), None, 0)
         qkv = 1.5 * torch.randn(tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
         angles = torch.rand(int(contexts.max()), HEAD_DIM // 2, device=DEVICE) * 2 * torch.pi

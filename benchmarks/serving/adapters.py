@@ -1,217 +1,155 @@
 """LoRA adapters that come and go under streams: whether streams are disturbed, and what memory is lost.
 
     python -m benchmarks.serving.adapters --model 20b
-    python -m benchmarks.serving.adapters --adapters 12 --places 3 --streams 8 --seconds 5
+    python -m benchmarks.serving.adapters --adapters 12 --places 3 --streams 8
 
-Without --model, the embedded model is served. First streams of as many adapters as have a place on the device, but
-one. Then the same streams while other adapters are loaded, answer and are unloaded, one after the other. Then all
-adapters are loaded, and each request has any of them; then they are unloaded. For each part: events/s, and the longest
-time between two events of a stream. Memory is printed where only the first adapters are loaded: if it grows from round
-to round, some is lost. Exits with status 1 if a stream failed.
+Without --model, the embedded model is served. First, requests have as many adapters as have a place on the device, but
+one. Then the same while other adapters are loaded, answer and are unloaded, one after the other. Then all adapters are
+loaded, and each request has any of them; then they are unloaded. For each part: tokens/s, and the longest time between
+two pieces of text of a stream. Memory is printed where only the first adapters are loaded: if it grows from round to
+round, some is lost. Exits with status 1 if a request failed.
 """
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import cast
 
 import httpx
 
 from benchmarks.kernels.lora import write_adapter
 from benchmarks.serving.server import Server
 from benchmarks.serving.switching import memory
-from oscine.checkpoint.hub import NANO_FOLDER, config_at
-from oscine.extensions.bench.serve.answer import Answer
-from oscine.extensions.bench.serve.connection import Connection
+from oscine.checkpoint.hub import NANO_FOLDER, PUBLISHED, config_at
+from oscine.extensions.bench.serve.answer import Record
+from oscine.extensions.bench.serve.api import APIS
+from oscine.extensions.bench.serve.arrival import Arrival
+from oscine.extensions.bench.serve.drive import NUM_COUNTERS, Client, Driver, Job
+from oscine.extensions.bench.serve.load import Turn
 from oscine.extensions.bench.serve.target import Target
-from oscine.model.config import ModelConfig, gpt_oss_20b, gpt_oss_120b
 
-TOKENS, PROMPT, FIRST_EVENTS = 256, 32, 4  # of a request; events of a stream before its gaps count
+TOKENS, PROMPT = 256, 32  # of a request
 RANK = 16
 
 
-@dataclass
-class Seen:
-    """What the streams of one part have shown."""
+def name_of(number: int) -> str:
+    return f"a{number}"
 
-    events: int = 0
-    longest_s: float = 0.0
-    answers: int = 0
+
+@dataclass
+class Streams:
+    """Sends requests, and prints what was seen of the streams."""
+
+    client: Client
+    concurrency: int
+    requests: int  # of each part
+    vocabulary: int
     failures: list[str] = field(default_factory=list)
 
+    async def run(self, what: str, adapters: Sequence[int]) -> None:
+        """Each request has one of `adapters`, at random."""
+        jobs, began_s = [self._job(random.choice(adapters)) for _ in range(self.requests)], time.perf_counter()
+        driver = Driver(self.client, [0] * NUM_COUNTERS)
+        records = await driver.drive(jobs, Arrival(self.concurrency), began_s)
+        rate = sum(one.output_tokens for one in records) / (time.perf_counter() - began_s)
+        failures = [one.error for one in records if one.error]
+        longest_s = max(map(longest_gap_s, records))
+        print(f"{what}: {rate:,.0f} tokens/s, longest gap {longest_s * 1e3:.0f} ms, {len(failures)} failed", flush=True)
+        self.failures += failures
 
-class Watched:
-    """One answer: takes what Connection gives an Answer."""
-
-    begun = False
-
-    def __init__(self, seen: Seen) -> None:
-        self._seen, self._events, self._last_s, self._rest = seen, 0, 0.0, b""
-        self.status = 0
-
-    def head(self, status: int, content_type: str) -> None:
-        self.status = status
-
-    def feed(self, data: bytes, now_s: float) -> None:
-        self._rest = (self._rest + data)[-400:]
-        if self._events >= FIRST_EVENTS:
-            self._seen.longest_s = max(self._seen.longest_s, now_s - self._last_s)
-        count = data.count(b"data: ")
-        self._events += count
-        self._seen.events += count
-        self._last_s = now_s
-
-    def finish(self, name: str) -> None:
-        if self.status == 200 and self._rest.endswith(b"data: [DONE]\n\n") and b'"error"' not in self._rest:
-            self._seen.answers += 1
-        else:
-            self._seen.failures.append(f"{name}: {self.status} {self._rest!r}")
+    def _job(self, adapter: int) -> Job:
+        prompt = [random.randrange(self.vocabulary) for _ in range(PROMPT)]
+        turn = Turn(prompt, TOKENS, {"model": name_of(adapter)})
+        return Job((turn,), self.client.request(turn, []), 0.0)
 
 
-async def stream(target: Target, names: Callable[[], str], vocabulary: int, end_s: float, seen: Seen) -> None:
-    """Requests one after the other, each for a model that `names` gives, until `end_s`."""
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(Connection, target.host, target.port)
-    while time.monotonic() < end_s:
-        name, answer = names(), Watched(seen)
-        body = {
-            "model": name,
-            "prompt": [random.randrange(vocabulary) for _ in range(PROMPT)],
-            "max_tokens": TOKENS,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
-        try:
-            await connection.ask(target.request("/v1/completions", json.dumps(body).encode()), cast(Answer, answer))
-        except (OSError, ValueError) as error:
-            seen.failures.append(f"{name}: {error!r}")
-            return
-        answer.finish(name)
-    connection.close()
+def longest_gap_s(record: Record) -> float:
+    return max((later - before for before, later in pairwise(record.events_s)), default=0.0)
 
 
 @dataclass
 class Adapters:
-    """Loads and unloads them; all in folders of their own."""
+    """Loads and unloads them; each is in a folder of its own."""
 
     http: httpx.AsyncClient
-    folders: list[Path]
+    folders: Sequence[Path]
 
     async def load(self, number: int) -> None:
-        body = {"lora_name": f"a{number}", "lora_path": str(self.folders[number])}
-        (await self.http.post("/v1/load_lora_adapter", json=body)).raise_for_status()
+        await self._post("load_lora_adapter", lora_name=name_of(number), lora_path=str(self.folders[number]))
 
     async def unload(self, number: int) -> None:
-        (await self.http.post("/v1/unload_lora_adapter", json={"lora_name": f"a{number}"})).raise_for_status()
+        await self._post("unload_lora_adapter", lora_name=name_of(number))
 
-    async def come_and_go(self, numbers: Iterator[int], end_s: float) -> list[float]:
-        """Each is loaded, answers, and is unloaded. Returns the seconds of the loads."""
-        times = []
-        while time.monotonic() < end_s:
+    async def come_and_go(self, numbers: Iterator[int], over: asyncio.Event) -> list[float]:
+        """Each is loaded, answers, and is unloaded, until it is `over`. Returns the seconds of the loads."""
+        loads_s = []
+        while not over.is_set():
             number, began_s = next(numbers), time.monotonic()
             await self.load(number)
-            times.append(time.monotonic() - began_s)
-            body = {"model": f"a{number}", "prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True}
-            (await self.http.post("/v1/completions", json=body | {"return_token_ids": True})).raise_for_status()
+            loads_s.append(time.monotonic() - began_s)
+            await self._post("completions", model=name_of(number), prompt=[1, 2, 3], max_tokens=8, ignore_eos=True)
             await self.unload(number)
-        return times
+        return loads_s
+
+    async def _post(self, path: str, **body: object) -> None:
+        (await self.http.post(f"/v1/{path}", json=body)).raise_for_status()
 
 
-async def measure(server: Server, folders: list[Path], vocabulary: int, args: argparse.Namespace) -> int:
-    target, failures = Target.parse(server.url, None), 0
-    few, all_names = args.places - 1, [f"a{number}" for number in range(len(folders))]
-
-    async def part(what: str, names: list[str], *beside: Callable[[float], object]) -> list[object]:
-        nonlocal failures
-        seen, end_s = Seen(), time.monotonic() + args.seconds
-        own = (
-            stream(
-                target, lambda i=i: names[i % len(names)] if beside else random.choice(names), vocabulary, end_s, seen
-            )  # type: ignore[misc]
-            for i in range(args.streams)
-        )
-        found = await asyncio.gather(*(cast("asyncio.Future[object]", one(end_s)) for one in beside), *own)
-        rate = seen.events / args.seconds
-        print(f"{what}: {rate:,.0f} events/s, {seen.answers} answers, longest gap {seen.longest_s * 1e3:.0f} ms")
-        for failure in seen.failures[:5]:
-            print(f"  {failure}")
-        failures += len(seen.failures)
-        return list(found[: len(beside)])
-
+async def measure(server: Server, folders: Sequence[Path], vocabulary: int, args: argparse.Namespace) -> int:
+    client = Client(Target.parse(server.url, None), APIS["completions"], "", {"ignore_eos": True})
+    streams = Streams(client, args.streams, args.requests, vocabulary)
+    first, others = range(args.places - 1), range(args.places - 1, len(folders))
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as http:
-        adapters, others = Adapters(http, folders), range(few, len(folders))
-
-        numbers = cycle(others)
-
-        async def nothing(_: float) -> None: ...
-
-        async def come_and_go(end_s: float) -> list[float]:
-            return await adapters.come_and_go(numbers, end_s)
-
-        await adapters.come_and_go(numbers, time.monotonic() + 1)
-        await part(f"{args.streams} streams of {few} adapters", all_names[:few], nothing)
+        adapters, numbers = Adapters(http, folders), cycle(others)
+        await streams.run(f"{len(first)} adapters", first)
         for _ in range(args.rounds):
-            print(", ".join(f"{place} {size:.0f} MiB" for place, size in memory(server.pid).items()))
-            (times,) = await part("the same, others come and go", all_names[:few], come_and_go)
-            loads = cast(list[float], times)
-            mean_s, most_s = sum(loads) / len(loads), max(loads)
-            print(f"  {len(loads)} came and went; a load took {mean_s * 1e3:.0f} ms, {most_s * 1e3:.0f} at most")
+            print_memory(server)
+            over = asyncio.Event()
+            coming = asyncio.create_task(adapters.come_and_go(numbers, over))
+            await streams.run("the same, others come and go", first)
+            over.set()
+            loads_s = await coming
+            print(f"  {len(loads_s)} loads, {sum(loads_s) / len(loads_s):.3f} s on average, {max(loads_s):.3f} at most")
             for number in others:
                 await adapters.load(number)
-            await part(f"streams of any of {len(folders)}, {args.places} on the device", all_names)
+            await streams.run(f"any of {len(folders)} adapters, {args.places} on the device", range(len(folders)))
             for number in others:
                 await adapters.unload(number)
             await asyncio.sleep(1)
-        print(", ".join(f"{place} {size:.0f} MiB" for place, size in memory(server.pid).items()))
-        print(f"{failures} streams failed")
-    return failures
+        print_memory(server)
+    return len(streams.failures)
 
 
-def config_of(model: str) -> ModelConfig:
-    return {"20b": gpt_oss_20b, "120b": gpt_oss_120b}.get(model, lambda: config_at(NANO_FOLDER))()
+def print_memory(server: Server) -> None:
+    print(", ".join(f"{place} {size:.0f} MiB" for place, size in memory(server.pid).items()), flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("20b", "120b"), default="", help="random weights of these shapes")
+    parser.add_argument("--model", choices=tuple(PUBLISHED), help="random weights of these shapes")
     parser.add_argument("--adapters", type=int, default=100)
     parser.add_argument("--places", type=int, default=8, help="--max-loras")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each part")
+    parser.add_argument("--requests", type=int, default=512, help="of each part")
     parser.add_argument("--rounds", type=int, default=2, help="of all but the first part")
     args = parser.parse_args()
-    config = config_of(args.model)
+    config = PUBLISHED[args.model]() if args.model else config_at(NANO_FOLDER)
     with tempfile.TemporaryDirectory() as folder:
-        folders = [
-            write_adapter(Path(folder, str(number)), config, RANK, "attention", number)
-            for number in range(args.adapters)
-        ]
-        modules = [f"a{number}={folders[number]}" for number in range(args.places - 1)]
-        options = [
-            "--max-num-seqs",
-            str(args.streams + 8),
-            "--enable-lora",
-            "--max-loras",
-            str(args.places),
-            "--max-lora-rank",
-            str(RANK),
-            "--lora-modules",
-            *modules,
-        ]
+        numbers = range(args.adapters)
+        folders = [write_adapter(Path(folder, str(i)), config, RANK, "attention", i) for i in numbers]
+        places = ["--max-loras", str(args.places), "--max-lora-rank", str(RANK)]
+        modules = [f"{name_of(i)}={folders[i]}" for i in numbers[: args.places - 1]]
         # On a CPU, a large cache would take its memory page by page meanwhile.
-        weights = ["--random-weights", args.model] if args.model else ["--kv-cache-bytes", str(1 << 27)]
-        with Server(*weights, *options, "--log-level", "warning", ready_timeout_s=300) as server:
-            failures = asyncio.run(measure(server, folders, config.vocab_size, args))
-    return 1 if failures else 0
+        own = ["--random-weights", args.model] if args.model else ["--kv-cache-bytes", str(1 << 27)]
+        own += ["--max-num-seqs", str(args.streams + 8), "--log-level", "warning"]
+        with Server(*own, "--enable-lora", *places, "--lora-modules", *modules, ready_timeout_s=300) as server:
+            return min(1, asyncio.run(measure(server, folders, config.vocab_size, args)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Descendants of a process, found by their command lines, and what processes keep in /dev/shm."""
+"""Descendants of a process, found by their command lines; what processes keep in /dev/shm, and say to a terminal."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -30,3 +30,15 @@ def shared_files(processes: Iterable[psutil.Process]) -> set[str]:
                 found.add(str(descriptor.readlink()))
         found |= {line.split(maxsplit=5)[-1] for line in (folder / "maps").read_text().splitlines()}
     return {path for path in found if path.startswith("/dev/shm/") and not path.endswith(" (deleted)")}
+
+
+def said_to(terminal: int) -> str:
+    """All that was written to the other end of this one of pty.openpty, which has been closed. Closes this one.
+
+    One read may return a part of it.
+    """
+    pieces = []
+    with open(terminal, "rb", buffering=0) as reader, suppress(OSError):  # the end is an error: EIO
+        while piece := reader.read(65536):
+            pieces.append(piece)
+    return b"".join(pieces).decode()

@@ -12,6 +12,7 @@ import pytest
 
 import oscine
 from oscine.executor.fake import TEXT
+from tests.children import said_to
 from tests.http_handler import Handler, serving
 from tests.server import ServerProcess
 
@@ -119,8 +120,7 @@ def test_chat_in_a_terminal_dims_the_reasoning(fake_server: ServerProcess, no_co
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | ({"NO_COLOR": no_color} if no_color else {})
     done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False, env=env)
     os.close(theirs)
-    with open(ours, "rb") as terminal:
-        text = terminal.read1(65536).decode()
+    text = said_to(ours)
     assert done.returncode == 0
     assert THOUGHT in text
     assert (f"\x1b[2m{THOUGHT}" in text) == dims

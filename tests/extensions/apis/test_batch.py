@@ -20,6 +20,7 @@ from oscine.extensions.apis.batches import lines as files
 from oscine.extensions.apis.batches.cli import run as batch_run
 from oscine.extensions.apis.batches.cli.run import BatchRun
 from oscine.extensions.apis.batches.lines import BatchInput, BatchOutput
+from tests.children import said_to
 from tests.cli.test_commands import run
 from tests.http_handler import Handler, serving
 from tests.server import ServerProcess
@@ -236,8 +237,7 @@ def test_the_line_of_progress_ends_before_anything_else(tmp_path: Path, output: 
     command = [sys.executable, "-m", "oscine", "batch", str(given), str(output), "--url", busy]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
-    with open(ours, "rb") as terminal:
-        *_, last = terminal.read1(65536).decode().rpartition("\x1b[K")
+    *_, last = said_to(ours).rpartition("\x1b[K")
     assert done.returncode == (text == "poison")
     assert last.splitlines()[0].startswith("done: ")
     assert last.endswith("\n")

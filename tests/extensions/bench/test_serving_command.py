@@ -20,6 +20,7 @@ import pytest
 from oscine.chat.tokenizer import Tokenizer
 from oscine.checkpoint.hub import NANO_FOLDER
 from oscine.cli import main
+from tests.children import said_to
 from tests.cli.test_commands import run
 from tests.extensions.bench.scripted_source import Body, Piece, ScriptedSource, chat_event, chat_stream
 from tests.server import ServerProcess
@@ -175,8 +176,7 @@ def test_a_terminal_shows_the_progress() -> None:
         command = [sys.executable, "-m", "oscine", "bench", "serve", source.url, *load]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True, text=True)
     os.close(theirs)
-    with open(ours, "rb") as terminal:
-        shown = terminal.read1(65536).decode()
+    shown = said_to(ours)
     assert "measured" in shown
     assert "tokens/s" in shown
     assert "5 completed" in done.stdout

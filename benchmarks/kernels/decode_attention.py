@@ -37,7 +37,7 @@ CASES: dict[str, list[int]] = {
     "8 x 16,384 and 24 x 512": [MEDIUM] * 8 + [512] * 24,
     "64 spread to 19,400": list(range(500, 19_700, 300)),
 }
-PARTS = 24, 32, 40, 48, 64, 96
+PARTS = (24, 24), (24, 32), (32, 32), (24, 64), (24, 96)  # of short contexts, and of long ones
 MAX_ERROR = 8e-3  # relative, of results rounded to bfloat16 twice
 CHECKED = 4_096  # pages, at most: the reference gathers them in float32
 
@@ -68,9 +68,9 @@ def kernels(target: Target, num_decodes: int) -> dict[str, Callable[[Tensor, tri
     found: dict[str, Callable[[Tensor, triton.Inputs], None]] = {"Triton": partial(triton.decode, target)}
     if num_decodes <= hopper.MAX_DECODES:
         tiling = hopper.decode_tiling(KV_HEADS, None)
-        for parts in PARTS:
-            own = tiling | {"PARTS": parts, "MAX_SPLITS": min(parts, hopper.MAX_SPLITS)}
-            found[f"{parts} parts"] = partial(hopper.launch_decode, target, tiling=own)
+        for few, parts in PARTS:
+            own = tiling | {"SHORT_PARTS": few, "PARTS": parts, "MAX_SPLITS": min(parts, hopper.MAX_SPLITS)}
+            found[f"{few}, {parts} parts"] = partial(hopper.launch_decode, target, tiling=own)
     return found
 
 
@@ -111,7 +111,7 @@ def main() -> None:
         size = sum(lens) * KV_HEADS * 2 * HEAD_DIM * 2
         print(f"{name}{'' if small else ' (not checked)'}", flush=True)
         for kernel, taken in times.items():
-            print(f"  {kernel:<10} {median(taken) * 1e6:8.1f} us {size / median(taken) / 1e12:6.2f} TB/s", flush=True)
+            print(f"  {kernel:<12} {median(taken) * 1e6:8.1f} us {size / median(taken) / 1e12:6.2f} TB/s", flush=True)
 
 
 if __name__ == "__main__":

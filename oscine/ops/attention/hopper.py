@@ -25,7 +25,9 @@ CAN_ROTATE = True  # takes UnrotatedQueries
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MAX_DECODES = 2, MAX_SEQUENCES.value
-PROGRAMS = 192  # about the number wanted; the output projection's weights can still load beside so many
+# About the numbers wanted. Beside SHORT_PROGRAMS, the output projection's weights can still load. Long contexts need
+# PROGRAMS, about as many as run at once on 132 SMs, to reach the memory's speed.
+SHORT_PROGRAMS, PROGRAMS = 192, 256
 MAX_GROUP = 4
 
 
@@ -52,15 +54,15 @@ def attention_use(shapes: Shapes) -> Use:
 
 
 def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
-    """PARTS and MAX_SPLITS: see splits.py. GROUP pages are multiplied at once; STAGES pages of a program are under way.
+    """PARTS and MAX_SPLITS as in splits.py; SHORT_PARTS are those of short contexts.
 
-    Chosen by measurement on an H200.
+    GROUP pages are multiplied at once; STAGES pages of a program are under way. Chosen by measurement on an H200.
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
-    parts = max(1, PROGRAMS // num_kv_heads)
-    return {"PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
+        return {"SHORT_PARTS": 1, "PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
+    short, parts = max(1, SHORT_PROGRAMS // num_kv_heads), max(1, PROGRAMS // num_kv_heads)
+    return {"SHORT_PARTS": short, "PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:

@@ -44,6 +44,7 @@ VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 MAX_SEQUENCES = gl.constexpr(64)
+MIN_PART_PAGES = gl.constexpr(32)  # with fewer in each of PARTS, there are SHORT_PARTS
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -150,6 +151,7 @@ def decode_kernel(
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
+    SHORT_PARTS: gl.constexpr,
     PARTS: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -165,7 +167,7 @@ def decode_kernel(
     if PARTS == 1:
         sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
     else:
-        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, PARTS, MAX_SPLITS)
+        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, SHORT_PARTS, PARTS, MAX_SPLITS)
         if sequence >= num_sequences:
             return
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
@@ -233,15 +235,26 @@ def decode_kernel(
 
 
 @gluon.jit
-def _split_of(index, lens_ptr, num_sequences, PARTS: gl.constexpr, MAX_SPLITS: gl.constexpr):
-    """The same as splits.split_of; past the last split, the sequence is num_sequences or more. Each warp computes it
-    alone, with two sequences per lane."""
+def _split_of(
+    index,
+    lens_ptr,
+    num_sequences,
+    SHORT_PARTS: gl.constexpr,
+    PARTS: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
+):
+    """As splits.split_of, but with SHORT_PARTS where each of PARTS would have fewer than MIN_PART_PAGES.
+
+    Past the last split, the sequence is num_sequences or more. Each warp computes it alone: two sequences per lane.
+    """
     layout: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps(), 1], [1, 0]))
     sequence_S = gl.arange(0, MAX_SEQUENCES, layout)
     real_S = sequence_S < num_sequences
     len_S = gl.load(lens_ptr + sequence_S, real_S, other=0)
     blocks_S = gl.where(real_S, gl.maximum((len_S + PAGE - 1) // PAGE, 1), 0)
-    splits_S = gl.cdiv(blocks_S * PARTS, gl.sum(blocks_S, 0))
+    total = gl.sum(blocks_S, 0)
+    parts = gl.where(total < PARTS * MIN_PART_PAGES, SHORT_PARTS, PARTS)
+    splits_S = gl.cdiv(blocks_S * parts, total)
     splits_S = gl.minimum(splits_S, gl.minimum(blocks_S, MAX_SPLITS))
     end_S = gl.convert_layout(gl.associative_scan(splits_S[None, :], 1, _add).reshape([MAX_SEQUENCES]), layout)
     mine_S = (end_S > index) & (end_S - splits_S <= index)

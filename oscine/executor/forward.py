@@ -46,8 +46,8 @@ class Forward:
         return self.prompts(packed, adapted=True)
 
     def any(self, packed: PackedStep[Tensor], num_decodes: int, *, follows: bool, adapted: bool) -> Computed:
-        """Any step. `num_decodes` as in Batch."""
-        batch = self._state.batch(packed, num_decodes)
+        """Any step, eagerly. `num_decodes` as in Batch. Steps with prompts use the kernel variants of their graphs."""
+        batch = self._state.batch(packed, num_decodes, counted=num_decodes < len(packed.slots_S))
         return Computed(packed, batch, *self._hidden(packed, batch, follows, adapted))
 
     def _hidden(

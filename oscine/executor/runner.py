@@ -64,7 +64,7 @@ class TorchExecutor:
         if len(kv[0]) > memory.num_pages[0]:
             state.point_padding_at([len(pages) - 1 for pages in kv])
         self._slots = Slots(max_num_seqs + 1)  # with the padding slot
-        new_rules = new_rules or grammar_rules(None, model.config.vocab_size)
+        new_rules = new_rules or grammar_rules(None, model.config.vocab_size, at_once=False)
         self._choice = Choice(model, state, max_num_seqs, new_rules)
         self._known = KnownTokens(self._slots, lambda slot, token_ids: self.drafts.append(slot, token_ids))
         self._prompts = PromptLogprobs(self._slots, model.head)
@@ -90,7 +90,7 @@ class TorchExecutor:
             pages[0].zero_()
 
     def prepare(self, sampling: SamplingParams) -> bool:
-        """Whether its grammar is compiled."""
+        """Whether its grammar is compiled. If not, that begins."""
         return self._choice.rules.ready(sampling)
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -20,7 +20,9 @@ from oscine.chat.tokenizer import SPECIAL_TOKENS
 from oscine.engine.core.loop import EngineLoop
 from oscine.executor.batch.slots import Rows
 from oscine.executor.fake import REPEATS, TEXT, Script
+from oscine.executor.sampling import masks
 from oscine.executor.sampling.masks import Constraints, GrammarCache
+from oscine.executor.sampling.vocabulary import read_vocabulary
 from oscine.executor.threaded import ThreadedExecutor
 from oscine.ops.sample.noise import gumbel
 from oscine.system.grammar_sandbox.check import GrammarCheck, Problem
@@ -381,6 +383,25 @@ def test_a_grammar_waits_while_too_many_others_do(tmp_path: Path) -> None:
     grammars = GrammarCache(tokenizer_file(tmp_path), TINY.vocab_size, sandbox)
     assert not grammars.ready(grammar(1, 2))
     assert not grammars.matcher(grammar(1, 2)).is_error()
+
+
+@pytest.mark.parametrize("first", ["ready", "matcher", "num_words", "markers"])
+def test_a_vocabulary_may_be_read_when_it_is_first_needed(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(
+        masks, "read_vocabulary", lambda file, size: (read.append(file), read_vocabulary(file, size))[1]
+    )
+    file = tokenizer_file(tmp_path)
+    cache = GrammarCache(file, TINY.vocab_size, at_once=False)
+    assert not read
+    value = getattr(cache, first)
+    if callable(value):
+        value(grammar(1, 2))
+    assert not cache.matcher(grammar(1, 2)).is_error()
+    assert cache.num_words
+    assert read == [file]
 
 
 def test_a_vocabulary_far_beyond_the_model_is_refused_before_its_table_is_made(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_every_number_of_rows_finds_its_kernel_compiled(most: int) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 6, 8, 64])
 def test_every_number_of_decodes_beside_a_prompt_finds_its_kernel_compiled(kv_heads: int, window: int | None) -> None:
     def tilings(counts: Iterable[int]) -> set[tuple[tuple[str, int], ...]]:
-        return {tuple(decode_tiling(count, kv_heads, 8, window).items()) for count in counts}
+        return {tuple(decode_tiling(count, kv_heads, 8, window, exact=False).items()) for count in counts}
 
     for most in (1, 2, 3, 7, 22, 64, 511, 1500):
         assert tilings(range(1, most + 1)) == tilings(decode_counts(most))

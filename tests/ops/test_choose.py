@@ -281,7 +281,7 @@ def test_deciding_fits_the_registers(num_ranks: int, noise: bool) -> None:
     decide = compile_ahead(
         screened.decide_kernel,
         {**SCORES, **DRAWN, **first, **pointers, **values, "floor": "*fp32", "hidden": "i32", "arrivals": "*i32"},
-        {**constants, **whole, **({} if values else {"values": None}), "BLOCK_H": 4096, "PARTS_S": 197, "BLOCK_S": 256},
+        {**constants, **whole, **({} if values else {"values": None}), "BLOCK_H": 4096, "BLOCK_S": 256},
         divisible=("hidden",),
         num_warps=4,
         launch_pdl=True,

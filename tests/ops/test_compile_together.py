@@ -7,6 +7,7 @@ import ctypes
 import pickle
 import signal
 import subprocess
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 
-from oscine.ops.compile_together import Compilers, leave, stamp_of
+from oscine.ops.compile_together import Compilers, Stamp
 from oscine.ops.compile_worker import Job
 from oscine.system.python_child import bound_command
 
@@ -72,12 +73,14 @@ def test_what_is_launched_within_is_compiled_at_the_end(monkeypatch: pytest.Monk
     jobs: list[Job] = []
     fill_cache = Compilers.fill_cache
     monkeypatch.setattr(
-        Compilers, "fill_cache", lambda self, job: (jobs.append(pickle.loads(job)), fill_cache(self, job))[1]
+        Compilers,
+        "fill_cache",
+        lambda self, job, begun: (jobs.append(pickle.loads(job)), fill_cache(self, job, begun))[1],
     )
     with closing(Compilers(2)) as compilers, compilers.compile_together():
         for block in (8, 16, 8):
-            add_one[(1,)](x, 7, BLOCK=block)
-            add_one[(1,)](x, 5, BLOCK=block)  # the same kernel: the count is no constant
+            add_one[(1,)](x, 7, BLOCK=block, enable_fp_fusion=True)
+            add_one[(1,)](x, 5, BLOCK=block, enable_fp_fusion=True)  # the same kernel: the count is no constant
         assert compiled(add_one) == before
     assert compiled(add_one) == before + 2
     assert [job.name for job in jobs] == ["add_one"] * 2, "done by workers"
@@ -152,7 +155,7 @@ def test_workers_compile_what_was_asked_for_in_any_order_of_kernels(tmp_path: Pa
     """Triton's hash of a kernel depends on whether what it calls was hashed before, as by another kernel."""
     assert next_of.cache_key
     with closing(Compilers(1)) as compilers, compilers.compile_together():
-        add_one_by_another[(1,)](torch.zeros(8), BLOCK=8)
+        add_one_by_another[(1,)](torch.zeros(8), BLOCK=8, enable_fp_fusion=True)
     assert in_cache(tmp_path) == 1, "compiled again here"
 
 
@@ -238,38 +241,112 @@ def test_a_rank_without_workers_leaves_it_to_another() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_workers_that_are_not_started_at_once_start_for_a_missing_kernel_alone(tmp_path: Path) -> None:
-    with closing(Compilers(4, at_once=False)) as compilers:
-        assert compilers.has_workers
-        for _ in range(2):  # the second one finds the kernel in the cache
-            with compilers.compile_together():
-                add_one[(1,)](torch.zeros(8), 7, BLOCK=4096, enable_fp_fusion=True)
-            add_one.device_caches[0][0].clear()  # as in another process
-            assert len(compilers._all) == 1
-        assert in_cache(tmp_path) == 1
-        (worker,) = compilers._all
-    assert worker.returncode == -signal.SIGKILL
+def test_other_work_begins_when_each_kernel_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fill_cache(_: Compilers, job: bytes, sent: threading.Event) -> None:
+        sent.set()
+        assert may_end.wait(60), "waits for the kernel first"
+
+    def meanwhile() -> None:
+        begun.set()
+        may_end.set()
+
+    monkeypatch.setattr(Compilers, "fill_cache", fill_cache)
+    with closing(Compilers(1)) as compilers:
+        with compilers.compile_together(meanwhile):
+            add_one[(1,)](
+                torch.zeros(8), 7, BLOCK=2, num_warps=8, enable_fp_fusion=True
+            )  # a variant of this test alone
+            assert not begun.is_set()
+        assert begun.is_set()
+        begun.clear()
+        with pytest.raises(RuntimeError), compilers.compile_together(meanwhile):
+            raise RuntimeError
+        assert not begun.is_set()
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_worker_does_several_jobs_before_another_one_is_started() -> None:
-    with closing(Compilers(4, at_once=False)) as compilers:
-        for _ in range(3):
-            compilers.fill_cache(b"no job")
-            assert len(compilers._all) <= 2  # what is no pickle ended the first one
+def test_other_work_begins_although_the_workers_died() -> None:
+    done: list[str] = []
+    compilers = Compilers(1)
+    compilers._all[0].kill()
+    with closing(compilers), compilers.compile_together(lambda: done.append("done")):
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=2, num_warps=2, enable_fp_fusion=True)
+    assert done == ["done"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_stamp_holds_while_its_kernels_are_in_the_cache(tmp_path: Path) -> None:
+    stamp = Stamp.of("some shapes")
+    assert not stamp.holds()
+    with closing(Compilers(1)) as compilers, compilers.compile_together():
+        for block in (1024, 4096):
+            add_one[(1,)](torch.zeros(8), 7, BLOCK=block, enable_fp_fusion=True)
+    stamp.leave(compilers)
+    assert Stamp.of("some shapes").holds()
+    next(tmp_path.rglob("__grp__*.json")).unlink()  # Triton compiles a kernel without it anew
+    assert not stamp.holds()
+    for damaged in (b"\xff\xfe", bytes(64), b"\n", b""):
+        stamp.path.write_bytes(damaged)
+        assert not stamp.holds()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_stamp_of_a_cache_that_was_moved_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's groups have absolute paths."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(before))
+    with closing(Compilers(1)) as compilers, compilers.compile_together():
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=4, num_warps=1, enable_fp_fusion=True)
+    Stamp.of("some shapes").leave(compilers)
+    assert Stamp.of("some shapes").holds()
+    before.rename(after)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(after))
+    assert Stamp.of("some shapes").path.exists()
+    assert not Stamp.of("some shapes").holds()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_stamp_lists_what_was_compiled_for_another_engine_of_the_process() -> None:
+    for shapes in ("an engine", "another engine"):
+        with closing(Compilers(1)) as compilers, compilers.compile_together():
+            add_one[(1,)](torch.zeros(8), 7, BLOCK=32, num_warps=1, enable_fp_fusion=True)
+        Stamp.of(shapes).leave(compilers)
+    lists = [Stamp.of(shapes).path.read_text() for shapes in ("an engine", "another engine")]
+    assert lists[0] == lists[1]
+    assert Stamp.of("another engine").holds()
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_stamp_tells_starts_of_other_shapes_and_versions_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = stamp_of("some shapes")
-    assert stamp.parent == tmp_path
-    assert stamp == stamp_of("some shapes") != stamp_of("other shapes")
-    assert not stamp.exists()
-    leave(stamp)
-    assert stamp_of("some shapes").exists()
-    monkeypatch.setattr(torch, "__version__", "3.99")
-    assert not stamp_of("some shapes").exists()
+    stamp = Stamp.of("some shapes")
+    assert stamp.path.parent == tmp_path
+    assert stamp == Stamp.of("some shapes") != Stamp.of("other shapes")
+    with monkeypatch.context() as changed:
+        changed.setattr(torch, "__version__", "3.99")
+        assert stamp != Stamp.of("some shapes")
+    with monkeypatch.context() as changed:
+        changed.setattr("oscine.ops.compile_together.triton_key", lambda: "another release")
+        assert stamp != Stamp.of("some shapes")
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    assert stamp != Stamp.of("some shapes")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_rank_that_compiles_nothing_leaves_no_stamp() -> None:
+    with closing(Compilers(0)) as compilers, compilers.compile_together():
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=8, enable_fp_fusion=True)
+    Stamp.of("some shapes").leave(compilers)
+    assert not Stamp.of("some shapes").path.exists()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_no_stamp_is_left_in_a_folder_that_is_not_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Compilers(1)) as compilers, compilers.compile_together():
+        add_one[(1,)](torch.zeros(8), 7, BLOCK=64, num_warps=1, enable_fp_fusion=True)
     monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache")
-    leave(stamp_of("some shapes"))  # no place for it
+    Stamp.of("some shapes").leave(compilers)
+    assert not Stamp.of("some shapes").holds()

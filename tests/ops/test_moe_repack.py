@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import random_experts
-from oscine.ops.moe import native
+from oscine.ops.moe import hopper_repack, native
 from oscine.ops.moe.hopper import prepare_experts
 from oscine.ops.moe.hopper_repack import Units, gate_up_order, repack
 from oscine.ops.moe.mxfp4 import dequantize
 from tests.ops.bound import CPU_TARGET
+from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
 
 def unpack(units: Units, experts: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
@@ -124,6 +125,42 @@ def test_a_scale_that_is_no_number_is_refused() -> None:
     scales[0, 3, 1] = 255
     with pytest.raises(ValueError, match="255 is no number"):
         repack(torch.zeros(1, 64, 2, 16, dtype=torch.uint8), scales)
+
+
+def interpret_kernels() -> None:
+    blocks = torch.randint(0, 256, (2, 128, 10, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    words = hopper_repack._place_nibbles(hopper_repack.words_kernel, blocks, hopper_repack._byte_tables(blocks.device))
+    assert torch.equal(words, hopper_repack._nibbles(blocks))
+    tables = hopper_repack._place_nibbles(hopper_repack.tables_kernel, blocks.view(torch.int32))
+    assert torch.equal(tables, hopper_repack._table_nibbles(blocks))
+
+
+def test_kernels_place_nibbles_as_torch_does() -> None:
+    run_interpreted(interpret_kernels)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", ["words", "tables"])
+def test_kernels_that_place_nibbles_take_few_registers(name: str) -> None:
+    given = {"blocks_ptr": "*u8", "byte_tables_ptr": "*i64", "out_ptr": "*i64"}
+    if name == "tables":
+        given = {"blocks_ptr": "*i32", "out_ptr": "*i32"}
+    kernel = getattr(hopper_repack, f"{name}_kernel")
+    compiled = compile_ahead(kernel, given | {"units": "i32"}, {"UNITS": hopper_repack.UNITS}, num_warps=4)
+    assert compiled.registers <= 128
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_gpu_has_the_same_units(tables: bool) -> None:
+    torch.manual_seed(0)
+    blocks = torch.randint(0, 256, (9, 192, 45, 16), dtype=torch.uint8)
+    scales = torch.randint(100, 140, (9, 192, 45), dtype=torch.uint8)
+    order = gate_up_order(96, torch.device("cpu"), tables=tables)
+    expected = repack(blocks, scales, order, tables=tables)
+    found = repack(blocks.cuda(), scales.cuda(), order.cuda(), tables=tables)
+    for name in ("nibbles", "scales", "row_scales"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
 
 
 def test_published_widths_are_not_padded() -> None:

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -52,28 +53,41 @@ class GrammarCache:
     A thread that compiles cannot be stopped, so a grammar is tried in another process first.
     """
 
-    def __init__(self, tokenizer_file: Path | None, vocab_size: int, sandbox: GrammarSandbox | None = None) -> None:
-        """Reads the vocabulary in the background. `vocab_size` is that of the logits; without a file there is none."""
+    def __init__(
+        self,
+        tokenizer_file: Path | None,
+        vocab_size: int,
+        sandbox: GrammarSandbox | None = None,
+        *,
+        at_once: bool = True,
+    ) -> None:
+        """Reads the vocabulary in the background: now if `at_once`, else when it is first needed.
+
+        `vocab_size` is that of the logits. Without a file there is no vocabulary.
+        """
         self.vocab_size = vocab_size
         self._sandbox = sandbox or shared_sandbox()
         self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
         self._markers = Markers(-1, -1, -1, -1)  # before they are read in another thread
         self._vocabulary: Future[LLTokenizer] = Future()
-        if tokenizer_file is not None and tokenizer_file.is_file():
-            self._threads.submit(_settle, self._vocabulary, lambda: self._read(tokenizer_file))
-        else:
+        self._unread: list[Path] = []  # the file, until reading begins
+        if tokenizer_file is None or not tokenizer_file.is_file():
             self._vocabulary.set_exception(ValueError(f"the model has no {TOKENIZER}"))
+        else:
+            self._unread.append(tokenizer_file)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
+        if at_once:
+            self._begin_to_read()
 
     @property
     def num_words(self) -> int:
         """Words of a mask."""
-        return -(-int(self._vocabulary.result().vocab_size) // 32)
+        return -(-int(self._awaited().vocab_size) // 32)
 
     @property
     def markers(self) -> Markers:
-        self._vocabulary.result()
+        self._awaited()
         return self._markers
 
     def ready(self, grammar: str) -> bool:
@@ -103,8 +117,20 @@ class GrammarCache:
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar]
 
+    def _begin_to_read(self) -> None:
+        """Once, whichever thread is the first."""
+        if self._unread:
+            with suppress(IndexError):
+                file = self._unread.pop()
+                self._threads.submit(_settle, self._vocabulary, lambda: self._read(file))
+
+    def _awaited(self) -> "LLTokenizer":
+        self._begin_to_read()
+        return self._vocabulary.result()
+
     def _begin(self, grammar: str) -> Future["LLMatcher"]:
         """Tries it, then compiles it. No thread of the compilers waits for the check. Raises TooManyGrammarsError."""
+        self._begin_to_read()
         compiled: Future[LLMatcher] = Future()
         if self._vocabulary.done() and (error := self._vocabulary.exception()):
             compiled.set_exception(error)  # nothing to try

@@ -63,9 +63,9 @@ class Rules(Protocol):
 NewRules = Callable[[int, torch.device], Rules]  # of an executor with so many slots, on this device
 
 
-def grammar_rules(tokenizer_file: Path | None, vocab_size: int) -> NewRules:
-    """Reads the vocabulary in the background."""
-    return partial(GrammarRules, GrammarCache(tokenizer_file, vocab_size))
+def grammar_rules(tokenizer_file: Path | None, vocab_size: int, at_once: bool) -> NewRules:
+    """Reads the vocabulary in the background: now if `at_once`, else when it is first needed."""
+    return partial(GrammarRules, GrammarCache(tokenizer_file, vocab_size, at_once=at_once))
 
 
 class OpenRules:

@@ -1,5 +1,6 @@
 """Where the cache is, and the last steps of a start: kernels, CUDA graphs, and memory for the cache."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,11 @@ from oscine.executor.start.warm_up import (
     masked_errors,
     prompts,
     rehearse,
-    run_samplings,
-    run_sizes,
     warm_up,
-    warm_up_adapters,
 )
 from oscine.ops.interface import KVCache
 from oscine.ops.native.recording import NotRecordable
+from oscine.types import SamplingParams
 
 if TYPE_CHECKING:  # it needs Triton, which a CPU does not
     from oscine.ops.compile_together import Compilers
@@ -62,27 +61,36 @@ def record(start: Start, executor: TorchExecutor) -> None:
 
 
 def compile_kernels(start: Start, executor: TorchExecutor, compilers: "Compilers") -> None:
-    """Compiles all kernels on one layer of each kind, then loads and runs them.
+    """Compiles all kernels: those of one layer of each kind. Reading the vocabulary begins when each has a worker.
 
     One rank compiles for all; the compilers of the other ranks have no workers.
     """
-    most_tokens, sizes = start.options.scheduler.max_num_batched_tokens, start.graph_sizes
-    open_rules = partial(OpenRules, start.config.vocab_size)  # the vocabulary is still being read
-    layers, adapted = executor.of_each_kind(open_rules), start.adapting.is_on
-    layers.state.touch()
-    with compilers.compile_together():  # in this order: kernels that take longest to compile come first
-        run_sizes(layers, most_tokens)
-        layers.graphs.run_eagerly(sizes, adapted=adapted)
-        run_samplings(layers, (*KERNEL_SAMPLINGS, MASKED))
-        if adapted:
-            warm_up_adapters(layers, most_tokens)
-    start.target.communicator.barrier()
+    layers = _of_each_kind(start, executor)
+    with compilers.compile_together(partial(executor.prepare, MASKED)):
+        _warm_up(start, layers, (*KERNEL_SAMPLINGS, MASKED))
     start.watch.lap("kernels")
-    warm_up(layers, most_tokens, SAMPLINGS)
-    if adapted:
-        warm_up_adapters(layers, most_tokens)
-    layers.graphs.run_eagerly(sizes, adapted=adapted)
+
+
+def rehearse_kernels(start: Start, executor: TorchExecutor) -> None:
+    """Loads all kernels from Triton's cache and runs them on one layer of each kind.
+
+    Begins when all ranks and engines have come so far: one of them compiles for all.
+    """
+    start.least_of_all(0)
+    _warm_up(start, _of_each_kind(start, executor), SAMPLINGS)
     start.watch.lap("rehearsal")
+
+
+def _warm_up(start: Start, layers: TorchExecutor, samplings: Sequence[SamplingParams]) -> None:
+    most_tokens, adapted = start.options.scheduler.max_num_batched_tokens, start.adapting.is_on
+    warm_up(layers, most_tokens, samplings, start.graph_sizes, adapted=adapted)
+
+
+def _of_each_kind(start: Start, executor: TorchExecutor) -> TorchExecutor:
+    """An executor of one layer of each kind, on the same weights and cache. Its grammars need no vocabulary."""
+    layers = executor.of_each_kind(partial(OpenRules, start.config.vocab_size))
+    layers.state.touch()
+    return layers
 
 
 def capture(start: Start, executor: TorchExecutor) -> None:

@@ -2,7 +2,7 @@
 
     plan      what every rank will hold, by the rank that has the least memory
     load      the weights, and the executor over them
-    compile   every kernel, by one rank; the others find them in Triton's cache
+    compile   every kernel, by one rank, if Triton's cache may lack some; then all ranks run them
     capture   CUDA graphs, and the largest step
 
 Knows the order and what to tell about it. Nothing big is allocated before the memory plan is reported.
@@ -11,7 +11,6 @@ Knows the order and what to tell about it. Nothing big is allocated before the m
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from oscine.checkpoint.quantize import described
@@ -21,10 +20,19 @@ from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import TOKENIZER
 from oscine.executor.sampling.rules import grammar_rules
 from oscine.executor.sleeper import Sleeper
-from oscine.executor.start.capture import allocate_cache, await_vocabulary, capture, compile_kernels, fill_cache, record
+from oscine.executor.start.capture import (
+    allocate_cache,
+    await_vocabulary,
+    capture,
+    compile_kernels,
+    fill_cache,
+    record,
+    rehearse_kernels,
+)
 from oscine.executor.start.plan import plan, plan_again
 from oscine.executor.start.shared import MakeCommunicator, Report, RulesOf, Start
 from oscine.executor.start.stopwatch import Stopwatch
+from oscine.executor.start.warm_up import MASKED
 from oscine.model.gpt_oss import GptOss
 from oscine.settings.config import EngineOptions
 from oscine.types import DecodeTimes, RankHandle
@@ -68,14 +76,21 @@ def load_executor(
 
 
 def _load_on_gpu(start: Start, memory: MemoryPlan) -> TorchExecutor:
-    from oscine.ops.compile_together import Compilers, leave, stamp_of
+    from oscine.ops.compile_together import Compilers, Stamp
 
-    stamp, workers = stamp_of(start.shapes_of_kernels), None if start.shard.experts.rank == 0 else 0
-    with closing(Compilers(workers, at_once=not stamp.exists())) as compilers:  # some are ready before the weights
+    stamp, workers = Stamp.of(start.shapes_of_kernels), None if start.shard.experts.rank == 0 else 0
+    if start.least_of_all(int(stamp.holds())):
         executor = load(start, memory)
+        executor.prepare(MASKED)  # begins to read the vocabulary
         with start.lockstep.rehearsal():
-            compile_kernels(start, executor, compilers)
-    leave(stamp)
+            rehearse_kernels(start, executor)
+    else:
+        with closing(Compilers(workers)) as compilers:  # they get ready beside the weights
+            executor = load(start, memory)
+            with start.lockstep.rehearsal():
+                compile_kernels(start, executor, compilers)
+                rehearse_kernels(start, executor)
+        stamp.leave(compilers)
     capture(start, executor)
     fill_cache(start, executor)
     await_vocabulary(start, executor)
@@ -86,10 +101,9 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     """Returns when every rank has its weights."""
     opened, config, options = start.opened, start.config, start.options
     tokenizer = None if opened.tokenizer is None else opened.tokenizer / TOKENIZER
-    # Read in the background. The libraries that read it hold Python's lock: with a GPU while kernels are compiled, else
-    # while C code prepares the weights.
-    read_rules = partial(start.rules_of, tokenizer, config.vocab_size)
-    new_rules = None if start.on_gpu else read_rules()
+    # The library that reads the vocabulary holds Python's lock. On a CPU it is read while C code prepares the weights,
+    # on a GPU while nothing else waits (_load_on_gpu).
+    new_rules = start.rules_of(tokenizer, config.vocab_size, not start.on_gpu)
     weights = opened.load(
         ops=start.ops,
         shard=start.shard,
@@ -109,7 +123,6 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
         weights = start.sleeper.keep(weights)
     start.target.communicator.barrier()
     start.watch.lap("weights")
-    new_rules = new_rules or read_rules()
     kv = allocate_cache(start, memory)
     if start.cache is not None:  # page tables for any length that there may be room for
         memory = replace(memory, max_model_len=options.model.max_model_len or config.max_position_embeddings)

@@ -38,7 +38,8 @@ from oscine.types import RankHandle
 
 Report = Callable[[str], None]
 MakeCommunicator = Callable[[OpenedModel], Communicator]
-RulesOf = Callable[[Path | None, int], NewRules]  # of the tokenizer's file, if known, and the size of the vocabulary
+# Arguments: the tokenizer's file, if known; the size of the vocabulary; whether to read it at once (grammar_rules)
+RulesOf = Callable[[Path | None, int, bool], NewRules]
 _LARGE_BYTES = 1 << 30  # packed weights of at least this size are kept in files
 _MAX_VERIFYING = 1024  # rows of the graphs that only drafts need
 

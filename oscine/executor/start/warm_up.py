@@ -13,6 +13,7 @@ from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.kv.memory import SAMPLED_AT_ONCE
 from oscine.executor.runner import TorchExecutor
 from oscine.executor.sampling.masks import ANYTHING
+from oscine.timing.kinds import NO_GRAPHS, GraphSizes
 from oscine.types import AdapterPlace, NewSequence, SamplingParams, ScheduledSequence, StepPlan
 
 _CHUNK = 128  # tokens of a prompt beside decodes: more than a step whose queries norm_qkv rotates
@@ -35,10 +36,24 @@ SAMPLINGS = (
 )
 
 
-def warm_up(executor: TorchExecutor, max_num_batched_tokens: int, samplings: Sequence[SamplingParams]) -> None:
-    """Prompts of all sizes, decodes beside a prompt, and rows sampled in all ways."""
+def warm_up(
+    executor: TorchExecutor,
+    max_num_batched_tokens: int,
+    samplings: Sequence[SamplingParams],
+    sizes: GraphSizes = NO_GRAPHS,
+    *,
+    adapted: bool = False,
+) -> None:
+    """Prompts of all sizes, decodes beside a prompt, steps that become CUDA graphs, and rows sampled in all ways.
+
+    Kernels that take longest to compile come first. The order is always the same: before 3.9, Triton's hash of a kernel
+    depends on which functions were hashed before.
+    """
     run_sizes(executor, max_num_batched_tokens)
+    executor.graphs.run_eagerly(sizes, adapted=adapted)
     run_samplings(executor, samplings)
+    if adapted:
+        warm_up_adapters(executor, max_num_batched_tokens)
 
 
 def run_sizes(executor: TorchExecutor, max_num_batched_tokens: int) -> None:
@@ -91,7 +106,7 @@ def decode_counts(most: int) -> list[int]:
 
 
 def row_counts(max_num_seqs: int) -> list[int]:
-    """Rows sampled at once: their number decides into how many programs a row is cut."""
+    """Rows sampled at once: their number decides which variants of kernels run."""
     return sizes_up_to(min(max_num_seqs, SAMPLED_AT_ONCE))
 
 

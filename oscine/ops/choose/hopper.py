@@ -142,7 +142,6 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         NOISE=noise,
         BLOCK_B=PART,
         BLOCK_H=triton.next_power_of_2(hidden),
-        PARTS_S=parts,
         BLOCK_S=triton.next_power_of_2(parts),
         num_warps=4,
         **options,
@@ -283,7 +282,6 @@ def decide_kernel(
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    PARTS_S: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -292,7 +290,8 @@ def decide_kernel(
     column_H = tl.arange(0, BLOCK_H)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B, PDL)
-    floor_S = tl.load(floor + row * PARTS_S + part_S, mask=part_S < PARTS_S, other=float("-inf"))
+    parts = tl.num_programs(0)
+    floor_S = tl.load(floor + row * parts + part_S, mask=part_S < parts, other=float("-inf"))
     # One after the other: there are few, and most parts have none.
     left_B = (highest_B >= tl.max(floor_S, 0)) & (highest_B > float("-inf")) & (token_B < vocab)
     value = tl.full((), float("-inf"), tl.float32)
@@ -309,5 +308,5 @@ def decide_kernel(
             id = token
         left_B = left_B & (token_B != token)
         token = tl.min(tl.where(left_B, token_B, vocab), 0)
-    out, parts = (ids, values, first), (best_value, best_id, arrivals)
-    settle(value, id, row, out, parts, vocab, PARTS_S, BLOCK_S)
+    out, bests = (ids, values, first), (best_value, best_id, arrivals)
+    settle(value, id, row, out, bests, vocab, BLOCK_S)

@@ -36,6 +36,7 @@ LOWEST = tl.constexpr(-(2**63))  # key of no token
 UNIT = tl.constexpr(2.0**40)  # of probability in fixed point
 COOLEST = tl.constexpr(LOWEST_TEMPERATURE)
 RESTRICTED = 4096  # tokens of a program that restricts a row
+MIN_BLOCK_S = 256  # gpt-oss has up to 197 programs per row that chooses: they share a variant
 
 
 def sample(target: Target, logits_NV: Tensor, sampling: SamplingBatch) -> Sampled:
@@ -105,8 +106,7 @@ def _choose(
         part,
         NOISE=not sampling.greedy,
         BLOCK_B=block,
-        PARTS_S=parts,
-        BLOCK_S=triton.next_power_of_2(parts),
+        BLOCK_S=max(MIN_BLOCK_S, triton.next_power_of_2(parts)),
         num_warps=4,
         **target.launch_options,
     )
@@ -259,7 +259,6 @@ def _choose_kernel(
     part,
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
-    PARTS_S: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -289,40 +288,34 @@ def _choose_kernel(
     value = tl.max(value_B, 0)
     id = tl.min(tl.where(value_B == value, id_B, vocab), 0)
     out, parts = (ids, values, first), (best_value, best_id, arrivals)
-    settle(value, id, row, out, parts, vocab, PARTS_S, BLOCK_S)
+    settle(value, id, row, out, parts, vocab, BLOCK_S)
 
 
 @triton.jit
-def settle(value, id, row, out, parts, vocab, PARTS_S: tl.constexpr, BLOCK_S: tl.constexpr):
+def settle(value, id, row, out, parts, vocab, BLOCK_S: tl.constexpr):
     """The best of a row's parts; the lower id of equals. The program that arrives last stores it. -1: all are -inf.
 
-    out: (ids, values or None, first token as in_vocabulary). parts: (best_value, best_id, arrivals)
+    out: (ids, values or None, first token as in_vocabulary). parts: (best_value, best_id, arrivals). BLOCK_S: at least
+    as many as programs of a row.
     """
     best_value, best_id, arrivals = parts
-    if PARTS_S == 1:
-        _store_best(value, id, row, out)
-    else:
-        part = tl.program_id(0)
-        tl.store(best_value + row * PARTS_S + part, value)
-        tl.store(best_id + row * PARTS_S + part, id)
-        tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
-        if tl.atomic_add(arrivals + row, 1) == PARTS_S - 1:
-            tl.store(arrivals + row, 0)
-            part_S = tl.arange(0, BLOCK_S)
-            live_S = part_S < PARTS_S
-            at_S = row * PARTS_S + part_S
-            value_S = tl.load(best_value + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
-            id_S = tl.load(best_id + at_S, mask=live_S, other=vocab, cache_modifier=".cg")
-            best = tl.max(value_S, 0)
-            _store_best(best, tl.min(tl.where(value_S == best, id_S, vocab), 0), row, out)
-
-
-@triton.jit
-def _store_best(value, id, row, out):
     ids, values, first = out
-    tl.store(ids + row, tl.where(value > float("-inf"), in_vocabulary(id, first), -1).to(tl.int64))
-    if values is not None:
-        tl.store(values + row, value)
+    part, count = tl.program_id(0), tl.num_programs(0)
+    tl.store(best_value + row * count + part, value)
+    tl.store(best_id + row * count + part, id)
+    tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
+    if tl.atomic_add(arrivals + row, 1) == count - 1:
+        tl.store(arrivals + row, 0)
+        part_S = tl.arange(0, BLOCK_S)
+        live_S = part_S < count
+        at_S = row * count + part_S
+        value_S = tl.load(best_value + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
+        id_S = tl.load(best_id + at_S, mask=live_S, other=vocab, cache_modifier=".cg")
+        best = tl.max(value_S, 0)
+        lowest = tl.min(tl.where(value_S == best, id_S, vocab), 0)
+        tl.store(ids + row, tl.where(best > float("-inf"), in_vocabulary(lowest, first), -1).to(tl.int64))
+        if values is not None:
+            tl.store(values + row, best)
 
 
 @triton.jit

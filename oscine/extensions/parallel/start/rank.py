@@ -50,7 +50,7 @@ class _Rank:
             lambda text: None,
             Stopwatch(),
             between_ranks(self._host, launch.store, launch.options),
-            lambda tokenizer, vocab_size: lambda num_slots, device: ReceivedRules(ring, device),
+            lambda tokenizer, vocab_size, at_once: lambda num_slots, device: ReceivedRules(ring, device),
         ).executor
         if launch.options.peers.kv_transfer:
             _follow_transfers(launch, executor)

@@ -41,8 +41,8 @@ def load_ranks(
     host = HostCommunicator(0, ranks.num_ranks, shared.slots, ranks.watch)
     ring = RingWriter(shared.ring, ranks.wakers, ranks.watch)
 
-    def sent(tokenizer_file: Path | None, vocab_size: int) -> NewRules:
-        new_rules = grammar_rules(tokenizer_file, vocab_size)
+    def sent(tokenizer_file: Path | None, vocab_size: int, at_once: bool) -> NewRules:
+        new_rules = grammar_rules(tokenizer_file, vocab_size, at_once)
         return lambda num_slots, device: SentRules(new_rules(num_slots, device), ring)
 
     loaded = load_executor(own, report, watch, between_ranks(host, ranks.store, own, report), sent)

@@ -17,6 +17,11 @@ class StepFeatures(NamedTuple):
     sampled: int = 0  # sequences after which a token is chosen
     drafts: int = 0  # rows that are drafts
 
+    def __str__(self) -> str:
+        rows = f"{self.decode_rows:,} rows that read {self.decode_context:,} tokens"
+        chunks = f"{self.prompt_tokens:,} tokens of {self.prompt_sequences:,} prompt{'s' * (self.prompt_sequences > 1)}"
+        return " beside ".join([rows] * bool(self.decode_rows) + [chunks] * bool(self.prompt_sequences)) or "no tokens"
+
     @property
     def tokens(self) -> int:
         return self.decode_rows + self.prompt_tokens

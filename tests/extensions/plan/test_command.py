@@ -151,7 +151,9 @@ def test_a_step_that_was_not_measured_ends_the_simulation(
 ) -> None:
     deployment, table = files
     assert main(["simulate", str(deployment), "--steps", str(table), "--users", "2", "--isl", "60000"]) == 1
-    assert "what was measured" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "what was measured: " in error
+    assert "tokens of 1 prompt; --scaled extrapolates" in error
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,7 @@ def test_a_page_that_cannot_be_drawn_is_an_error_before_anything_is_computed(
         ("--gpus H100:1 --users 8 --gpu-memory 40GiB", 1, ["do not fit", "weights of"]),
         ("--gpus RTX-PRO-6000:1 --users 8 --isl 100000 --osl 100", 1, ["no layout", "--scaled"]),
         ("--gpus H200:1 --users 8 --isl 100 --osl 50 --tpot p50:0.1", 1, ["no plan meets", "nearest", "TPOT p50"]),
+        ("--gpus H200:1 --users 8 --isl 500000", 1, ["nothing serves this load: ", "the prompt has 500000 tokens"]),
         ("--gpus H200:2 --rate 500 --isl 200 --osl 40", 1, ["no plan keeps up", "2 x H200 TP1", "of 20,000 tokens/s"]),
         ("--fit --gpus H200:1 --users 8", 2, ["--fit must be given with --validate\n"]),
     ],

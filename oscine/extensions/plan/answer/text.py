@@ -140,7 +140,7 @@ def unmet(answer: Answer) -> str:
     """How near the best comes, where no candidate meets the goals."""
     best, question = answer.best, answer.found.question
     assert not meets(question, best)
-    rows = [trial for trial in best.whole if trial.row]
+    rows = [trial for trial in best.whole if trial.row and trial.row["completed"]]
     hint = (
         "" if question.scaled or not answer.found.left_out else "; --scaled extrapolates to layouts that were left out"
     )

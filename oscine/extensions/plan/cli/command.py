@@ -13,6 +13,7 @@ from oscine.cli.serve.options import add_some
 from oscine.extensions.bench.cli.load_options import Reporting, Sending, Workload
 from oscine.extensions.plan.run.scenario import Scenario, Simulated
 from oscine.settings.option import Options, options_of
+from oscine.timing.answer import NotMeasuredError
 
 if TYPE_CHECKING:
     from oscine.extensions.bench.serve.run import Measured
@@ -72,8 +73,11 @@ def run(args: argparse.Namespace) -> None:
         with ended_by(LookupError):
             tables, engines = scenario.tables, scenario.engines()
     began_s = time.perf_counter()
-    with ended_by(LookupError):  # a step that the tables do not know
+    try:
         outcome = scenario.simulate(engines, traffic)
+    except NotMeasuredError as error:
+        hint = "" if scenario.simulated.scaled else "; --scaled extrapolates"
+        raise CommandError(f"{error}{hint}") from None
     took_s = time.perf_counter() - began_s
     measured = measured_of(outcome, scenario.arrival, limits_s, scenario.simulated.warm_up)
     gpus = scenario.num_gpus

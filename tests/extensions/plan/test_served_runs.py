@@ -49,7 +49,7 @@ def test_a_trace_has_its_own_times_and_lengths(tmp_path: Path, monkeypatch: pyte
 def test_mean_errors_are_within_the_musts() -> None:
     """Of all servers, and by model and number of GPUs but for what docs/planning-tables.md names."""
     runs = read_runs()
-    assert {one.machine for one in runs} == {"A", "B", "C", "D"}
+    assert {one.machine for one in runs} == {"A", "B", "C", "D", "E"}
     assert {one.tensor_parallel_size for one in runs} == {1, 2}
     found = [*offs(runs)]
     assert not [str(one.run) for one in found if one.tpot is None], "not in the tables"
@@ -57,7 +57,7 @@ def test_mean_errors_are_within_the_musts() -> None:
     for group in (None, *groups):
         own = [one for one in found if group in (None, (one.run.model, one.run.tensor_parallel_size))]
         for name, most in (("tpot", 0.05), ("throughput", 0.10), ("ttft", 0.15)):
-            if name == "ttft" and group in (("20b", 1), ("120b", 2)):
+            if name == "ttft" and group == ("120b", 2):
                 most = 0.19
             errors = [abs(getattr(one, name)) for one in own]
             assert sum(errors) / len(errors) < most, (group, name)

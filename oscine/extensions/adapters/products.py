@@ -109,7 +109,7 @@ class Reference:
         per_token = rows.size // len(x) if len(x) else 1
         y = torch.zeros(rows.size, into.shape[-2], dtype=torch.float32, device=x.device)
         for key, chosen in _groups(rows.keys_P):
-            factors = into.flatten(0, into.dim() - 3)[key]
+            factors = _of_key(into, key)
             y[chosen] = x[chosen // per_token].float() @ factors.float().T
         return y
 
@@ -155,7 +155,7 @@ class Reference:
         if norm is not None:
             y = y * torch.rsqrt(norm.squares_TS.sum(1, keepdim=True) / norm.width + norm.eps)
         for key, chosen in _groups(rows.keys_P):
-            factors, start = out_of.flatten(0, out_of.dim() - 3)[key].float(), 0
+            factors, start = _of_key(out_of, key).float(), 0
             for part, end in enumerate(ends or (num_rows,)):
                 own = y[chosen, part * rank : (part + 1) * rank] @ factors[start:end].T
                 target[chosen, start:end] = (target[chosen, start:end].float() + own).to(out.dtype)
@@ -179,7 +179,7 @@ class Reference:
             y = y * weights_P[:, None]
         sums_PN = torch.empty(rows.size, out_of.shape[-2], dtype=torch.float32, device=y.device)
         self.expand(y, rows, out_of, sums_PN, adds=False)
-        sums_TKN = sums_PN.view(*out_TKN.shape[:2], -1)
+        sums_TKN = sums_PN.view(*out_TKN.shape[:2], out_of.shape[-2])
         out_TKN.copy_(out_TKN.float() + sums_TKN if adds else sums_TKN)
 
 
@@ -192,6 +192,11 @@ def found_in(entries: Entries) -> list[tuple[int, int, int]]:
     if chosen.is_floating_point():
         chosen = chosen.nan_to_num(-torch.inf, torch.inf, -torch.inf).sort(descending=True, stable=True).indices
     return [(expert, row, 1) for row, expert in enumerate(chosen[: entries.pairs].tolist())]
+
+
+def _of_key(factors: Tensor, key: int) -> Tensor:
+    """[S, (E,) ...] -> one matrix. Slots are parts of a larger memory, so to flatten them would copy all."""
+    return factors[key] if factors.dim() == 3 else factors[divmod(key, factors.shape[1])]
 
 
 def _groups(keys_P: Tensor) -> list[tuple[int, Tensor]]:

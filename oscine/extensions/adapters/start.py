@@ -10,6 +10,7 @@ from oscine.executor.start.shared import Start
 from oscine.extensions.adapters.device import DeviceAdapters
 from oscine.extensions.adapters.host import HostAdapters, factors_in
 from oscine.extensions.adapters.layout import Layout, Packing, targets_of
+from oscine.extensions.adapters.native import Native
 from oscine.extensions.adapters.products import Backend, Reference
 from oscine.model.gpt_oss import GptOss
 from oscine.model.tensors import TensorSpec, tensor_specs
@@ -69,7 +70,8 @@ class RuntimeAdapting(Adapting):
 
     def _backend(self, start: Start) -> Backend:
         if not self._on_gpu:
-            return Reference()
+            in_c = start.platform.has_c_kernels and self._opened.dtype == torch.float32
+            return Native() if in_c else Reference()
         from oscine.extensions.adapters.kernels import Kernels
 
         return Kernels(start.target)

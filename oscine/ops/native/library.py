@@ -47,6 +47,8 @@ OF_STEPS = {
     "oscine_held": "pppii",
     "oscine_draft_sampling": "ppppippp",
     "oscine_put": "piippi",
+    "oscine_low_rank_in": "pppiiipiiii",
+    "oscine_low_rank_out": "pppiiippiiiiii",
 }
 OTHERS = {
     "oscine_set_num_threads": "i",

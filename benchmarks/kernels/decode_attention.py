@@ -68,9 +68,9 @@ def kernels(target: Target, num_decodes: int) -> dict[str, Callable[[Tensor, tri
     found: dict[str, Callable[[Tensor, triton.Inputs], None]] = {"Triton": partial(triton.decode, target)}
     if num_decodes <= hopper.MAX_DECODES:
         tiling = hopper.decode_tiling(KV_HEADS, None)
-        for few, parts in PARTS:
-            own = tiling | {"SHORT_PARTS": few, "PARTS": parts, "MAX_SPLITS": min(parts, hopper.MAX_SPLITS)}
-            found[f"{few}, {parts} parts"] = partial(hopper.launch_decode, target, tiling=own)
+        for short, parts in PARTS:
+            own = tiling | {"SHORT_PARTS": short, "PARTS": parts, "MAX_SPLITS": min(parts, hopper.MAX_SPLITS)}
+            found[f"{short}, {parts} parts"] = partial(hopper.launch_decode, target, tiling=own)
     return found
 
 

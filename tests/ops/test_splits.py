@@ -18,7 +18,7 @@ from tests.ops.child import call
 from tests.ops.gluon_interpreter import run_gluon
 
 BLOCK = 64
-Run = Callable[[Tensor, Tensor, int, int, int], None]  # (out, lens, few parts, parts, most)
+Run = Callable[[Tensor, Tensor, int, int, int], None]  # (out, lens, short parts, parts, most)
 
 
 @triton.jit
@@ -43,10 +43,10 @@ def gluon_splits_kernel(
     gl.store(out_ptr + index * 3 + 2, splits)
 
 
-def expected(lens: list[int], few: int, parts: int, most: int) -> list[tuple[int, int, int]]:
+def expected(lens: list[int], short: int, parts: int, most: int) -> list[tuple[int, int, int]]:
     blocks = [max(1, ceil(length / BLOCK)) for length in lens]
     if sum(blocks) < MIN_PART_PAGES.value * parts:
-        parts = few
+        parts = short
     counts = [min(ceil(Fraction(parts * own, sum(blocks))), own, most) for own in blocks]
     return [(sequence, split, count) for sequence, count in enumerate(counts) for split in range(count)]
 
@@ -61,27 +61,27 @@ def check(run: Run, most_sequences: int, *, fewer_for_short: bool) -> None:
         longest = 1 << draw.randrange(6, 18)
         loads.append([draw.randint(1, longest) for _ in range(draw.randint(1, 64))])
     for lens in loads:
-        for few, parts, most in ((24, 24, 24), (3, 5, 3), (24, 32, 32)) if len(lens) < 64 else ((36, 48, 32),):
-            few = few if fewer_for_short else parts
-            wanted = expected(lens, few, parts, most)
+        for short, parts, most in ((24, 24, 24), (3, 5, 3), (24, 32, 32)) if len(lens) < 64 else ((36, 48, 32),):
+            short = short if fewer_for_short else parts
+            wanted = expected(lens, short, parts, most)
             assert len(wanted) <= max_total_splits(len(lens), parts)
             found = torch.full((max_total_splits(len(lens), parts), 3), -1, dtype=torch.int32)
-            run(found, torch.tensor(lens, dtype=torch.int32), few, parts, most)
+            run(found, torch.tensor(lens, dtype=torch.int32), short, parts, most)
             assert [tuple(row) for row in found[: len(wanted)].tolist()] == wanted
             assert (found[len(wanted) :, 0] >= len(lens)).all()
             assert (found[len(wanted) :, 2] == 0).all()
 
 
 def interpret_triton() -> None:
-    def run(out: Tensor, lens: Tensor, few: int, parts: int, most: int) -> None:
+    def run(out: Tensor, lens: Tensor, short: int, parts: int, most: int) -> None:
         splits_kernel[(len(out),)](out, lens, len(lens), BLOCK_N=BLOCK, PARTS=parts, MAX_SPLITS=most)
 
     check(run, 300, fewer_for_short=False)  # more than are read at once
 
 
 def interpret_gluon() -> None:
-    def run(out: Tensor, lens: Tensor, few: int, parts: int, most: int) -> None:
-        gluon_splits_kernel[(len(out),)](out, lens, len(lens), SHORT_PARTS=few, PARTS=parts, MAX_SPLITS=most)
+    def run(out: Tensor, lens: Tensor, short: int, parts: int, most: int) -> None:
+        gluon_splits_kernel[(len(out),)](out, lens, len(lens), SHORT_PARTS=short, PARTS=parts, MAX_SPLITS=most)
 
     check(run, 64, fewer_for_short=True)
 

@@ -78,13 +78,14 @@ def load_executor(
 def _load_on_gpu(start: Start, memory: MemoryPlan) -> TorchExecutor:
     from oscine.ops.compile_together import Compilers, Stamp
 
-    stamp, workers = Stamp.of(start.shapes_of_kernels), None if start.shard.experts.rank == 0 else 0
+    stamp = Stamp.of(start.shapes_of_kernels)
     if start.least_of_all(int(stamp.holds())):
         executor = load(start, memory)
         executor.prepare(MASKED)  # begins to read the vocabulary
         with start.lockstep.rehearsal():
             rehearse_kernels(start, executor)
     else:
+        workers = None if start.shard.experts.rank == 0 else 0
         with closing(Compilers(workers)) as compilers:  # they get ready beside the weights
             executor = load(start, memory)
             with start.lockstep.rehearsal():

@@ -14,9 +14,9 @@ class Native(Reference):
     """A Backend."""
 
     def shrink(self, x: Tensor, rows: Rows, into: Tensor, segments: int) -> Tensor:
-        keys_P, y = rows.keys_P, torch.empty(rows.size, into.shape[-2])
+        x, y = x.contiguous(), torch.empty(rows.size, into.shape[-2])
         per_row = rows.size // len(x) if len(x) else 1
-        inputs = x.contiguous().data_ptr(), keys_P.data_ptr(), *_factors(into)
+        inputs = x.data_ptr(), rows.keys_P.data_ptr(), *_factors(into)
         check(library().oscine_low_rank_in(*inputs, y.data_ptr(), rows.size, per_row, *into.shape[-2:]))
         return y
 
@@ -32,28 +32,10 @@ class Native(Reference):
         norm: Norm | None = None,
     ) -> None:
         assert out.is_contiguous()
-        if norm is not None:
-            y = y * torch.rsqrt(norm.squares_TS.sum(1, keepdim=True) / norm.width + norm.eps)
-        keys_P, parts = rows.keys_P, _integers(ends or (out_of.shape[-2],))
-        inputs = y.data_ptr(), keys_P.data_ptr(), *_factors(out_of), parts.data_ptr(), out.data_ptr()
+        y, parts = y if norm is None else norm.of(y), _integers(ends or (out_of.shape[-2],))
+        inputs = y.data_ptr(), rows.keys_P.data_ptr(), *_factors(out_of), parts.data_ptr(), out.data_ptr()
         stride = out.numel() // max(1, rows.size)
         check(library().oscine_low_rank_out(*inputs, rows.size, len(parts), *out_of.shape[-2:], stride, adds))
-
-    def through(
-        self,
-        tokens: Tensor,
-        rows: Rows,
-        into: Tensor,
-        out_of: Tensor,
-        out_TKN: Tensor,
-        *,
-        adds: bool,
-        weights_P: Tensor | None = None,
-    ) -> None:
-        y = self.shrink(tokens, rows, into, 1)
-        if weights_P is not None:
-            y *= weights_P[:, None]
-        self.expand(y, rows, out_of, out_TKN, adds=adds)
 
 
 def _factors(tensor: Tensor) -> tuple[int, int, int, int]:

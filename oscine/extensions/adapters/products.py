@@ -9,6 +9,8 @@ then it adds nothing.
 Shape suffixes: P rows, S slots, E experts (1 for matrices of all tokens), R rank, K columns, N rows of a matrix.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,7 +19,8 @@ from torch import Tensor
 from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """The rows of one product, and which factors each has."""
 
     keys_T: Tensor  # int32: slots of the adapters of tokens; below 0: none
@@ -34,7 +37,7 @@ class Rows(NamedTuple):
     def per_token(self) -> int:
         return self.size // len(self.keys_T) if len(self.keys_T) else 1
 
-    @property
+    @cached_property
     def keys_P(self) -> Tensor:  # noqa: N802
         """int32."""
         if self.ids_P is None:
@@ -49,6 +52,10 @@ class Norm(NamedTuple):
     squares_TS: Tensor  # sums of parts
     eps: float
     width: int
+
+    def of(self, y: Tensor) -> Tensor:
+        """Products y of x, as they are of x after the norm."""
+        return y * torch.rsqrt(self.squares_TS.sum(1, keepdim=True) / self.width + self.eps)
 
 
 class Backend(Protocol):
@@ -152,8 +159,7 @@ class Reference:
         target = out.flatten(1)[:, :num_rows]
         if not adds:
             target.zero_()
-        if norm is not None:
-            y = y * torch.rsqrt(norm.squares_TS.sum(1, keepdim=True) / norm.width + norm.eps)
+        y = y if norm is None else norm.of(y)
         for key, chosen in _groups(rows.keys_P):
             factors, start = _of_key(out_of, key).float(), 0
             for part, end in enumerate(ends or (num_rows,)):
@@ -177,10 +183,7 @@ class Reference:
         y = self.shrink(tokens, rows, into, 1)
         if weights_P is not None:
             y = y * weights_P[:, None]
-        sums_PN = torch.empty(rows.size, out_of.shape[-2], dtype=torch.float32, device=y.device)
-        self.expand(y, rows, out_of, sums_PN, adds=False)
-        sums_TKN = sums_PN.view(*out_TKN.shape[:2], out_of.shape[-2])
-        out_TKN.copy_(out_TKN.float() + sums_TKN if adds else sums_TKN)
+        self.expand(y, rows, out_of, out_TKN.view(rows.size, out_of.shape[-2]), adds=adds)
 
 
 def found_in(entries: Entries) -> list[tuple[int, int, int]]:

@@ -7,6 +7,8 @@ adapters; those without rows cost a program that ends at once.
 Shape suffixes: P rows of a block, Q all rows, B blocks.
 """
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 
@@ -40,7 +42,7 @@ def with_table(target: Target, rows: Rows, num_slots: int) -> Rows:
         num_warps=4,
         **target.launch_options,
     )
-    return rows._replace(order_P=order_P, blocks_B3=blocks_B3)
+    return replace(rows, order_P=order_P, blocks_B3=blocks_B3)
 
 
 @triton.jit

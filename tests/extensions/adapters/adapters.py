@@ -19,6 +19,18 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EXPERTS = ("gate_up_proj", "down_proj")
 
 
+def random(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(device, dtype)
+
+
+def memory(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Factors of three slots, with others between them."""
+    padded = torch.full((3, torch.Size(shape).numel() + 64), torch.nan, device=device, dtype=dtype)
+    padded[:, :-64].copy_(random(3, *shape, seed=seed, device=device, dtype=torch.float32).flatten(1))
+    return padded[:, :-64].unflatten(1, shape)
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two factors of a matrix, or of all experts of a layer: A [..., r, in], B [..., out, r]."""

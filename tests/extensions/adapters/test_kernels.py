@@ -24,6 +24,8 @@ from tests.ops.bound import target_of
 from tests.ops.chips import CHIPS
 from tests.ops.compile_ahead import compile_ahead, run_interpreted
 
+from .adapters import memory, random
+
 CPU = torch.device("cpu")
 # tokens, columns, rows, rank; each has its reason
 TOKENS = {
@@ -43,18 +45,6 @@ PAIRS = {
     "more pairs than keys": (60, 4, 5, 1096, 40, 16),
     "a prompt": (1040, 4, 5, 32, 32, 32),
 }
-
-
-def random(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(device, dtype)
-
-
-def memory(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Factors of three slots, with others between them."""
-    padded = torch.full((3, torch.Size(shape).numel() + 64), torch.nan, device=device, dtype=dtype)
-    padded[:, :-64].copy_(random(3, *shape, seed=seed, device=device, dtype=torch.float32).flatten(1))
-    return padded[:, :-64].unflatten(1, shape)
 
 
 def keys(tokens: int, device: torch.device) -> Tensor:

@@ -1,6 +1,5 @@
 """The products of adapters in C, beside those in torch."""
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -11,9 +10,11 @@ from oscine.extensions.adapters.native import Native
 from oscine.extensions.adapters.products import Norm, Reference
 from oscine.ops.native.library import unavailable
 
+from .adapters import memory
+
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="needs the C kernels")
 
-SLOTS = 3
+CPU, SLOTS = torch.device("cpu"), 3
 # (tokens, experts of a token, E, columns, rows, rank)
 SHAPES = {
     "a token": (1, 1, 1, 96, 40, 4),
@@ -25,19 +26,6 @@ SHAPES = {
 }
 
 
-def slots_of(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Factors of each slot as they lie on a device: parts of one memory, with other things between them."""
-    _, _, experts, columns, num_rows, rank = shape
-    memory = torch.randn(SLOTS, 3 + experts * rank * (columns + num_rows) + 1).to(dtype)
-    memory[:, -1] = torch.nan
-    of_experts = (experts,) if experts > 1 else ()
-    start = 3
-    for last in ((rank, columns), (num_rows, rank)):
-        size = torch.Size((*of_experts, *last)).numel()
-        yield memory[:, start : start + size].view(SLOTS, *of_experts, *last)
-        start += size
-
-
 def close(found: Tensor, expected: Tensor) -> None:
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * (1 + largest))
@@ -46,9 +34,11 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_products_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
-    shape = tokens, per_token, experts, columns, num_rows, _ = SHAPES[name]
+    tokens, per_token, experts, columns, num_rows, rank = SHAPES[name]
     torch.manual_seed(tokens)
-    into, out_of = slots_of(shape, dtype)
+    of_experts = (experts,) if experts > 1 else ()
+    into = memory(*of_experts, rank, columns, seed=1, device=CPU, dtype=dtype)
+    out_of = memory(*of_experts, num_rows, rank, seed=2, device=CPU, dtype=dtype)
     keys_T = (torch.arange(tokens) % (SLOTS + 1) - int(tokens > 1)).int()
     ids_TK = torch.rand(tokens, experts).argsort(1)[:, :per_token].int() if experts > 1 else None
     native, reference = Native(), Reference()

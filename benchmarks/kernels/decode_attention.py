@@ -1,4 +1,4 @@
-"""Decode attention on Hopper, with contexts cut into more and fewer parts, beside the Triton kernel:
+"""Decode attention on Hopper beside the Triton kernel:
 `python -m benchmarks.kernels.decode_attention`.
 
 First the error of each against the reference in float32. Then all in turns, in CUDA graphs of several layers, so that
@@ -37,7 +37,6 @@ CASES: dict[str, list[int]] = {
     "8 x 16,384 and 24 x 512": [MEDIUM] * 8 + [512] * 24,
     "64 spread to 19,400": list(range(500, 19_700, 300)),
 }
-PARTS = (24, 24), (24, 32), (32, 32), (24, 64), (24, 96)  # of short contexts, and of long ones
 MAX_ERROR = 8e-3  # relative, of results rounded to bfloat16 twice
 CHECKED = 4_096  # pages, at most: the reference gathers them in float32
 
@@ -68,9 +67,7 @@ def kernels(target: Target, num_decodes: int) -> dict[str, Callable[[Tensor, tri
     found: dict[str, Callable[[Tensor, triton.Inputs], None]] = {"Triton": partial(triton.decode, target)}
     if num_decodes <= hopper.MAX_DECODES:
         tiling = hopper.decode_tiling(KV_HEADS, None)
-        for short, parts in PARTS:
-            own = tiling | {"SHORT_PARTS": short, "PARTS": parts, "MAX_SPLITS": min(parts, hopper.MAX_SPLITS)}
-            found[f"{short}, {parts} parts"] = partial(hopper.launch_decode, target, tiling=own)
+        found["Hopper"] = partial(hopper.launch_decode, target, tiling=tiling)
     return found
 
 

@@ -1,7 +1,7 @@
 """How contexts are divided among programs, in Triton and in Gluon, beside plain Python."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
@@ -12,83 +12,114 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from oscine.ops.attention.hopper_decode import MIN_PART_PAGES, _split_of
+from oscine.ops.attention.hopper_decode import _split_of
 from oscine.ops.attention.splits import max_total_splits, split_of
 from tests.ops.child import call
 from tests.ops.gluon_interpreter import run_gluon
 
 BLOCK = 64
-Run = Callable[[Tensor, Tensor, int, int, int], None]  # (out, lens, short parts, parts, most)
 
 
 @triton.jit
 def splits_kernel(
-    out_ptr, lens_ptr, num_sequences, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, MAX_SPLITS: tl.constexpr
+    out_ptr,
+    lens_ptr,
+    num_sequences,
+    BLOCK_N: tl.constexpr,
+    SHORT_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
 ):
     index = tl.program_id(0)
-    sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MAX_SPLITS)
+    sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, SHORT_PARTS, PARTS, MAX_SPLITS)
     tl.store(out_ptr + index * 3, sequence)
     tl.store(out_ptr + index * 3 + 1, split)
     tl.store(out_ptr + index * 3 + 2, splits)
 
 
 @gluon.jit
-def gluon_splits_kernel(
-    out_ptr, lens_ptr, num_sequences, SHORT_PARTS: gl.constexpr, PARTS: gl.constexpr, MAX_SPLITS: gl.constexpr
-):
+def gluon_splits_kernel(out_ptr, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
     index = gl.program_id(0)
-    sequence, split, splits = _split_of(index, lens_ptr, num_sequences, SHORT_PARTS, PARTS, MAX_SPLITS)
+    sequence, split, splits = _split_of(index, lens_ptr, num_sequences, KV_HEADS, MAX_SPLITS)
     gl.store(out_ptr + index * 3, sequence)
     gl.store(out_ptr + index * 3 + 1, split)
     gl.store(out_ptr + index * 3 + 2, splits)
 
 
-def expected(lens: list[int], short: int, parts: int, most: int) -> list[tuple[int, int, int]]:
-    blocks = [max(1, ceil(length / BLOCK)) for length in lens]
-    if sum(blocks) < MIN_PART_PAGES.value * parts:
-        parts = short
-    counts = [min(ceil(Fraction(parts * own, sum(blocks))), own, most) for own in blocks]
-    return [(sequence, split, count) for sequence, count in enumerate(counts) for split in range(count)]
+def blocks_of(lens: list[int]) -> list[int]:
+    return [max(1, ceil(length / BLOCK)) for length in lens]
 
 
-def check(run: Run, most_sequences: int, *, fewer_for_short: bool) -> None:
-    """`fewer_for_short`: short contexts have fewer parts."""
-    draw, limit = random.Random(0), 32 * MIN_PART_PAGES.value  # of 32 parts
-    loads = [[1_000] * 24, [64], [65, 0, 64], [7, 131_072], [131_072] + [1] * (most_sequences - 1)]
-    loads += [[limit * BLOCK - 1], [limit * BLOCK + 1]]
-    loads += [[BLOCK] * 10 + [(limit - 10 + more) * BLOCK] for more in (-1, 0)]
+def counts(blocks: list[int], parts: int, most: int) -> list[int]:
+    """Of splits."""
+    return [min(ceil(Fraction(parts * own, sum(blocks))), own, most) for own in blocks]
+
+
+def hopper_parts(lens: list[int], kv_heads: int, most: int) -> int:
+    """132 SMs run two programs each. Long are a 128th of all tokens and more."""
+    blocks = blocks_of(lens)
+    if sum(blocks) * kv_heads < 256 * 32:
+        return 192 // kv_heads
+    for parts in (256 // kv_heads, 240 // kv_heads):
+        programs = [count * kv_heads for own, count in zip(blocks, counts(blocks, parts, most), strict=True)]
+        if sum(count for own, count in zip(blocks, programs, strict=True) if 128 * own >= sum(blocks)) <= 264:
+            return parts
+    return 384 // kv_heads
+
+
+def check(found: Tensor, lens: list[int], parts: int, most: int) -> None:
+    wanted = [
+        (sequence, split, count)
+        for sequence, count in enumerate(counts(blocks_of(lens), parts, most))
+        for split in range(count)
+    ]
+    assert [tuple(row) for row in found[: len(wanted)].tolist()] == wanted
+    assert (found[len(wanted) :, 0] >= len(lens)).all()
+    assert (found[len(wanted) :, 2] == 0).all()
+
+
+def loads(most_sequences: int) -> Iterator[list[int]]:
+    draw, limit = random.Random(0), 1_024  # pages, from which on Hopper's kernel has more parts
+    yield from ([1_000] * 24, [64], [65, 0, 64], [7, 131_072], [131_072] + [1] * (most_sequences - 1))
+    yield from ([limit * BLOCK - 1], [limit * BLOCK + 1])
+    yield from ([BLOCK] * 10 + [(limit - 10 + more) * BLOCK] for more in (-1, 0))
     for _ in range(6):
         longest = 1 << draw.randrange(6, 18)
-        loads.append([draw.randint(1, longest) for _ in range(draw.randint(1, 64))])
-    for lens in loads:
-        for short, parts, most in ((24, 24, 24), (3, 5, 3), (24, 32, 32)) if len(lens) < 64 else ((36, 48, 32),):
-            short = short if fewer_for_short else parts
-            wanted = expected(lens, short, parts, most)
-            assert len(wanted) <= max_total_splits(len(lens), parts)
-            found = torch.full((max_total_splits(len(lens), parts), 3), -1, dtype=torch.int32)
-            run(found, torch.tensor(lens, dtype=torch.int32), short, parts, most)
-            assert [tuple(row) for row in found[: len(wanted)].tolist()] == wanted
-            assert (found[len(wanted) :, 0] >= len(lens)).all()
-            assert (found[len(wanted) :, 2] == 0).all()
+        yield [draw.randint(1, longest) for _ in range(draw.randint(1, 64))]
 
 
 def interpret_triton() -> None:
-    def run(out: Tensor, lens: Tensor, short: int, parts: int, most: int) -> None:
-        splits_kernel[(len(out),)](out, lens, len(lens), BLOCK_N=BLOCK, PARTS=parts, MAX_SPLITS=most)
-
-    check(run, 300, fewer_for_short=False)  # more than are read at once
+    chosen = set()
+    for lens in loads(300):  # more than are read at once
+        for short, parts, most in ((24, 24, 24), (3, 5, 3), (24, 48, 32)):
+            wanted = min(max(sum(blocks_of(lens)) // 32, short), parts)
+            found = torch.full((max_total_splits(len(lens), parts), 3), -1, dtype=torch.int32)
+            lens_S, sizes = torch.tensor(lens, dtype=torch.int32), {"SHORT_PARTS": short, "PARTS": parts}
+            splits_kernel[(len(found),)](found, lens_S, len(lens), BLOCK_N=BLOCK, **sizes, MAX_SPLITS=most)
+            check(found, lens, wanted, most)
+            chosen.add(wanted)
+    assert {24, 32, 48} <= chosen
 
 
 def interpret_gluon() -> None:
-    def run(out: Tensor, lens: Tensor, short: int, parts: int, most: int) -> None:
-        gluon_splits_kernel[(len(out),)](out, lens, len(lens), SHORT_PARTS=short, PARTS=parts, MAX_SPLITS=most)
-
-    check(run, 64, fewer_for_short=True)
+    # Of equal contexts: 5 and 6 fit with 240 programs and not with 256, 7 and 36 with neither.
+    equal = [[16_384] * n + [1] * (n % 2) for n in (5, 6, 7, 8, 36)]
+    small = [[131_072] + [1_024] * 23, [131_072] + [1_088] * 23]  # the former do not count
+    chosen = set()
+    for lens in (*loads(64), *equal, *small):
+        for kv_heads, most in ((8, 32), (4, 32), (1, 3)):
+            parts = hopper_parts(lens, kv_heads, most)
+            found = torch.full((max_total_splits(len(lens), 384 // kv_heads), 3), -1, dtype=torch.int32)
+            lens_S = torch.tensor(lens, dtype=torch.int32)
+            gluon_splits_kernel[(len(found),)](found, lens_S, len(lens), KV_HEADS=kv_heads, MAX_SPLITS=most)
+            check(found, lens, parts, most)
+            chosen.add(parts * kv_heads)
+    assert chosen == {192, 240, 256, 384}
 
 
 def test_contexts_have_splits_by_their_length() -> None:
     call("tests.ops.triton_interpreter", interpret_triton)
 
 
-def test_hopper_has_fewer_parts_of_short_contexts() -> None:
+def test_hopper_chooses_the_number_of_parts() -> None:
     run_gluon(interpret_gluon)

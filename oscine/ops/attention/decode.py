@@ -195,6 +195,7 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SHORT_PARTS: tl.constexpr,
     PARTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     ALONE: tl.constexpr,
@@ -225,7 +226,9 @@ def decode_kernel(
     if ALONE or PARTS == 1:
         sequence, split = index // PARTS, index % PARTS
     else:
-        sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, PARTS, MAX_SPLITS, WINDOW)
+        sequence, split, splits = split_of(
+            index, lens_ptr, num_sequences, BLOCK_N, SHORT_PARTS, PARTS, MAX_SPLITS, WINDOW
+        )
         sequence = tl.minimum(
             sequence, tl.maximum(num_sequences - 1, 0)
         )  # of programs without work, too: for the loads

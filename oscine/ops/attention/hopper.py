@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
-from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX_SEQUENCES, PAGE, decode_kernel
+from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX_SEQUENCES, MOST_PROGRAMS, PAGE, decode_kernel
 from oscine.ops.attention.hopper_prefill import CONSUMERS, LAUNCH_REGISTERS, ROUNDS, SUMS_SIZE, TOKENS, prefill_kernel
 from oscine.ops.attention.splits import MAX_SPLITS, max_total_splits
 from oscine.ops.interface import Shapes, Use, unmet
@@ -25,9 +25,6 @@ CAN_ROTATE = True  # takes UnrotatedQueries
 # Numbers of sequences. One sequence is as fast in the Triton kernel, or faster if it is long. More than MAX_DECODES
 # make enough programs there to hide the same latencies.
 FEWEST_DECODES, MAX_DECODES = 2, MAX_SEQUENCES.value
-# About the numbers wanted. Beside SHORT_PROGRAMS, the output projection's weights can still load. Long contexts need
-# PROGRAMS, about as many as run at once on 132 SMs, to reach the memory's speed.
-SHORT_PROGRAMS, PROGRAMS = 192, 256
 MAX_GROUP = 4
 
 
@@ -54,15 +51,15 @@ def attention_use(shapes: Shapes) -> Use:
 
 
 def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
-    """PARTS and MAX_SPLITS as in splits.py; SHORT_PARTS are those of short contexts.
+    """PARTS, of which contexts have no more, and MAX_SPLITS as in splits.py.
 
     GROUP pages are multiplied at once; STAGES pages of a program are under way. Chosen by measurement on an H200.
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"SHORT_PARTS": 1, "PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
-    short, parts = max(1, SHORT_PROGRAMS // num_kv_heads), max(1, PROGRAMS // num_kv_heads)
-    return {"SHORT_PARTS": short, "PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
+        return {"PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
+    parts = max(1, MOST_PROGRAMS.value // num_kv_heads)
+    return {"PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:

@@ -44,7 +44,12 @@ VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 MAX_SEQUENCES = gl.constexpr(64)
-MIN_PART_PAGES = gl.constexpr(32)  # with fewer in each of PARTS, there are SHORT_PARTS
+# Programs that contexts are divided among, of all key heads, and how many of them run at once on 132 SMs. Beside
+# SHORT_PROGRAMS, the output projection's weights can still load. Contexts of LONG_PAGES per program need as many as run
+# at once, or about that; MOST_PROGRAMS where fewer would leave a few for when all others have ended.
+SHORT_PROGRAMS, MOST_PROGRAMS, AT_ONCE = gl.constexpr(192), gl.constexpr(384), gl.constexpr(264)
+ALL_AT_ONCE = gl.constexpr((240, 256))
+LONG_PAGES, SMALL = gl.constexpr(32), gl.constexpr(128)
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -151,7 +156,6 @@ def decode_kernel(
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
-    SHORT_PARTS: gl.constexpr,
     PARTS: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -167,7 +171,7 @@ def decode_kernel(
     if PARTS == 1:
         sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
     else:
-        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, SHORT_PARTS, PARTS, MAX_SPLITS)
+        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, KV_HEADS, MAX_SPLITS)
         if sequence >= num_sequences:
             return
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
@@ -235,15 +239,8 @@ def decode_kernel(
 
 
 @gluon.jit
-def _split_of(
-    index,
-    lens_ptr,
-    num_sequences,
-    SHORT_PARTS: gl.constexpr,
-    PARTS: gl.constexpr,
-    MAX_SPLITS: gl.constexpr,
-):
-    """As splits.split_of, but with SHORT_PARTS where each of PARTS would have fewer than MIN_PART_PAGES.
+def _split_of(index, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+    """As splits.split_of, with the number of parts that _parts_of chooses.
 
     Past the last split, the sequence is num_sequences or more. Each warp computes it alone: two sequences per lane.
     """
@@ -253,15 +250,36 @@ def _split_of(
     len_S = gl.load(lens_ptr + sequence_S, real_S, other=0)
     blocks_S = gl.where(real_S, gl.maximum((len_S + PAGE - 1) // PAGE, 1), 0)
     total = gl.sum(blocks_S, 0)
-    parts = gl.where(total < PARTS * MIN_PART_PAGES, SHORT_PARTS, PARTS)
-    splits_S = gl.cdiv(blocks_S * parts, total)
-    splits_S = gl.minimum(splits_S, gl.minimum(blocks_S, MAX_SPLITS))
+    splits_S = _splits_of(blocks_S, total, _parts_of(blocks_S, total, KV_HEADS, MAX_SPLITS), MAX_SPLITS)
     end_S = gl.convert_layout(gl.associative_scan(splits_S[None, :], 1, _add).reshape([MAX_SEQUENCES]), layout)
     mine_S = (end_S > index) & (end_S - splits_S <= index)
     sequence = gl.sum((end_S <= index).to(gl.int32), 0)
     first = gl.sum(gl.where(mine_S, end_S - splits_S, 0), 0)
     splits = gl.sum(gl.where(mine_S, splits_S, 0), 0)
     return sequence, index - first, splits
+
+
+@gluon.jit
+def _parts_of(blocks_S, total, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+    """The number of parts: the most of ALL_AT_ONCE with which all programs that take long run at once.
+
+    Contexts with less than a part in SMALL of all tokens do not count. If no number does that, the parts are those of
+    MOST_PROGRAMS. Of short contexts they are those of SHORT_PROGRAMS.
+    """
+    parts = gl.to_tensor(SHORT_PROGRAMS // KV_HEADS)
+    if total >= ALL_AT_ONCE[1] // KV_HEADS * LONG_PAGES:
+        parts = gl.to_tensor(MOST_PROGRAMS // KV_HEADS)
+        for i in gl.static_range(len(ALL_AT_ONCE)):
+            splits_S = _splits_of(blocks_S, total, ALL_AT_ONCE[i] // KV_HEADS, MAX_SPLITS)
+            long = gl.sum(gl.where(blocks_S * SMALL >= total, splits_S, 0), 0)
+            parts = gl.where(long * KV_HEADS <= AT_ONCE, ALL_AT_ONCE[i] // KV_HEADS, parts)
+    return parts
+
+
+@gluon.jit
+def _splits_of(blocks_S, total, parts, MAX_SPLITS: gl.constexpr):
+    """Of each context, as splits.py defines it."""
+    return gl.minimum(gl.cdiv(blocks_S * parts, total), gl.minimum(blocks_S, MAX_SPLITS))
 
 
 @gluon.jit

@@ -1,9 +1,9 @@
 """The number of splits (split-KV) of each context in a decode step, computed on the device.
 
-All contexts together are divided into PARTS equal parts. A context gets a split for each part of its length, rounded
-up, but not more than it has blocks, nor more than MAX_SPLITS:
+All contexts together are divided into equal parts: one per 32 blocks, but at least SHORT_PARTS and at most PARTS. A
+context gets a split for each part of its length, rounded up, but not more than it has blocks, nor more than MAX_SPLITS:
 
-    splits_s = min(ceil(PARTS * blocks_s / sum of blocks), blocks_s, MAX_SPLITS)
+    splits_s = min(ceil(parts * blocks_s / sum of blocks), blocks_s, MAX_SPLITS)
 
 So contexts of equal length have the same number, and a long one among short ones is read by many programs. In total
 there are at most S + PARTS - 1 splits for S contexts: the grid does not depend on lengths, and a captured launch serves
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 MAX_SPLITS = 32  # of a context: one program adds up their results
+_PART = tl.constexpr(32)  # blocks
 _AT_ONCE = tl.constexpr(256)  # sequences
 
 
@@ -28,6 +29,7 @@ def split_of(
     lens_ptr,
     num_sequences,
     BLOCK_N: tl.constexpr,
+    SHORT_PARTS: tl.constexpr,
     PARTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr = 0,
@@ -39,10 +41,11 @@ def split_of(
     total = 0
     for first in range(0, num_sequences, _AT_ONCE):
         total += tl.sum(_blocks(lens_ptr, first, num_sequences, BLOCK_N, WINDOW))
+    parts = tl.minimum(tl.maximum(total // _PART, SHORT_PARTS), PARTS)
     before, sequence, start, splits = 0, 0, 0, 0
     for first in range(0, num_sequences, _AT_ONCE):
         blocks_S = _blocks(lens_ptr, first, num_sequences, BLOCK_N, WINDOW)
-        splits_S = tl.minimum(tl.cdiv(blocks_S * PARTS, total), tl.minimum(blocks_S, MAX_SPLITS))
+        splits_S = tl.minimum(tl.cdiv(blocks_S * parts, total), tl.minimum(blocks_S, MAX_SPLITS))
         end_S = before + tl.cumsum(splits_S)
         mine_S = (end_S > index) & (end_S - splits_S <= index)
         sequence += tl.sum((end_S <= index).to(tl.int32))

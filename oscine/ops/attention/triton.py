@@ -23,11 +23,12 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
 CAN_ROTATE = True  # takes UnrotatedQueries
-PARTS = 128  # of all contexts (splits.py), times key heads
-FEW_PARTS = 256  # if sequences x key heads are fewer than FEW_PROGRAMS, or only a bound of them is known
+# SHORT_PARTS and PARTS of splits.py, times key heads: for sequences x key heads of fewer than FEW_PROGRAMS, fewer than
+# MANY_PROGRAMS, and more. The last is for steps of which only a bound of the sequences is known.
+FEW_PARTS, PARTS, MANY_PARTS, BOUND_PARTS = (256, 256), (128, 1024), (512, 1024), (256, 1024)
 FEW_PROGRAMS = 128
-PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
+PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
 
 
 class Inputs(NamedTuple):
@@ -84,21 +85,24 @@ def decode_tiling(
 ) -> dict[str, int]:
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
 
-    `exact`: num_decodes is no bound. PARTS and MAX_SPLITS as in splits.py.
+    `exact`: num_decodes is no bound. SHORT_PARTS, PARTS and MAX_SPLITS as in splits.py.
     """
-    block_n, parts, stages, warps = 64, 1, 4, 4
+    block_n, short, parts, stages, warps = 64, 1, 1, 4, 4
     programs = num_decodes * num_kv_heads
+    many = programs >= MANY_PROGRAMS
     alone, few = exact and num_decodes == 1, exact and programs < FEW_PROGRAMS
     if window is not None and window <= 128:
         block_n = max(64, triton.next_power_of_2(window))
     else:
-        warps = 2 if programs >= MANY_PROGRAMS else 4
+        warps = 2 if many else 4
         stages = 6 if few else 4
         if programs <= NUM_ARRIVALS:
-            parts = max(1, (FEW_PARTS if few or not exact else PARTS) // num_kv_heads)
-            parts = min(parts, MAX_SPLITS) if alone else parts
+            wanted = BOUND_PARTS if not exact else FEW_PARTS if few else MANY_PARTS if many else PARTS
+            limit = MAX_SPLITS if alone else max(wanted)
+            short, parts = (min(limit, max(1, programs // num_kv_heads)) for programs in wanted)
     most = min(parts, MAX_SPLITS)
     return {
+        "SHORT_PARTS": short,
         "PARTS": parts,
         "MAX_SPLITS": most,
         "ALONE": alone,

@@ -1,5 +1,4 @@
-"""Decode attention on Hopper beside the Triton kernel:
-`python -m benchmarks.kernels.decode_attention`.
+"""Decode attention on Hopper beside the Triton kernel: `python -m benchmarks.kernels.decode_attention`.
 
 First the error of each against the reference in float32. Then all in turns, in CUDA graphs of several layers, so that
 no layer finds its keys in the L2: median us of a layer, and the memory's speed that it reaches. gpt-oss's 64 query
@@ -7,9 +6,11 @@ heads on 8 key heads, full attention.
 """
 
 import argparse
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
+from math import log
 from statistics import median
 
 import torch
@@ -25,11 +26,21 @@ DEVICE = torch.device("cuda")
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 64, 8, 64, 64
 LAYERS = 4
 LONG, MEDIUM, SHORT = 131_072, 16_384, 1_024
+
+
+def lognormal(number: int, middle: int) -> list[int]:
+    """Lengths with this median and a sigma of 1."""
+    draw = random.Random(number)
+    return [min(LONG, int(draw.lognormvariate(log(middle), 1))) for _ in range(number)]
+
+
 CASES: dict[str, list[int]] = {
-    **{f"{n} x 1,024": [SHORT] * n for n in (2, 8, 16, 24, 64, 128, 256)},
-    **{f"131,072 and {n - 1} x 1,024": [LONG] + [SHORT] * (n - 1) for n in (2, 8, 24, 64, 256)},
-    "8 x 16,384": [MEDIUM] * 8,
-    "64 x 4,096": [4_096] * 64,
+    **{f"{n} x 1,024": [SHORT] * n for n in (2, 8, 16, 24, 32, 64, 80, 128, 256)},
+    **{f"{n} x 4,096": [4_096] * n for n in (64, 80, 128, 256)},
+    **{f"{n} x 16,384": [MEDIUM] * n for n in (5, 6, 7, 8, 9, 12, 16, 20, 32, 36, 40, 64)},
+    **{f"131,072 and {n - 1} x 1,024": [LONG] + [SHORT] * (n - 1) for n in (2, 8, 24, 64, 128, 256)},
+    **{f"{n} about {middle:,}": lognormal(n, middle) for n, middle in ((8, 30_000), (40, 8_000), (64, 8_000))},
+    **{f"{n} about {middle:,}": lognormal(n, middle) for n, middle in ((128, 1_000), (128, 6_000), (256, 3_000))},
     "2 x 131,072 and 7 x 5,800": [LONG] * 2 + [5_800] * 7,
     "61,000 and 9 x 3,800": [61_000] + [3_800] * 9,
     "121,000 and 29 x 55,600": [121_000] + [55_600] * 29,

@@ -1,8 +1,8 @@
 """A process that compiles kernels into Triton's cache on disk: `python -m oscine.ops.compile_worker`.
 
 Reads jobs from standard input, each a pickle behind its length, and answers each with one byte. Needs no GPU. The C
-function that launches a kernel is compiled too, if there is a CUDA driver to link it with: Triton would do that at the
-first launch, one kernel after the other, with some 0.25 s of gcc each.
+function that launches a kernel is compiled too, if there is a CUDA driver to link it with: Triton 3.6 would do that at
+the first launch, one kernel after the other, with some 0.25 s of gcc each. Triton 3.9 has one function for all kernels.
 """
 
 import os

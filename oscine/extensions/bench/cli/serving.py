@@ -1,6 +1,8 @@
 """`oscine bench serve URL` and `oscine bench sweep URL`: any OpenAI-compatible server under load."""
 
 import argparse
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +69,7 @@ def add_sweep(kinds: "argparse._SubParsersAction[Parser]") -> None:
 def run_serve(args: argparse.Namespace) -> None:
     if args.trace is not None and args.rate is not None:
         raise CommandError("--trace has times of its own: leave --rate out", USAGE)
+    _check_load([args.concurrency], [args.rate])
     load, bench = _opened(args)
     concurrency = 1 if args.concurrency is None and args.rate is None and args.trace is None else args.concurrency
     arrival = _arrival(load, bench, concurrency, args.rate)
@@ -86,6 +89,7 @@ def run_sweep(args: argparse.Namespace) -> None:
     need_matplotlib("plot")
     from oscine.extensions.bench.serve import pareto, report, row
 
+    _check_load(args.concurrency or [], args.rate or [])
     load, bench = _opened(args)
     with ended_by(ValueError, OSError, status=USAGE):
         peers = [found for path in args.peers for found in row.read(path)]
@@ -117,12 +121,16 @@ def _opened(args: argparse.Namespace) -> "tuple[Load, Bench]":
         return load, load.bench()
 
 
+def _check_load(concurrencies: Sequence[int | None], rates: Sequence[float | None]) -> None:
+    for name, values in (("concurrency", concurrencies), ("rate", rates)):
+        for value in values:
+            if value is not None and not 0 < value < math.inf:
+                raise CommandError(f"--{name} must be positive, not {value:g}", USAGE)
+
+
 def _arrival(load: Load, bench: "Bench", concurrency: int | None, rate: float | None) -> "Arrival":
     from oscine.extensions.bench.serve.load import TraceLoad
 
-    for name, value in (("concurrency", concurrency), ("rate", rate)):
-        if value is not None and value <= 0:
-            raise CommandError(f"--{name} must be positive, not {value:g}", USAGE)
     with ended_by(ValueError, status=USAGE):
         if isinstance(bench.load, TraceLoad):
             return load.sending.arrival_of_trace(bench.load, concurrency)

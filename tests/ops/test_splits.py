@@ -26,12 +26,12 @@ def splits_kernel(
     lens_ptr,
     num_sequences,
     BLOCK_N: tl.constexpr,
-    SHORT_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
+    MIN_PARTS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
     index = tl.program_id(0)
-    sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, SHORT_PARTS, PARTS, MAX_SPLITS)
+    sequence, split, splits = split_of(index, lens_ptr, num_sequences, BLOCK_N, MIN_PARTS, MAX_PARTS, MAX_SPLITS)
     tl.store(out_ptr + index * 3, sequence)
     tl.store(out_ptr + index * 3 + 1, split)
     tl.store(out_ptr + index * 3 + 2, splits)
@@ -50,18 +50,18 @@ def blocks_of(lens: list[int]) -> list[int]:
     return [max(1, ceil(length / BLOCK)) for length in lens]
 
 
-def counts(blocks: list[int], parts: int, most: int) -> list[int]:
-    """Of splits."""
+def split_counts(blocks: list[int], parts: int, most: int) -> list[int]:
+    """The number of splits of each context."""
     return [min(ceil(Fraction(parts * own, sum(blocks))), own, most) for own in blocks]
 
 
 def hopper_parts(lens: list[int], kv_heads: int, most: int) -> int:
-    """132 SMs run two programs each. Long are a 128th of all tokens and more."""
+    """The rule of hopper_decode._parts_of: a context is long with a 128th of all pages; 264 programs fit one wave."""
     blocks = blocks_of(lens)
     if sum(blocks) * kv_heads < 256 * 32:
         return 192 // kv_heads
     for parts in (256 // kv_heads, 240 // kv_heads):
-        programs = [count * kv_heads for own, count in zip(blocks, counts(blocks, parts, most), strict=True)]
+        programs = [count * kv_heads for own, count in zip(blocks, split_counts(blocks, parts, most), strict=True)]
         if sum(count for own, count in zip(blocks, programs, strict=True) if 128 * own >= sum(blocks)) <= 264:
             return parts
     return 384 // kv_heads
@@ -70,7 +70,7 @@ def hopper_parts(lens: list[int], kv_heads: int, most: int) -> int:
 def check(found: Tensor, lens: list[int], parts: int, most: int) -> None:
     wanted = [
         (sequence, split, count)
-        for sequence, count in enumerate(counts(blocks_of(lens), parts, most))
+        for sequence, count in enumerate(split_counts(blocks_of(lens), parts, most))
         for split in range(count)
     ]
     assert [tuple(row) for row in found[: len(wanted)].tolist()] == wanted
@@ -91,10 +91,10 @@ def loads(most_sequences: int) -> Iterator[list[int]]:
 def interpret_triton() -> None:
     chosen = set()
     for lens in loads(300):  # more than are read at once
-        for short, parts, most in ((24, 24, 24), (3, 5, 3), (24, 48, 32)):
-            wanted = min(max(sum(blocks_of(lens)) // 32, short), parts)
+        for fewest, parts, most in ((24, 24, 24), (3, 5, 3), (24, 48, 32)):
+            wanted = min(max(sum(blocks_of(lens)) // 32, fewest), parts)
             found = torch.full((max_total_splits(len(lens), parts), 3), -1, dtype=torch.int32)
-            lens_S, sizes = torch.tensor(lens, dtype=torch.int32), {"SHORT_PARTS": short, "PARTS": parts}
+            lens_S, sizes = torch.tensor(lens, dtype=torch.int32), {"MIN_PARTS": fewest, "MAX_PARTS": parts}
             splits_kernel[(len(found),)](found, lens_S, len(lens), BLOCK_N=BLOCK, **sizes, MAX_SPLITS=most)
             check(found, lens, wanted, most)
             chosen.add(wanted)
@@ -104,7 +104,7 @@ def interpret_triton() -> None:
 def interpret_gluon() -> None:
     # Of equal contexts: 5 and 6 fit with 240 programs and not with 256, 7 and 36 with neither.
     equal = [[16_384] * n + [1] * (n % 2) for n in (5, 6, 7, 8, 36)]
-    small = [[131_072] + [1_024] * 23, [131_072] + [1_088] * 23]  # the former do not count
+    small = [[131_072] + [1_024] * 23, [131_072] + [1_280] * 23]  # the short ones count in the second only
     chosen = set()
     for lens in (*loads(64), *equal, *small):
         for kv_heads, most in ((8, 32), (4, 32), (1, 3)):

@@ -195,8 +195,8 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
-    SHORT_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
+    MIN_PARTS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     ALONE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -207,7 +207,7 @@ def decode_kernel(
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (G, num_sequences + PARTS - 1): the splits of all contexts, then programs without work.
+    """Grid (G, num_sequences + MAX_PARTS - 1): the splits of all contexts, then programs without work.
 
     WINDOW 0 is full attention; with a window no larger than BLOCK_N there is one block. counts: of Batch, or None.
     ALONE: exactly one sequence, so that its split needs no search.
@@ -223,11 +223,11 @@ def decode_kernel(
         gdc_wait()
     if counts_ptr is not None:
         num_sequences = tl.load(counts_ptr)
-    if ALONE or PARTS == 1:
-        sequence, split = index // PARTS, index % PARTS
+    if ALONE or MAX_PARTS == 1:
+        sequence, split = index // MAX_PARTS, index % MAX_PARTS
     else:
         sequence, split, splits = split_of(
-            index, lens_ptr, num_sequences, BLOCK_N, SHORT_PARTS, PARTS, MAX_SPLITS, WINDOW
+            index, lens_ptr, num_sequences, BLOCK_N, MIN_PARTS, MAX_PARTS, MAX_SPLITS, WINDOW
         )
         sequence = tl.minimum(
             sequence, tl.maximum(num_sequences - 1, 0)
@@ -248,12 +248,12 @@ def decode_kernel(
     if WINDOW:
         start = tl.maximum(end - WINDOW, 0)
     blocks = tl.cdiv(end - start, BLOCK_N)
-    if ALONE or PARTS == 1:
-        splits = tl.minimum(blocks, PARTS)
+    if ALONE or MAX_PARTS == 1:
+        splits = tl.minimum(blocks, MAX_PARTS)
     # One exit, after the loads: another one before them takes more registers.
     if (split >= splits) | (sequence >= num_sequences):
         return
-    step = PARTS if ALONE or PARTS == 1 else splits  # blocks, to the next of this split
+    step = MAX_PARTS if ALONE or MAX_PARTS == 1 else splits  # blocks, to the next of this split
 
     key_ptr = kv_ptr + head * stride_head
     value_ptr = key_ptr + stride_kv
@@ -296,7 +296,7 @@ def decode_kernel(
     if splits == 1:
         out_MD = out_MD / sum_M[:, None]
         tl.store(out_ptr + result + rows_MD, out_MD.to(out_ptr.dtype.element_ty), mask=real_M[:, None])
-    elif PARTS > 1:
+    elif MAX_PARTS > 1:
         group = sequence * KV_HEADS + head
         place = head * tl.num_programs(1) + index
         stats_ptr += place * (REPEATS * 2)

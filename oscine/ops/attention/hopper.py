@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
-from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX_SEQUENCES, MOST_PROGRAMS, PAGE, decode_kernel
+from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX_PROGRAMS, MAX_SEQUENCES, PAGE, decode_kernel
 from oscine.ops.attention.hopper_prefill import CONSUMERS, LAUNCH_REGISTERS, ROUNDS, SUMS_SIZE, TOKENS, prefill_kernel
 from oscine.ops.attention.splits import MAX_SPLITS, max_total_splits
 from oscine.ops.interface import Shapes, Use, unmet
@@ -51,15 +51,15 @@ def attention_use(shapes: Shapes) -> Use:
 
 
 def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
-    """PARTS, of which contexts have no more, and MAX_SPLITS as in splits.py.
+    """MAX_PARTS and MAX_SPLITS as in splits.py. The kernel chooses the number of parts (hopper_decode._parts_of).
 
     GROUP pages are multiplied at once; STAGES pages of a program are under way. Chosen by measurement on an H200.
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
-    parts = max(1, MOST_PROGRAMS.value // num_kv_heads)
-    return {"PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
+        return {"MAX_PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
+    parts = max(1, MAX_PROGRAMS.value // num_kv_heads)
+    return {"MAX_PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -76,7 +76,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
 def launch_decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs, tiling: dict[str, int]) -> None:
     """Implements triton.Decode for inputs that fit hopper_decode.py."""
     q_TQD, kv_pages, batch, group, sinks_Q, window, _ = inputs
-    decode_kernel[(inputs.kv_heads, max_total_splits(batch.num_decodes, tiling["PARTS"]))](
+    decode_kernel[(inputs.kv_heads, max_total_splits(batch.num_decodes, tiling["MAX_PARTS"]))](
         descriptor(q_TQD.flatten(0, 1), [HEADS.value, HEAD_DIM.value]),
         descriptor(kv_pages, [1, 2, 1, PAGE.value, HEAD_DIM.value]),  # keys and values of a page and head
         descriptor(kv_pages, [1, 2, 1, 1, PAGE.value], swizzled=False) if is_fp8(kv_pages) else None,  # their scales
@@ -84,7 +84,7 @@ def launch_decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs, tili
         group.page_table_SB,
         batch.context_lens_S,
         sinks_Q,
-        *portable.workspace(inputs, tiling["PARTS"]),
+        *portable.workspace(inputs, tiling["MAX_PARTS"]),
         group.page_table_SB.stride(0),
         batch.num_decodes,
         inputs.scale,

@@ -44,12 +44,12 @@ VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 MAX_SEQUENCES = gl.constexpr(64)
-# Programs that contexts are divided among, of all key heads, and how many of them run at once on 132 SMs. Beside
-# SHORT_PROGRAMS, the output projection's weights can still load. Contexts of LONG_PAGES per program need as many as run
-# at once, or about that; MOST_PROGRAMS where fewer would leave a few for when all others have ended.
-SHORT_PROGRAMS, MOST_PROGRAMS, AT_ONCE = gl.constexpr(192), gl.constexpr(384), gl.constexpr(264)
-ALL_AT_ONCE = gl.constexpr((240, 256))
-LONG_PAGES, SMALL = gl.constexpr(32), gl.constexpr(128)
+# Parts times key heads. SMALL_PROGRAMS: few enough that the output projection's weights load beside them.
+# WAVE_PROGRAMS: for steps of at least MIN_PAGES per program, if they fit one wave of RESIDENT programs, two on each of
+# 132 SMs. MAX_PROGRAMS: if they do not, as a nearly empty second wave would read slowly.
+SMALL_PROGRAMS, WAVE_PROGRAMS, MAX_PROGRAMS = gl.constexpr(192), gl.constexpr((240, 256)), gl.constexpr(384)
+RESIDENT, MIN_PAGES = gl.constexpr(264), gl.constexpr(32)
+LONG_SHARE = gl.constexpr(128)  # a long context has at least this share of all pages: 1 / LONG_SHARE
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -156,19 +156,19 @@ def decode_kernel(
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
-    PARTS: gl.constexpr,
+    MAX_PARTS: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (KV_HEADS, num_sequences + PARTS - 1): the splits of all contexts, then programs without work.
+    """Grid (KV_HEADS, num_sequences + MAX_PARTS - 1): the splits of all contexts, then programs without work.
 
     WINDOW 0 is full attention; scale includes log2(e). scales: None unless FP8.
     """
     FP8: gl.constexpr = scales is not None
     gdc_launch_dependents()
     head, index = gl.program_id(0), gl.program_id(1)
-    if PARTS == 1:
+    if MAX_PARTS == 1:
         sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
     else:
         sequence, split, splits = _split_of(index, lens_ptr, num_sequences, KV_HEADS, MAX_SPLITS)
@@ -221,8 +221,8 @@ def decode_kernel(
     result_ptrs = out_ptr + pair.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
     if splits == 1:
         gl.store(result_ptrs, (out_DM / sum_M[None, :]).to(out_ptr.dtype.element_ty))
-    elif PARTS > 1:
-        place = head * (num_sequences + PARTS - 1) + index
+    elif MAX_PARTS > 1:
+        place = head * (num_sequences + MAX_PARTS - 1) + index
         stats_ptrs = stats_ptr + place * (2 * HEADS) + row_M
         partial_ptrs = partial_ptr + place.to(gl.int64) * (HEADS * HEAD_DIM) + at_DM
         gl.store(stats_ptrs, max_M)
@@ -261,24 +261,24 @@ def _split_of(index, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS
 
 @gluon.jit
 def _parts_of(blocks_S, total, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
-    """The number of parts: the most of ALL_AT_ONCE with which all programs that take long run at once.
+    """The number of parts.
 
-    Contexts with less than a part in SMALL of all tokens do not count. If no number does that, the parts are those of
-    MOST_PROGRAMS. Of short contexts they are those of SHORT_PROGRAMS.
+    With fewer than MIN_PAGES per program, that of SMALL_PROGRAMS. Otherwise that of the largest of WAVE_PROGRAMS with
+    which the programs of all long contexts fit one wave. If none does, that of MAX_PROGRAMS.
     """
-    parts = gl.to_tensor(SHORT_PROGRAMS // KV_HEADS)
-    if total >= ALL_AT_ONCE[1] // KV_HEADS * LONG_PAGES:
-        parts = gl.to_tensor(MOST_PROGRAMS // KV_HEADS)
-        for i in gl.static_range(len(ALL_AT_ONCE)):
-            splits_S = _splits_of(blocks_S, total, ALL_AT_ONCE[i] // KV_HEADS, MAX_SPLITS)
-            long = gl.sum(gl.where(blocks_S * SMALL >= total, splits_S, 0), 0)
-            parts = gl.where(long * KV_HEADS <= AT_ONCE, ALL_AT_ONCE[i] // KV_HEADS, parts)
+    parts = gl.to_tensor(SMALL_PROGRAMS // KV_HEADS)
+    if total >= WAVE_PROGRAMS[1] // KV_HEADS * MIN_PAGES:
+        parts = gl.to_tensor(MAX_PROGRAMS // KV_HEADS)
+        for i in gl.static_range(len(WAVE_PROGRAMS)):
+            splits_S = _splits_of(blocks_S, total, WAVE_PROGRAMS[i] // KV_HEADS, MAX_SPLITS)
+            long = gl.sum(gl.where(blocks_S * LONG_SHARE >= total, splits_S, 0), 0)
+            parts = gl.where(long * KV_HEADS <= RESIDENT, WAVE_PROGRAMS[i] // KV_HEADS, parts)
     return parts
 
 
 @gluon.jit
 def _splits_of(blocks_S, total, parts, MAX_SPLITS: gl.constexpr):
-    """Of each context, as splits.py defines it."""
+    """The number of splits of each context, by the formula of splits.py."""
     return gl.minimum(gl.cdiv(blocks_S * parts, total), gl.minimum(blocks_S, MAX_SPLITS))
 
 

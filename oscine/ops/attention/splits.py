@@ -1,26 +1,26 @@
 """The number of splits (split-KV) of each context in a decode step, computed on the device.
 
-All contexts together are divided into equal parts: one per 32 blocks, but at least SHORT_PARTS and at most PARTS. A
+All contexts together are divided into equal parts: one per 32 blocks, but at least MIN_PARTS and at most MAX_PARTS. A
 context gets a split for each part of its length, rounded up, but not more than it has blocks, nor more than MAX_SPLITS:
 
     splits_s = min(ceil(parts * blocks_s / sum of blocks), blocks_s, MAX_SPLITS)
 
 So contexts of equal length have the same number, and a long one among short ones is read by many programs. In total
-there are at most S + PARTS - 1 splits for S contexts: the grid does not depend on lengths, and a captured launch serves
-them all. Splits are in the order of their contexts.
+there are at most S + MAX_PARTS - 1 splits for S contexts: the grid does not depend on lengths, and a captured launch
+serves them all. Splits are in the order of their contexts.
 """
 
 import triton
 import triton.language as tl
 
 MAX_SPLITS = 32  # of a context: one program adds up their results
-_PART = tl.constexpr(32)  # blocks
-_AT_ONCE = tl.constexpr(256)  # sequences
+_PART_BLOCKS = tl.constexpr(32)
+_CHUNK = tl.constexpr(256)  # sequences that are read at once
 
 
-def max_total_splits(num_sequences: int, parts: int) -> int:
+def max_total_splits(num_sequences: int, max_parts: int) -> int:
     """Upper bound of the splits of all contexts."""
-    return num_sequences + parts - 1
+    return num_sequences + max_parts - 1
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def split_of(
     lens_ptr,
     num_sequences,
     BLOCK_N: tl.constexpr,
-    SHORT_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
+    MIN_PARTS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr = 0,
 ):
@@ -39,11 +39,11 @@ def split_of(
     lens_ptr: int32, tokens of each sequence. A block has BLOCK_N of them. WINDOW: tokens that are read; 0 means all.
     """
     total = 0
-    for first in range(0, num_sequences, _AT_ONCE):
+    for first in range(0, num_sequences, _CHUNK):
         total += tl.sum(_blocks(lens_ptr, first, num_sequences, BLOCK_N, WINDOW))
-    parts = tl.minimum(tl.maximum(total // _PART, SHORT_PARTS), PARTS)
+    parts = tl.minimum(tl.maximum(total // _PART_BLOCKS, MIN_PARTS), MAX_PARTS)
     before, sequence, start, splits = 0, 0, 0, 0
-    for first in range(0, num_sequences, _AT_ONCE):
+    for first in range(0, num_sequences, _CHUNK):
         blocks_S = _blocks(lens_ptr, first, num_sequences, BLOCK_N, WINDOW)
         splits_S = tl.minimum(tl.cdiv(blocks_S * parts, total), tl.minimum(blocks_S, MAX_SPLITS))
         end_S = before + tl.cumsum(splits_S)
@@ -58,7 +58,7 @@ def split_of(
 @triton.jit
 def _blocks(lens_ptr, first, num_sequences, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
     """Blocks of the sequences from `first` on: at least 1 of each, 0 past the last."""
-    sequence_S = first + tl.arange(0, _AT_ONCE)
+    sequence_S = first + tl.arange(0, _CHUNK)
     real_S = sequence_S < num_sequences
     len_S = tl.load(lens_ptr + sequence_S, mask=real_S, other=0)
     if WINDOW:

@@ -23,9 +23,9 @@ from oscine.ops.launch import NUM_ARRIVALS, arrivals
 from oscine.ops.target import Target
 
 CAN_ROTATE = True  # takes UnrotatedQueries
-# SHORT_PARTS and PARTS of splits.py, times key heads: for sequences x key heads of fewer than FEW_PROGRAMS, fewer than
-# MANY_PROGRAMS, and more. The last is for steps of which only a bound of the sequences is known.
-FEW_PARTS, PARTS, MANY_PARTS, BOUND_PARTS = (256, 256), (128, 1024), (512, 1024), (256, 1024)
+# MIN_PARTS and MAX_PARTS of splits.py, times key heads, by sequences times key heads: FEW_PARTS for fewer than
+# FEW_PROGRAMS, MANY_PARTS from MANY_PROGRAMS on, PARTS in between. PADDED_PARTS: of mixed steps in CUDA graphs.
+FEW_PARTS, PARTS, MANY_PARTS, PADDED_PARTS = (256, 256), (128, 1024), (512, 1024), (256, 1024)
 FEW_PROGRAMS = 128
 MANY_PROGRAMS = 512  # so many hide each other's latencies with fewer warps
 PREFILL_ROWS = 128  # of a tile: tokens x query heads of a key head
@@ -85,9 +85,9 @@ def decode_tiling(
 ) -> dict[str, int]:
     """Depends on nothing that changes between replays of a graph. Chosen by measurement on an H200.
 
-    `exact`: num_decodes is no bound. SHORT_PARTS, PARTS and MAX_SPLITS as in splits.py.
+    `exact`: num_decodes is no bound (the batch has no counts_2). MIN_PARTS, MAX_PARTS and MAX_SPLITS as in splits.py.
     """
-    block_n, short, parts, stages, warps = 64, 1, 1, 4, 4
+    block_n, min_parts, max_parts, stages, warps = 64, 1, 1, 4, 4
     programs = num_decodes * num_kv_heads
     many = programs >= MANY_PROGRAMS
     alone, few = exact and num_decodes == 1, exact and programs < FEW_PROGRAMS
@@ -97,13 +97,13 @@ def decode_tiling(
         warps = 2 if many else 4
         stages = 6 if few else 4
         if programs <= NUM_ARRIVALS:
-            wanted = BOUND_PARTS if not exact else FEW_PARTS if few else MANY_PARTS if many else PARTS
-            limit = MAX_SPLITS if alone else max(wanted)
-            short, parts = (min(limit, max(1, programs // num_kv_heads)) for programs in wanted)
-    most = min(parts, MAX_SPLITS)
+            wanted = PADDED_PARTS if not exact else FEW_PARTS if few else MANY_PARTS if many else PARTS
+            min_parts, max_parts = (max(1, parts // num_kv_heads) for parts in wanted)
+            max_parts = min(max_parts, MAX_SPLITS) if alone else max_parts
+    most = min(max_parts, MAX_SPLITS)
     return {
-        "SHORT_PARTS": short,
-        "PARTS": parts,
+        "MIN_PARTS": min_parts,
+        "MAX_PARTS": max_parts,
         "MAX_SPLITS": most,
         "ALONE": alone,
         "BLOCK_M": max(16, triton.next_power_of_2(repeats)),  # the fewest rows of a tensor-core product
@@ -131,7 +131,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     tiling = decode_tiling(batch.num_decodes, inputs.kv_heads, inputs.repeats, inputs.window, exact=exact)
     if target.architecture:
         tiling["STAGES"] = 2  # more do not compile for gfx950 (Triton 3.6), and six do not fit gfx942
-    decode_kernel[(inputs.kv_heads, max_total_splits(batch.num_decodes, tiling["PARTS"]))](
+    decode_kernel[(inputs.kv_heads, max_total_splits(batch.num_decodes, tiling["MAX_PARTS"]))](
         out_TQD,
         *inputs.queries,
         inputs.kv_pages,
@@ -139,7 +139,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
         batch.context_lens_S,
         batch.counts_2,
         inputs.sinks_Q,
-        *workspace(inputs, tiling["PARTS"]),
+        *workspace(inputs, tiling["MAX_PARTS"]),
         table_SB.stride(0),
         batch.num_decodes,
         *strides(inputs.kv_pages),
@@ -150,14 +150,14 @@ def decode(target: Target, out_TQD: Tensor, inputs: Inputs) -> None:
     )
 
 
-def workspace(inputs: Inputs, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+def workspace(inputs: Inputs, max_parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """What the splits of a context leave for the last of them: sums of p v, and (maxima, sums of p), float32.
 
     Then the counters that tell which is the last.
     """
     q_TQD, repeats, kv_heads, decodes = inputs.q_TQD, inputs.repeats, inputs.kv_heads, inputs.batch.num_decodes
-    assert parts == 1 or decodes * kv_heads <= NUM_ARRIVALS
-    splits = max_total_splits(decodes, parts) if parts > 1 else 0
+    assert max_parts == 1 or decodes * kv_heads <= NUM_ARRIVALS
+    splits = max_total_splits(decodes, max_parts) if max_parts > 1 else 0
     partial = q_TQD.new_empty((kv_heads, splits, repeats, q_TQD.shape[2]), dtype=torch.float32)
     stats = q_TQD.new_empty((kv_heads, splits, 2, repeats), dtype=torch.float32)
     return partial, stats, arrivals(q_TQD.device)

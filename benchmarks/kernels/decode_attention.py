@@ -41,6 +41,7 @@ CASES: dict[str, list[int]] = {
     **{f"131,072 and {n - 1} x 1,024": [LONG] + [SHORT] * (n - 1) for n in (2, 8, 24, 64, 128, 256)},
     **{f"{n} about {middle:,}": lognormal(n, middle) for n, middle in ((8, 30_000), (40, 8_000), (64, 8_000))},
     **{f"{n} about {middle:,}": lognormal(n, middle) for n, middle in ((128, 1_000), (128, 6_000), (256, 3_000))},
+    "63 x 1,024 and 131,072": [SHORT] * 63 + [LONG],
     "2 x 131,072 and 7 x 5,800": [LONG] * 2 + [5_800] * 7,
     "61,000 and 9 x 3,800": [61_000] + [3_800] * 9,
     "121,000 and 29 x 55,600": [121_000] + [55_600] * 29,
@@ -77,7 +78,7 @@ def layers_of(lens: list[int]) -> list[triton.Inputs]:
 def kernels(target: Target, num_decodes: int) -> dict[str, Callable[[Tensor, triton.Inputs], None]]:
     found: dict[str, Callable[[Tensor, triton.Inputs], None]] = {"Triton": partial(triton.decode, target)}
     if num_decodes <= hopper.MAX_DECODES:
-        tiling = hopper.decode_tiling(KV_HEADS, None)
+        tiling = hopper.decode_tiling(target, KV_HEADS, None)
         found["Hopper"] = partial(hopper.launch_decode, target, tiling=tiling)
     return found
 

@@ -102,7 +102,7 @@ def test_prefill_kernels_multiply_by_warp_groups(window: int | None) -> None:
 @pytest.mark.compiles
 @pytest.mark.parametrize("window", [None, 128])
 def test_decode_on_hopper_multiplies_what_tma_brings(window: int | None) -> None:
-    compiled = compile_decode_on_hopper(hopper.decode_tiling(8, window), window or 0)
+    compiled = compile_decode_on_hopper(hopper.decode_tiling(CHIPS[90], 8, window), window or 0)
     assert compiled.spills == 0
     assert compiled.registers <= 128
     assert "HGMMA" in compiled.sass
@@ -284,6 +284,7 @@ LARGE_CASES = tuple(
     for why, sequences in (
         ("one long decode", ((1, 33_333),)),
         ("few decodes", tuple((1, 700 * i + 1) for i in range(7))),
+        ("decodes that fill no wave", ((1, 16_384),) * 7),
         ("as many decodes as Hopper takes", tuple((1, 1 + i * 53 % 1700) for i in range(64))),
         ("many decodes", tuple((1, 1 + i * 37 % 1500) for i in range(130))),
         ("long decodes among many", tuple((1, 40_000 if i % 99 == 7 else 1 + i * 37 % 900) for i in range(300))),

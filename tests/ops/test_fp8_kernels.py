@@ -113,7 +113,7 @@ def test_decode_kernels_share_the_registers(num_decodes: int, programs: int) -> 
 
 @pytest.mark.compiles
 def test_decode_on_hopper_multiplies_what_tma_brings() -> None:
-    compiled = compile_decode_on_hopper(hopper.decode_tiling(8, None), 0, fp8=True)
+    compiled = compile_decode_on_hopper(hopper.decode_tiling(CHIPS[90], 8, None), 0, fp8=True)
     assert compiled.registers <= 168
     assert "HGMMA" in compiled.sass
     assert "UTMALDG" in compiled.sass

@@ -1,8 +1,10 @@
 """How contexts are divided among programs, in Triton and in Gluon, beside plain Python."""
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import product
 from math import ceil
 
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from oscine.ops.attention import hopper
 from oscine.ops.attention.hopper_decode import _split_of
 from oscine.ops.attention.splits import max_total_splits, split_of
 from tests.ops.child import call
+from tests.ops.chips import CHIPS
 from tests.ops.gluon_interpreter import run_gluon
 
 BLOCK = 64
@@ -38,9 +42,16 @@ def splits_kernel(
 
 
 @gluon.jit
-def gluon_splits_kernel(out_ptr, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+def gluon_splits_kernel(
+    out_ptr,
+    lens_ptr,
+    num_sequences,
+    RESIDENT: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
+):
     index = gl.program_id(0)
-    sequence, split, splits = _split_of(index, lens_ptr, num_sequences, KV_HEADS, MAX_SPLITS)
+    sequence, split, splits = _split_of(index, lens_ptr, num_sequences, RESIDENT, KV_HEADS, MAX_SPLITS)
     gl.store(out_ptr + index * 3, sequence)
     gl.store(out_ptr + index * 3 + 1, split)
     gl.store(out_ptr + index * 3 + 2, splits)
@@ -55,16 +66,17 @@ def split_counts(blocks: list[int], parts: int, most: int) -> list[int]:
     return [min(ceil(Fraction(parts * own, sum(blocks))), own, most) for own in blocks]
 
 
-def hopper_parts(lens: list[int], kv_heads: int, most: int) -> int:
-    """The rule of hopper_decode._parts_of: a context is long with a 128th of all pages; 264 programs fit one wave."""
-    blocks = blocks_of(lens)
-    if sum(blocks) * kv_heads < 256 * 32:
-        return 192 // kv_heads
-    for parts in (256 // kv_heads, 240 // kv_heads):
-        programs = [count * kv_heads for own, count in zip(blocks, split_counts(blocks, parts, most), strict=True)]
-        if sum(count for own, count in zip(blocks, programs, strict=True) if 128 * own >= sum(blocks)) <= 264:
-            return parts
-    return 384 // kv_heads
+def hopper_parts(lens: list[int], sms: int, kv_heads: int, most: int) -> tuple[int, str]:
+    """The rule of hopper_decode._parts_of, and its case: a context is long with a 128th of all pages."""
+    blocks, resident = blocks_of(lens), 2 * sms
+    small, fewer, full, largest = (resident * share // 33 // kv_heads for share in (24, 30, 32, 48))
+    if sum(blocks) < full * 32:
+        return small, "small"
+    for parts, case in ((full, "full"), (fewer, "fewer")):
+        counts = split_counts(blocks, parts, most)
+        if kv_heads * sum(c for own, c in zip(blocks, counts, strict=True) if 128 * own >= sum(blocks)) <= resident:
+            return parts, case
+    return largest, "largest"
 
 
 def check(found: Tensor, lens: list[int], parts: int, most: int) -> None:
@@ -102,19 +114,23 @@ def interpret_triton() -> None:
 
 
 def interpret_gluon() -> None:
-    # Of equal contexts: 5 and 6 fit with 240 programs and not with 256, 7 and 36 with neither.
-    equal = [[16_384] * n + [1] * (n % 2) for n in (5, 6, 7, 8, 36)]
-    small = [[131_072] + [1_024] * 23, [131_072] + [1_280] * 23]  # the short ones count in the second only
-    chosen = set()
-    for lens in (*loads(64), *equal, *small):
-        for kv_heads, most in ((8, 32), (4, 32), (1, 3)):
-            parts = hopper_parts(lens, kv_heads, most)
-            found = torch.full((max_total_splits(len(lens), 384 // kv_heads), 3), -1, dtype=torch.int32)
-            lens_S = torch.tensor(lens, dtype=torch.int32)
-            gluon_splits_kernel[(len(found),)](found, lens_S, len(lens), KV_HEADS=kv_heads, MAX_SPLITS=most)
+    # Of equal contexts on 132 SMs: 5, 6 and 10 fit with the fewer parts only, 7 and 36 with neither, 11 fill a wave.
+    equal = [[16_384] * n + [1] * (n % 2) for n in (5, 6, 7, 8, 10, 11, 17, 36)]
+    beside = [[131_072] + [length] * 23 for length in (1_024, 1_216, 1_280)]  # only the last of these are long
+    found_cases = set()
+    for lens in (*loads(64), *equal, *beside):
+        for sms, kv_heads in ((132, 8), (132, 4), (114, 8), (3, 1)):
+            target = dataclasses.replace(CHIPS[90], sm_count=sms)
+            tiling = hopper.decode_tiling(target, kv_heads, None)
+            most = tiling["MAX_SPLITS"]
+            parts, case = hopper_parts(lens, sms, kv_heads, most)
+            found = torch.full((max_total_splits(len(lens), tiling["MAX_PARTS"]), 3), -1, dtype=torch.int32)
+            sizes = {"RESIDENT": tiling["RESIDENT"], "KV_HEADS": kv_heads, "MAX_SPLITS": most}
+            gluon_splits_kernel[(len(found),)](found, torch.tensor(lens, dtype=torch.int32), len(lens), **sizes)
             check(found, lens, parts, most)
-            chosen.add(parts * kv_heads)
-    assert chosen == {192, 240, 256, 384}
+            found_cases.add((sms, kv_heads, case))
+    wanted = product(((132, 8), (132, 4), (114, 8)), ("small", "full", "fewer", "largest"))
+    assert not {(sms, kv_heads, case) for (sms, kv_heads), case in wanted} - found_cases
 
 
 def test_contexts_have_splits_by_their_length() -> None:

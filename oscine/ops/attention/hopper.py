@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
-from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX_PROGRAMS, MAX_SEQUENCES, PAGE, decode_kernel
+from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX, MAX_SEQUENCES, PAGE, WAVE, decode_kernel
 from oscine.ops.attention.hopper_prefill import CONSUMERS, LAUNCH_REGISTERS, ROUNDS, SUMS_SIZE, TOKENS, prefill_kernel
 from oscine.ops.attention.splits import MAX_SPLITS, max_total_splits
 from oscine.ops.interface import Shapes, Use, unmet
@@ -50,16 +50,18 @@ def attention_use(shapes: Shapes) -> Use:
     return Use(steps, "triton", lacking_of(shapes))
 
 
-def decode_tiling(num_kv_heads: int, window: int | None) -> dict[str, int]:
+def decode_tiling(target: Target, num_kv_heads: int, window: int | None) -> dict[str, int]:
     """MAX_PARTS and MAX_SPLITS as in splits.py. The kernel chooses the number of parts (hopper_decode._parts_of).
 
     GROUP pages are multiplied at once; STAGES pages of a program are under way. Chosen by measurement on an H200.
     """
     if window is not None:
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
-        return {"MAX_PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
-    parts = max(1, MAX_PROGRAMS.value // num_kv_heads)
-    return {"MAX_PARTS": parts, "MAX_SPLITS": min(parts, MAX_SPLITS), "GROUP": 3, "STAGES": 6}
+        return {"RESIDENT": 0, "MAX_PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
+    resident = 2 * target.sm_count  # by their shared memory
+    parts = max(1, resident * MAX.value // WAVE.value // num_kv_heads)
+    splits = min(parts, MAX_SPLITS)
+    return {"RESIDENT": resident, "MAX_PARTS": parts, "MAX_SPLITS": splits, "GROUP": 3, "STAGES": 6}
 
 
 def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
@@ -68,7 +70,7 @@ def decode(target: Target, out_TQD: Tensor, inputs: portable.Inputs) -> None:
     few = batch.counts_2 is None and FEWEST_DECODES <= batch.num_decodes <= MAX_DECODES
     # hopper_decode.py rotates none.
     if few and inputs.rotation is None and fits(inputs.q_TQD, inputs.kv_pages):
-        launch_decode(target, out_TQD, inputs, decode_tiling(inputs.kv_heads, inputs.window))
+        launch_decode(target, out_TQD, inputs, decode_tiling(target, inputs.kv_heads, inputs.window))
     else:
         portable.decode(target, out_TQD, inputs)
 

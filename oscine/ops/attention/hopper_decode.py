@@ -44,11 +44,11 @@ VALUES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BYTES = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))
 BYTE_TILE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 MAX_SEQUENCES = gl.constexpr(64)
-# Parts times key heads. SMALL_PROGRAMS: few enough that the output projection's weights load beside them.
-# WAVE_PROGRAMS: for steps of at least MIN_PAGES per program, if they fit one wave of RESIDENT programs, two on each of
-# 132 SMs. MAX_PROGRAMS: if they do not, as a nearly empty second wave would read slowly.
-SMALL_PROGRAMS, WAVE_PROGRAMS, MAX_PROGRAMS = gl.constexpr(192), gl.constexpr((240, 256)), gl.constexpr(384)
-RESIDENT, MIN_PAGES = gl.constexpr(264), gl.constexpr(32)
+# Numbers of programs, in 33rds of a wave (of those that run at once, RESIDENT). SMALL: few enough that the output
+# projection's weights load beside them. FULL, the larger last: for steps of at least MIN_PAGES per program, if their
+# programs fit one wave. MAX: if they do not, as a nearly empty second wave would read slowly.
+WAVE, SMALL, FULL, MAX = gl.constexpr(33), gl.constexpr(24), gl.constexpr((30, 32)), gl.constexpr(48)
+MIN_PAGES = gl.constexpr(32)
 LONG_SHARE = gl.constexpr(128)  # a long context has at least this share of all pages: 1 / LONG_SHARE
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
@@ -156,6 +156,7 @@ def decode_kernel(
     scale,
     KV_HEADS: gl.constexpr,
     WINDOW: gl.constexpr,
+    RESIDENT: gl.constexpr,
     MAX_PARTS: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -164,6 +165,7 @@ def decode_kernel(
     """Grid (KV_HEADS, num_sequences + MAX_PARTS - 1): the splits of all contexts, then programs without work.
 
     WINDOW 0 is full attention; scale includes log2(e). scales: None unless FP8.
+    RESIDENT: programs that run at once on the GPU.
     """
     FP8: gl.constexpr = scales is not None
     gdc_launch_dependents()
@@ -171,7 +173,7 @@ def decode_kernel(
     if MAX_PARTS == 1:
         sequence, split, splits = index, gl.to_tensor(0), gl.to_tensor(1)
     else:
-        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, KV_HEADS, MAX_SPLITS)
+        sequence, split, splits = _split_of(index, lens_ptr, num_sequences, RESIDENT, KV_HEADS, MAX_SPLITS)
         if sequence >= num_sequences:
             return
     ring = gl.allocate_shared_memory(pages.dtype, [STAGES] + pages.block_type.shape, pages.layout)  # noqa: RUF005
@@ -239,7 +241,7 @@ def decode_kernel(
 
 
 @gluon.jit
-def _split_of(index, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+def _split_of(index, lens_ptr, num_sequences, RESIDENT: gl.constexpr, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
     """As splits.split_of, with the number of parts that _parts_of chooses.
 
     Past the last split, the sequence is num_sequences or more. Each warp computes it alone: two sequences per lane.
@@ -250,7 +252,8 @@ def _split_of(index, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS
     len_S = gl.load(lens_ptr + sequence_S, real_S, other=0)
     blocks_S = gl.where(real_S, gl.maximum((len_S + PAGE - 1) // PAGE, 1), 0)
     total = gl.sum(blocks_S, 0)
-    splits_S = _splits_of(blocks_S, total, _parts_of(blocks_S, total, KV_HEADS, MAX_SPLITS), MAX_SPLITS)
+    parts = _parts_of(blocks_S, total, RESIDENT, KV_HEADS, MAX_SPLITS)
+    splits_S = _splits_of(blocks_S, total, parts, MAX_SPLITS)
     end_S = gl.convert_layout(gl.associative_scan(splits_S[None, :], 1, _add).reshape([MAX_SEQUENCES]), layout)
     mine_S = (end_S > index) & (end_S - splits_S <= index)
     sequence = gl.sum((end_S <= index).to(gl.int32), 0)
@@ -260,19 +263,19 @@ def _split_of(index, lens_ptr, num_sequences, KV_HEADS: gl.constexpr, MAX_SPLITS
 
 
 @gluon.jit
-def _parts_of(blocks_S, total, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+def _parts_of(blocks_S, total, RESIDENT: gl.constexpr, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
     """The number of parts.
 
-    With fewer than MIN_PAGES per program, that of SMALL_PROGRAMS. Otherwise that of the largest of WAVE_PROGRAMS with
-    which the programs of all long contexts fit one wave. If none does, that of MAX_PROGRAMS.
+    With fewer than MIN_PAGES per program, that of SMALL. Otherwise that of the largest of FULL with which the programs
+    of all long contexts fit one wave. If none does, that of MAX.
     """
-    parts = gl.to_tensor(SMALL_PROGRAMS // KV_HEADS)
-    if total >= WAVE_PROGRAMS[1] // KV_HEADS * MIN_PAGES:
-        parts = gl.to_tensor(MAX_PROGRAMS // KV_HEADS)
-        for i in gl.static_range(len(WAVE_PROGRAMS)):
-            splits_S = _splits_of(blocks_S, total, WAVE_PROGRAMS[i] // KV_HEADS, MAX_SPLITS)
+    parts = gl.to_tensor(RESIDENT * SMALL // WAVE // KV_HEADS)
+    if total >= RESIDENT * FULL[len(FULL) - 1] // WAVE // KV_HEADS * MIN_PAGES:
+        parts = gl.to_tensor(RESIDENT * MAX // WAVE // KV_HEADS)
+        for i in gl.static_range(len(FULL)):
+            splits_S = _splits_of(blocks_S, total, RESIDENT * FULL[i] // WAVE // KV_HEADS, MAX_SPLITS)
             long = gl.sum(gl.where(blocks_S * LONG_SHARE >= total, splits_S, 0), 0)
-            parts = gl.where(long * KV_HEADS <= RESIDENT, WAVE_PROGRAMS[i] // KV_HEADS, parts)
+            parts = gl.where(long * KV_HEADS <= RESIDENT, RESIDENT * FULL[i] // WAVE // KV_HEADS, parts)
     return parts
 
 

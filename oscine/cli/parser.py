@@ -1,6 +1,7 @@
 """Parsers of command lines whose errors are one line, with the name that was probably meant."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ class Parser(argparse.ArgumentParser):
         self.hint_of_further_words = ""  # ends the error about words that no positional argument takes
         super().__init__(**{"allow_abbrev": False} | settings)
         self.register("type", int, _reader(int, "a whole number"))
-        self.register("type", float, _reader(float, "a number"))
+        self.register("type", float, _reader(_finite, "a number"))
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see {self.prog} --help)", USAGE)
@@ -48,6 +49,13 @@ class Parser(argparse.ArgumentParser):
 def subcommand(commands: "argparse._SubParsersAction[Parser]", name: str, what: str, **settings: Any) -> Parser:
     """The parser of a command. `what` it does is also its description, unless `settings` have another."""
     return commands.add_parser(name, **{"help": what, "description": f"{what[0].upper()}{what[1:]}."} | settings)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def _reader(kind: Callable[[str], Any], noun: str) -> Callable[[str], Any]:

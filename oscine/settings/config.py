@@ -360,6 +360,7 @@ class EngineOptions(Options, group="development"):
         name="threads",
         group="model",
         at_least=1,
+        at_most=1024,
     )
     executor: Literal["torch", "fake"] = option(
         "torch", "backend that computes tokens; fake writes a scripted text, to measure the server itself"
@@ -402,7 +403,7 @@ class EngineOptions(Options, group="development"):
 
 @dataclass(frozen=True)
 class ServerOptions(Options, group="server"):
-    host: str = option("127.0.0.1", "address to listen on", "ADDRESS")
+    host: str = option("127.0.0.1", "address to listen on", "ADDRESS", rule=("an address", bool))
     port: int = option(8000, "port to listen on; 0 is any free port", "PORT", at_least=0, at_most=65535)
     port_file: str | None = option(
         None,
@@ -485,6 +486,7 @@ class ServerOptions(Options, group="server"):
         "N",
         aliases=("dp-size", "dp"),
         at_least=1,
+        at_most=1024,
     )
     enable_expert_parallel: bool = option(
         False,
@@ -569,7 +571,7 @@ class ServerOptions(Options, group="server"):
     def __post_init__(self) -> None:
         super().__post_init__()
         with_certificate = self.ssl_keyfile is None or bool(self.ssl_certfile)
-        require(with_certificate, "ssl-keyfile", "given with --ssl-certfile", "alone")
+        require(with_certificate, "ssl-keyfile", "given with --ssl-certfile", None)
 
 
 @dataclass(frozen=True)
@@ -586,7 +588,7 @@ class Config:
             values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
         adapters, models = AdapterOptions.of(values), ModelsOptions.of(values)
-        require(not (adapters.enable_lora and models.on_demand), "enable-lora", "given with --model alone", "--models")
+        require(not (adapters.enable_lora and models.on_demand), "enable-lora", "given with --model, not with --models", None)
         engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler, adapters=adapters)
         return cls(engine, ServerOptions.of(values), ToolOptions.of(values), models)
 

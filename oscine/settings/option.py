@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ _SIZES = {
 }
 _SIZE = re.compile(r"(?P<number>[\d_]+(?:\.\d+)?)\s*(?:(?P<prefix>[kKMGTmgt])(?P<binary>i?)(?P<bytes>[bB]?)|[bB])?")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_TOO_LARGE = 1 << 63  # for other processes and for C
 
 
 class OptionError(ValueError):
@@ -146,6 +148,8 @@ class Option:
             texts = [self._convert(item) for item in items]
             read = tuple(part for text in texts for part in (self.split(text) if self.split else (text,)))
         self.check(read)
+        if self.type is float and not math.isfinite(read):
+            raise self._error("finite", read)
         return read
 
     def _convert(self, value: Any) -> Any:
@@ -153,9 +157,11 @@ class Option:
         if isinstance(value, _READ_FROM[self.type]) and isinstance(value, bool) == self.is_flag:
             try:
                 read: Any = read_size(value, self.metavar) if sized and isinstance(value, str) else self.type(value)
-            except ValueError:
+            except (ValueError, OverflowError):
                 pass
             else:
+                if self.type is int and abs(read) >= _TOO_LARGE:
+                    raise self._error("below 2^63", value)
                 return os.path.expanduser(read) if self.metavar in _PATHS else read
         raise self._error(_SIZES[self.metavar] if sized else _NOUNS[self.type], value)
 

@@ -231,7 +231,7 @@ def test_a_server_with_keys() -> None:
         (["http://127.0.0.1:x"], 2, "not a URL"),
         (["URL", "--model", "gpt-9"], 1, "has no model gpt-9; it has scripted"),
         (["http://127.0.0.1:1", "--concurrency", "0"], 2, "--concurrency must be positive, not 0"),
-        (["http://127.0.0.1:1", "--rate", "nan"], 2, "--rate must be positive, not nan"),
+        (["http://127.0.0.1:1", "--rate", "nan"], 2, "--rate: it must be a number, not 'nan'"),
         (["URL", "--isl", "0"], 2, "--isl: it must be at least 1"),
         (["URL", "--goodput", "ttft"], 2, "--goodput takes NAME:VALUE, not 'ttft'"),
         (["URL", "--goodput", "itl:3"], 2, "--goodput knows ttft, tpot, e2el, not 'itl'"),

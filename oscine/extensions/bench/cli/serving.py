@@ -1,7 +1,6 @@
 """`oscine bench serve URL` and `oscine bench sweep URL`: any OpenAI-compatible server under load."""
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,7 +123,7 @@ def _opened(args: argparse.Namespace) -> "tuple[Load, Bench]":
 def _check_load(concurrencies: Sequence[int | None], rates: Sequence[float | None]) -> None:
     for name, values in (("concurrency", concurrencies), ("rate", rates)):
         for value in values:
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and value <= 0:
                 raise CommandError(f"--{name} must be positive, not {value:g}", USAGE)
 
 

@@ -23,7 +23,11 @@ class Check(NamedTuple):
 
 def read_table(path: Path, *, scaled: bool = False) -> StepTable:
     """`scaled`: whether it answers beyond its points. Raises ValueError and OSError."""
-    header, points = parse_table(path.read_text("utf-8").splitlines(), str(path))
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a table of step times, which `oscine profile` writes: not UTF-8") from None
+    header, points = parse_table(text.splitlines(), str(path))
     return table_of(header, points, scaled=scaled)
 
 

@@ -5,7 +5,7 @@ Unknown keys are ignored, so that a table of a newer version can be read.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -152,7 +152,8 @@ def parse_table(lines: Iterable[str], name: str) -> tuple[Header, tuple[StepPoin
             if points.setdefault(point.key, point) is not point:
                 raise ValueError("once more a step of this size")
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{name}:{number}: not a line of a table of step times: {error}") from None
+            what = "not a line of a table of step times, which `oscine profile` writes"
+            raise ValueError(f"{name}:{number}: {what}: {error}") from None
     if header is None or not points:
         raise ValueError(f"{name} has no step times")
     return header, tuple(points.values())
@@ -165,7 +166,13 @@ def write_table(path: Path, header: Header, points: Iterable[StepPoint]) -> None
     path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def _known(record: type, values: dict[str, Any]) -> dict[str, Any]:
+def _known(record: type, values: Any) -> dict[str, Any]:
+    """Raises ValueError if there is no value for a field without a default."""
+    if not isinstance(values, dict):
+        raise ValueError("no object")
+    needed = [one.name for one in fields(record) if one.default is MISSING and one.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"it has no {', '.join(missing)}")
     return {one.name: values[one.name] for one in fields(record) if one.name in values}
 
 

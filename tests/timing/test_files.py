@@ -1,9 +1,11 @@
 """Files of tables of step times."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from oscine.timing.read import read_table
 from oscine.timing.table import StepPoint, parse_table
 
 HEADER = {
@@ -40,7 +42,9 @@ def test_a_table_is_a_header_and_points() -> None:
         ([json.dumps(HEADER | {"decode_graphs": 8})], "t.jsonl:1: .*iterable"),
         ([json.dumps(HEADER | {"figures": "guessed"})], "t.jsonl:1: .*'guessed'"),
         ([json.dumps(HEADER), json.dumps(POINT), json.dumps(POINT | {"ms": 4.0})], "t.jsonl:3: .*once more"),
-        (['{"model": "m"}'], "t.jsonl:1: .*layers"),
+        (['{"model": "m"}'], "t.jsonl:1: .*`oscine profile` writes: it has no layers, hidden, gpu, source$"),
+        (["[]"], "t.jsonl:1: .*no object"),
+        ([json.dumps(HEADER), '{"kind": "decode"}'], "t.jsonl:2: .*it has no ms$"),
         ([json.dumps(HEADER)], "t.jsonl has no step times"),
         ([], "t.jsonl has no step times"),
     ],
@@ -48,3 +52,11 @@ def test_a_table_is_a_header_and_points() -> None:
 def test_a_broken_table_is_one_line(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_table(lines, "t.jsonl")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (path := tmp_path / "t.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(
+        ValueError, match=r"t\.jsonl: not a table of step times, which `oscine profile` writes: not UTF-8"
+    ):
+        read_table(path)

@@ -16,7 +16,7 @@ TOKENS = (2, 32, 128, 512, 2048, 8192)
 
 def write_steps(path: Path, ranks: int, step_ms: float, row_ms: float = 0.01, token_ms: float = 0.01) -> Path:
     """A table of engines with so many ranks, whose steps are sums of these times."""
-    header = Header("120b", 36, 2880, "none", "made up", num_gpus=ranks, tensor_parallel_size=ranks)
+    header = Header("120b", 36, 2880, "NVIDIA H200", "made up", num_gpus=ranks, tensor_parallel_size=ranks)
     points = [
         StepPoint("decode", step_ms + row_ms * rows, rows, context, sampled=rows)
         for rows in SIZES

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,10 @@ def test_a_trace_and_a_rate_are_loads_too(
     [
         (("--users", "0"), "--users must be positive"),
         (("--users", "1", "--failures", "soon"), "--failures must be seconds"),
+        (("--users", "1", "--failures", "1", "1e9"), "must be from 0 to below 1,000,000,000 seconds, not '1e9'\n"),
+        (("--users", "1", "--failures", "nan"), "--failures must be from 0 to"),
+        (("--users", "1", "--osl", "140000"), "--isl must be at most 131,072 tokens together with --osl, for m, not"),
+        (("--users", "1", "--turns", "100000"), "--turns must be at most 102 with these lengths: m takes 131,072"),
         (("--users", "1", "--served", "x"), "--served must be one of m"),
         (("--users", "1", "--burst", "2"), "--burst needs --rate"),
         (("--trace", "none.jsonl"), "oscine: error: none.jsonl: No such file or directory"),
@@ -121,6 +126,26 @@ def test_a_bad_option_is_an_error_of_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_lengths_are_within_those_of_the_role(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    deployment, _ = files
+    deployment.write_text(FILE.replace("16}", "16, max-model-len: 512}"))
+    assert simulated(files, "--users", "1", "--isl", "500", "--osl", "12", "--requests", "1") == 0
+    assert simulated(files, "--users", "1", "--isl", "500", "--osl", "13") == 2
+    assert "--isl must be at most 512 tokens together with --osl, for m, not 513\n" in capsys.readouterr().err
+
+
+def test_a_table_of_a_model_of_other_sizes_is_refused(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, table = files
+    write_table(table, replace(HEADER, model="oscine-nano", layers=6, hidden=256, gpu="cpu"), points())
+    assert simulated(files, "--users", "1") == 2
+    wanted = "openai/gpt-oss-20b (24 layers, hidden size 2880)"
+    found = "oscine-nano (6 layers, hidden size 256)"
+    said = f"oscine: error: --steps must be of the model {wanted}; {table} is of {found}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_requests_under_way_at_the_end_are_counted_as_unfinished(

@@ -7,22 +7,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oscine.cli import main
 from oscine.extensions.bench.cli.load_options import Sending, Workload
 from oscine.extensions.cluster.cli.deployment_file import read_deployment
+from oscine.extensions.plan.answer.text import unmet
 from oscine.extensions.plan.fleet.engines import table_for
 from oscine.extensions.plan.foreign.ops import DATA
 from oscine.extensions.plan.search import rounds, trials
-from oscine.extensions.plan.search.answer import FrontPoint, front
+from oscine.extensions.plan.search.answer import Answer, FrontPoint, Loss, front
 from oscine.extensions.plan.search.deployed import deployment_of
-from oscine.extensions.plan.search.estimate import Demand, EngineModel
+from oscine.extensions.plan.search.estimate import Demand, EngineModel, Estimate
 from oscine.extensions.plan.search.goals import Goal, Goals
 from oscine.extensions.plan.search.question import Question, Traffic
-from oscine.extensions.plan.search.rounds import Found, search
+from oscine.extensions.plan.search.rounds import Found, Judged, search
 from oscine.extensions.plan.search.space import Candidate, Layout
+from oscine.extensions.plan.search.trials import Trial
 from oscine.extensions.plan.sources.gpus import gpu_of, is_hopper
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.sources.origin import Source
@@ -307,11 +310,26 @@ def test_a_page_that_cannot_be_drawn_is_an_error_before_anything_is_computed(
         ("--gpus H200:8 --users 8 --steps h200/llama", 2, ["--steps must be a file", "sglang", "not 'h200/llama'"]),
         ("--gpus H200:8 --users 8 --steps h200", 2, ["--steps must be a file", "h200/oscine", "not 'h200'"]),
         ("--gpus H200:8 --users 8 --steps x9/vllm", 2, ["--steps must be of GPUs among H100", "not 'x9'"]),
-        ("--gpus H200:1 --users 8 --model mine", 1, ["no step times of mine"]),
+        ("--gpus H200:1 --users 8 --model mine", 2, ["--model must be 20b or 120b, or", "--steps", "not 'mine'\n"]),
+        ("--gpus H200:1 --users 8 --model oscine-nano", 2, ["--model must be 20b or 120b, or", "not 'oscine-nano'\n"]),
+        ("--gpus H200:1 --users 8 --price B200:3", 2, ["--price must be of a GPU of --gpus (H200), not 'B200'\n"]),
+        ("--gpus H200:1 --users 8 --steps b200/trtllm", 2, ["must have step times of H200; b200/trtllm is of B200\n"]),
+        (
+            "--gpus H200:1 H100:1 --price H200:3 H100:2 --users 8 --steps h200/oscine",
+            2,
+            ["--steps must have step times of H100, too\n"],
+        ),
         ("--gpus H100:1 --users 8 --gpu-memory 40GiB", 1, ["do not fit", "weights of"]),
         ("--gpus RTX-PRO-6000:1 --users 8 --isl 100000 --osl 100", 1, ["no layout", "--scaled"]),
         ("--gpus H200:1 --users 8 --isl 100 --osl 50 --tpot p50:0.1", 1, ["no plan meets", "nearest", "TPOT p50"]),
-        ("--gpus H200:1 --users 8 --isl 500000", 1, ["nothing serves this load: ", "the prompt has 500000 tokens"]),
+        ("--gpus H200:1 --users 8 --isl 500000", 2, ["--isl must be at most 131,072 tokens", "120b, not 500,256\n"]),
+        ("--gpus H200:1 --users 8 --osl 140000", 2, ["--isl must be", "together with --osl, for 120b, not 141,024\n"]),
+        (
+            "--gpus H200:1 --users 8 --shared-prefix 131000",
+            2,
+            ["--isl must be", "together with --osl and --shared-prefix, for 120b"],
+        ),
+        ("--gpus H200:1 --users 8 --turns 100000", 2, ["--turns must be at most 102 with these lengths: 120b takes"]),
         ("--gpus H200:2 --rate 500 --isl 200 --osl 40", 1, ["no plan keeps up", "2 x H200 TP1", "of 20,000 tokens/s"]),
         ("--fit --gpus H200:1 --users 8", 2, ["--fit must be given with --validate\n"]),
     ],
@@ -322,6 +340,49 @@ def test_errors_are_one_line(options: str, status: int, words: list[str], capsys
     assert len(error.splitlines()) == 1
     for word in words:
         assert word in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": "oscine-nano", "layers": 6, "hidden": 256, "gpu": "cpu"},
+            "must be of the model 120b (36 layers, hidden size 2880); {} is of oscine-nano (6 layers, hidden size 256)",
+        ),
+        ({"gpu": "NVIDIA B200"}, "must have step times of H200; {} is of NVIDIA B200"),
+        ({"gpu": "NVIDIA GH200 480GB"}, "must have step times of H200; {} is of NVIDIA GH200 480GB"),
+    ],
+)
+def test_a_file_of_another_model_or_gpu_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_steps(tmp_path / "1.jsonl", 1, 1.0)
+    header, rest = file.read_text().split("\n", 1)
+    file.write_text(f"{json.dumps(json.loads(header) | changes)}\n{rest}")
+    assert main(["plan", "--gpus", "H200:1", "--users", "4", *SMALL, "--steps", str(file)]) == 2
+    assert capsys.readouterr().err == f"oscine: error: --steps {message.format(file)}\n"
+
+
+def test_a_file_that_calls_the_model_otherwise_is_taken(tmp_path: Path) -> None:
+    file = write_steps(tmp_path / "1.jsonl", 1, 1.0)
+    file.write_text(file.read_text().replace('"120b"', '"/models/mine"', 1))
+    assert main(["plan", "--gpus", "H200:1", "--users", "4", *SMALL, "--steps", str(file)]) == 0
+
+
+def test_without_goals_the_nearest_plan_says_what_fails() -> None:
+    source = Source.of("h200/trtllm")
+    question = question_of(1, [source])
+    whole = [Trial({"completed": 9}, (), "measured", 1.0, error) for error in ("", "3 requests failed: too long", "")]
+    best = Judged(Candidate(Layout(H200, source), 1, 8, 2048), Estimate(1.0, 1.0, 1.0, 1.0), whole=tuple(whole))
+    answer = Answer(Found(question, question.traffic.demand()), best, None, "", Loss("", 0, None), (), (), None, None)
+    assert unmet(answer) == "no plan serves the whole load; the nearest is 1 x H200 TP1: 3 requests failed: too long"
+
+
+def test_names_in_the_driver_are_of_a_kind_of_gpu() -> None:
+    for name in ("H100", "H200", "B200", "GB200", "GB300", "RTX-PRO-6000"):
+        assert gpu_of(name).is_called(gpu_of(name).driver)
+    assert gpu_of("H100").is_called("NVIDIA H100 PCIe")
+    assert not gpu_of("B200").is_called("NVIDIA GB200")
 
 
 def test_the_architecture_of_a_gpu_follows_from_whole_words_of_its_name() -> None:

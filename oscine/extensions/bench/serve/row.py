@@ -12,6 +12,9 @@ from oscine.extensions.bench.serve.run import Measured
 
 Row = dict[str, Any]
 
+_NO_ROW = "not a row of `oscine bench serve`"
+_NEEDED = "model", "output_tput_per_gpu"
+
 # Keys that only the user knows, with their values where nothing is said.
 LABELS: Row = {
     "hw": "unknown",
@@ -95,9 +98,16 @@ def append(path: Path, row: Row) -> None:
 def read(path: Path) -> list[Row]:
     """Raises ValueError that names the line, and OSError."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: {_NO_ROW}: not UTF-8") from None
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(dict(json.loads(line)))
+            found = dict(json.loads(line))
+            if missing := [name for name in _NEEDED if name not in found]:
+                raise ValueError(f"it has no {', '.join(missing)}")
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: not a row: {error}") from None
+            raise ValueError(f"{path}:{number}: {_NO_ROW}: {error}") from None
+        rows.append(found)
     return rows

@@ -146,7 +146,10 @@ def unmet(answer: Answer) -> str:
     )
     if not rows:
         return f"nothing serves this load: {best.whole[0].error}{hint}"
-    worst = max(rows, key=lambda one: question.goals.excess(one.row))
+    worst = max(rows, key=lambda one: (question.goals.excess(one.row), one.error))
+    if not question.goals.all:
+        reason = worst.error or "it does not keep up"
+        return f"no plan serves the whole load; the nearest is {best.candidate}: {reason}{hint}"
     failed = f"; {worst.error}" if worst.error else ""
     return (
         f"no plan meets the goals ({question.goals}); the nearest is {best.candidate} with "

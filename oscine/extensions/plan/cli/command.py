@@ -69,9 +69,11 @@ def run(args: argparse.Namespace) -> None:
 
     with ended_by(ValueError, OSError, status=USAGE):
         scenario = Scenario.of(vars(args))
-        traffic, limits_s = scenario.traffic(), scenario.reporting.limits_s()
+        limits_s = scenario.reporting.limits_s()
         with ended_by(LookupError):
             tables, engines = scenario.tables, scenario.engines()
+        scenario.check_lengths(engines)
+        traffic = scenario.traffic()
     began_s = time.perf_counter()
     try:
         outcome = scenario.simulate(engines, traffic)

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,14 @@ from oscine.extensions.bench.cli.extra import need_matplotlib
 from oscine.extensions.bench.cli.load_options import Sending, Workload
 from oscine.extensions.plan.cli.command import OF_SENDING, OF_WORKLOAD, add_load, add_sections
 from oscine.extensions.plan.validate.command import add_options, validate
-from oscine.settings.option import BYTES, OptionError, read_size, require
+from oscine.settings.option import BYTES, OptionError, either, read_size, require
 
 if TYPE_CHECKING:
     from oscine.extensions.plan.search.answer import Answer
-    from oscine.extensions.plan.search.question import Question
+    from oscine.extensions.plan.search.question import Question, Traffic
     from oscine.extensions.plan.search.trials import Simulate
     from oscine.extensions.plan.sources.gpus import Gpu
+    from oscine.extensions.plan.sources.origin import Source
 
 _MOST_GPUS = 4096
 
@@ -124,17 +125,53 @@ def question_of(args: argparse.Namespace) -> "Question":
     traffic = Traffic(Workload.of(given), Sending.of(given), args.users, args.rate, args.trace)
     if args.trace is None:
         traffic.sending.arrival(args.users, args.rate)  # checks them together
+    hardware, sources = tuple(_hardware(args, prices)), tuple(Source.of(text) for text in args.steps)
+    _check_model(args.model, sources, traffic)
+    _check_sources(sources, [gpu for gpu, _ in hardware])
     return Question(
         args.model,
-        tuple(_hardware(args, prices)),
+        hardware,
         traffic,
         Goals(tuple(Goal.of(name, text) for name in ("ttft", "tpot") for text in given[name])),
-        tuple(Source.of(text) for text in args.steps),
+        sources,
         tuple(prices.items()),
         args.scaled,
         None if args.gpu_memory is None else _size(args.gpu_memory),
         args.seed,
     )
+
+
+def _check_sources(sources: "Sequence[Source]", gpus: "Sequence[Gpu]") -> None:
+    """All of them are of GPUs that there are, and each of these has one. Raises OptionError, ValueError and OSError."""
+    for source in sources:
+        if not any(source.is_of(gpu) for gpu in gpus):
+            names = ", ".join(gpu.name for gpu in gpus)
+            raise OptionError(
+                "steps", f"must have step times of {names}; {source.text} is of {source.gpu_text}", "gpus"
+            )
+    for gpu in gpus:
+        if sources and not any(source.is_of(gpu) for source in sources):
+            raise OptionError("steps", f"must have step times of {gpu.name}, too", "gpus")
+
+
+def _check_model(model: str, sources: "Sequence[Source]", traffic: "Traffic") -> None:
+    """Whether its step times can be known, and the load fits its context. Raises ValueError and OSError."""
+    from oscine.checkpoint.hub import shapes_of
+    from oscine.extensions.plan.foreign.compose import MODELS
+    from oscine.extensions.plan.run.scenario import check_lengths
+    from oscine.extensions.plan.search.deployed import full_name
+    from oscine.extensions.plan.sources.origin import is_published
+    from oscine.settings.config import ModelOptions
+
+    if not sources or any(source.file is None for source in sources):
+        known = either(tuple(sorted(MODELS, reverse=True)))
+        require(is_published(model), "model", f"{known}, or a model of which --steps names a table", model)
+    if (config := shapes_of(ModelOptions(full_name(model)))) is None:
+        return
+    for source in sources:
+        source.check_model(model, config)
+    if traffic.trace is None:
+        check_lengths(traffic.workload, config.max_position_embeddings, model)
 
 
 def _size(text: str) -> int:
@@ -179,6 +216,8 @@ def _hardware(args: argparse.Namespace, prices: dict[str, float]) -> "Iterator[t
         yield gpu, count
     if len(seen) > 1:
         require(seen <= prices.keys(), "gpus", "of one kind, or all with a --price to compare them by", args.gpus)
+    for name in prices:
+        require(name in seen, "price", f"of a GPU of --gpus ({', '.join(sorted(seen))})", name)
 
 
 def answered(question: "Question", simulate: "Simulate", bar: "_Progress", acceptance: float | None = None) -> "Answer":

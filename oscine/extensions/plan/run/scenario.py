@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oscine.types import Role
 
 _PER_USER, _OPEN_S = 10, 60
+_MOST_S = 1e9  # of a virtual clock
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Simulated(Options, group="simulation"):
                 found.append(float(text))
             except ValueError:
                 require(False, "failures", "seconds", text)
-        require(all(0 <= time_s < 1e9 for time_s in found), "failures", "0 or more", self.failures)
+            require(0 <= found[-1] < _MOST_S, "failures", f"from 0 to below {_MOST_S:,.0f} seconds", text)
         return tuple(found)
 
 
@@ -164,6 +165,7 @@ class Scenario:
         return {role.role: NotedTable(self._table(role)) for role in self.model.roles}
 
     def _table(self, role: "RoleSpec") -> "StepTable":
+        from oscine.checkpoint.hub import shapes_of
         from oscine.extensions.plan.fleet.engines import table_for
         from oscine.timing.answer import NotMeasuredError
         from oscine.timing.read import read_table
@@ -171,6 +173,9 @@ class Scenario:
         options, scaled = role.engine.model, self.simulated.scaled
         files = [one.file for one in self.sources if one.file is not None]
         if files:
+            if (config := shapes_of(options)) is not None:
+                for one in self.sources:
+                    one.check_model(options.random_weights or options.model, config)
             return table_for(role, [read_table(file, scaled=scaled) for file in files])
         sharing = role.data_parallel_size if role.enable_expert_parallel else 1
         reasons = []
@@ -204,6 +209,11 @@ class Scenario:
             for role in self.model.roles
         }
 
+    def check_lengths(self, engines: "dict[Role, EngineSpec]") -> None:
+        """Raises OptionError for sessions that no engine can serve to their end. Traces are sent as they are."""
+        if self.trace is None:
+            check_lengths(self.workload, min(engine.max_model_len for engine in engines.values()), self.model.name)
+
     def simulate(self, engines: "dict[Role, EngineSpec]", traffic: "Traffic") -> "Outcome":
         """Raises NotMeasuredError for a step that the tables do not know."""
         from oscine.extensions.plan.fleet.pool import Timing
@@ -219,6 +229,18 @@ class Scenario:
             until_s=simulated.until,
             seed=simulated.seed,
         )
+
+
+def check_lengths(workload: Workload, most: int, model: str) -> None:
+    """`most`: tokens of a prompt and its answer. Raises OptionError if they are more without any spread."""
+    each, shared = workload.isl + workload.osl, workload.shared_prefix
+    if (alone := shared + each) > most:
+        other = "--osl and --shared-prefix" if shared else "--osl"
+        rule = f"at most {most:,} tokens together with {other}, for {model}"
+        raise OptionError("isl", f"must be {rule}, not {alone:,}", "osl")
+    if (tokens := shared + each * workload.turns) > most:
+        rule = f"at most {(most - shared) // each:,} with these lengths: {model} takes {most:,} tokens"
+        raise OptionError("turns", f"must be {rule}, and the last turn has {tokens:,}")
 
 
 def _check_acceptance(model: "ModelSpec", acceptance: float | None) -> None:

@@ -91,7 +91,8 @@ def search(question: Question, simulate: Simulate, say: Callable[[str, int], Non
 
 def _layouts(question: Question) -> Iterator[Layout]:
     for gpu, count in question.hardware:
-        yield from layouts(gpu, count, question.sources or usual_sources(gpu, question.model))
+        sources = question.sources or usual_sources(gpu, question.model)
+        yield from layouts(gpu, count, [one for one in sources if one.is_of(gpu)])
 
 
 def _estimate(found: Found, layout: Layout) -> None:

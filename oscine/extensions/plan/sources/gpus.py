@@ -30,6 +30,10 @@ class Gpu(NamedTuple):
     def is_hopper(self) -> bool:
         return is_hopper(self.driver)
 
+    def is_called(self, driver: str) -> bool:
+        """Whether a name in the driver is one of this kind of GPU: NVIDIA H100 PCIe is an H100, too."""
+        return {*self.name.split("-")} <= {*driver.upper().split()}
+
 
 def is_hopper(driver: str) -> bool:
     """Whether a GPU has compute capability 9.0, by its name in the driver, such as NVIDIA H100 80GB HBM3."""

@@ -14,10 +14,11 @@ from oscine.extensions.plan.foreign.compose import MODELS, GpuLayout
 from oscine.extensions.plan.foreign.known import error_of, fitted_of, step_table
 from oscine.extensions.plan.sources.gpus import Gpu, gpu_of
 from oscine.extensions.plan.sources.own import own_table
-from oscine.settings.option import either, require
+from oscine.model.config import ModelConfig
+from oscine.settings.option import OptionError, either, require
 from oscine.timing.answer import NotMeasuredError
 from oscine.timing.read import check, read_table
-from oscine.timing.table import StepTable
+from oscine.timing.table import Header, StepTable
 
 OWN = "oscine"
 KERNELS = {OWN: "Oscine", "trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
@@ -45,7 +46,29 @@ class Source:
     @property
     def activation_dtype(self) -> Literal["auto", "fp8"]:
         """Of the engines of a plan: those of a file; else exact ones. Raises ValueError and OSError."""
-        return "auto" if self.file is None else _activations_of(self.file)
+        return "fp8" if self.file is not None and _header_of(self.file).activation_dtype == "fp8" else "auto"
+
+    @property
+    def gpu_text(self) -> str:
+        """The kind of GPU that its step times are of. Raises ValueError and OSError."""
+        if self.gpu is not None:
+            return self.gpu.name
+        assert self.file is not None
+        return _header_of(self.file).gpu
+
+    def is_of(self, gpu: Gpu) -> bool:
+        """Whether its step times are of this kind of GPU. Raises ValueError and OSError."""
+        return self.gpu == gpu if self.gpu is not None else gpu.is_called(self.gpu_text)
+
+    def check_model(self, model: str, config: ModelConfig) -> None:
+        """Raises OptionError for a file of a model of other sizes, ValueError and OSError."""
+        if self.file is None:
+            return
+        header = _header_of(self.file)
+        if (header.layers, header.hidden) != (config.num_hidden_layers, config.hidden_size):
+            wanted = f"{model} ({config.num_hidden_layers} layers, hidden size {config.hidden_size})"
+            found = f"{header.model} ({header.layers} layers, hidden size {header.hidden})"
+            raise OptionError("steps", f"must be of the model {wanted}; {self.file} is of {found}")
 
     def table(
         self, model: str, ranks: int, sharing: int, *, kv: str = "auto", activations: str = "auto", scaled: bool = False
@@ -95,8 +118,13 @@ class Source:
 
 
 @cache
-def _activations_of(file: Path) -> Literal["auto", "fp8"]:
-    return "fp8" if read_table(file).header.activation_dtype == "fp8" else "auto"
+def _header_of(file: Path) -> Header:
+    return read_table(file).header
+
+
+def is_published(model: str) -> bool:
+    """Whether step times of it come with the package."""
+    return any(size in model for size in MODELS)
 
 
 def shape_of(model: str) -> str:

@@ -95,9 +95,22 @@ def append(path: Path, row: Row) -> None:
 def read(path: Path) -> list[Row]:
     """Raises ValueError that names the line, and OSError."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+            rows.append(_row(json.loads(line)))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: not a row: {error}") from None
     return rows
+
+
+def _row(values: Any) -> Row:
+    """Raises ValueError. Rows of other programs may have other keys, but a plot needs these figures."""
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    if "output_tput_per_gpu" not in values:
+        raise ValueError("it lacks output_tput_per_gpu")
+    for name in ("output_tput_per_gpu", "median_intvty", "conc", "rate"):
+        value = values.get(name)
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a number, at least 0, not {value!r}")
+    return values

@@ -588,7 +588,7 @@ class Config:
             values = {"max-num-batched-tokens": STREAMED_TOKENS, **values}
         model, cache, scheduler = (ModelOptions.of(values), CacheOptions.of(values), SchedulerOptions.of(values))
         adapters, models = AdapterOptions.of(values), ModelsOptions.of(values)
-        require(not (adapters.enable_lora and models.on_demand), "enable-lora", "given with --model, not with --models", None)
+        require(not (adapters.enable_lora and models.on_demand), "enable-lora", "used with --model, not --models", None)
         engine = EngineOptions.of(values, model=model, cache=cache, scheduler=scheduler, adapters=adapters)
         return cls(engine, ServerOptions.of(values), ToolOptions.of(values), models)
 

@@ -169,6 +169,19 @@ def _several(config: Config, *, share_experts: bool) -> EngineProcesses:
     return EngineProcesses(engines_of(config, Environment().num_gpus), share_experts=share_experts)
 
 
+def check_context(config: Config, points: Sequence[Point]) -> None:
+    """Raises ValueError for a point that is longer than --max-model-len, or than the model's own context."""
+    from oscine.checkpoint.opened import config_of  # opens no device: engines are forked later
+
+    model = config.engine.model
+    limit, name = model.max_model_len, "--max-model-len"
+    if limit is None:
+        limit, name = config_of(model).max_position_embeddings, "the model's context"
+    for point in points:
+        if point.isl + point.osl > limit:
+            raise ValueError(f"--points {point}: {point.isl + point.osl} tokens are more than {name}, {limit}")
+
+
 def measured(config: Config, points: Sequence[Point]) -> Config:
     """The configuration of a server, changed for these points: no prefix cache, and all requests may wait.
 

@@ -3,7 +3,8 @@
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Layout(NamedTuple):
 
 
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+_FIGURES = ("concurrency", "isl", "osl", "output_tok_s", "prefill_tok_s", "decode_step_ms", "tok_s_user")
 _OPTIONAL = (*_LIMITS, "joules_per_output_token", "watts", "first_token_ms")
 # What must be equal for two results to be comparable: model, ..., types of keys and of activations.
 Key = tuple[str, Point, Layout, tuple[str, str]]
@@ -111,12 +113,31 @@ def _line(result: Result) -> dict[str, Any]:
 def read(path: Path) -> list[Result]:
     """Raises ValueError that names the line, and OSError if there is no such file."""
     results = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            results.append(Result(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            results.append(_result(json.loads(line)))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: not a result: {error}") from None
     return results
+
+
+def _result(values: Any) -> Result:
+    """Raises ValueError."""
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    needed = [field.name for field in fields(Result) if field.default is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    if unknown := values.keys() - {field.name for field in fields(Result)}:
+        raise ValueError(f"it has unknown keys: {', '.join(sorted(unknown))}")
+    result = Result(**values)
+    if not isinstance(result.model, str):
+        raise ValueError(f"model must be a text, not {result.model!r}")
+    for name in _FIGURES:
+        value = values[name]
+        if type(value) not in (int, float) or not 0 < value < inf:
+            raise ValueError(f"{name} must be a positive number, not {value!r}")
+    return result
 
 
 def parse_results(parser: ArgumentParser, argv: Sequence[str] | None) -> tuple[Namespace, list[Result]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.output_file import check_output
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import PROFILE, add_some
 from oscine.cli.serve.read_options import read_config
@@ -49,7 +50,8 @@ def arguments(parser: Parser) -> None:
         type=float,
         default=240.0,
         metavar="S",
-        help="time for the measurements; with less, fewer sizes and contexts are measured (default: %(default)s)",
+        help="time for the measurements; with less, fewer sizes and contexts are measured, but the fewest take as long "
+        "as they take: minutes on a CPU (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="which steps are left out (default: %(default)s)")
     parser.add_argument("--commit", help="commit to note with the results (default: what git says)")
@@ -79,8 +81,7 @@ def arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.output is None:
         raise CommandError("--output FILE is needed", USAGE)
-    if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
-        raise CommandError(f"--output {args.output}: no file can be written there", USAGE)
+    check_output(args.output)
     if args.seconds <= 0:
         raise CommandError("--seconds must be above 0", USAGE)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does, before torch is imported
@@ -96,7 +97,13 @@ def run(args: argparse.Namespace) -> None:
         where = machine.describe(device if gpus else "cpu", args.commit)
         before = state_of(gpus)
         with tqdm(desc="Measuring", unit=" steps", disable=None, leave=False) as bar:
-            measured = profile(engine, args.seconds, seed=args.seed, progress=lambda done, all_: _show(bar, done, all_))
+            measured = profile(
+                engine,
+                args.seconds,
+                seed=args.seed,
+                begin=lambda all_, about_s: _say(bar, all_, about_s, args.seconds),
+                progress=lambda done, all_: _show(bar, done, all_),
+            )
         state: dict[str, Any] = {"before": before, "after": state_of(gpus)} if gpus else {}
         header = replace(header_of(config, model, engine.limits, where, kv_filled), machine=state)
         points = (*measured.points, *extra)
@@ -118,6 +125,15 @@ def _report(found: "Check") -> str:
     )
     more = f"; above {_WARN_ERROR:.0%}: measure with more --seconds, or on an idle machine"
     return text + (more if found.error > _WARN_ERROR else "")
+
+
+def _say(bar: "tqdm[Any]", total: int, about_s: float, seconds: float) -> None:
+    """Also where stderr is no terminal, which has no bar."""
+    few = f"; --seconds {seconds:g} is too little for the coarsest grid" if about_s > seconds else ""
+    bar.clear()
+    print(f"measuring {total} steps, about {about_s:.0f} s{few}", file=sys.stderr, flush=True)
+    bar.total = total
+    bar.refresh()
 
 
 def _show(bar: "tqdm[Any]", done: int, total: int) -> None:
@@ -162,6 +178,7 @@ def run_import(args: argparse.Namespace) -> None:
     from oscine.extensions.plan.foreign.reduce import reduced
     from oscine.extensions.plan.foreign.wheel import Wheel
 
+    check_output(args.output)
     with ended_by(ValueError, OSError):
         table = reduced(Wheel(args.wheel), args.system, args.framework, args.version)
         write_ops(args.output, table)

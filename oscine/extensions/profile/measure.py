@@ -37,10 +37,18 @@ class Measured(NamedTuple):
     seconds: float
 
 
+Begin = Callable[[int, float], object]  # so many shapes will take about so many seconds
 Progress = Callable[[int, int], object]  # of so many shapes, so many are done
 
 
-def profile(engine: Engine, seconds: float, *, seed: int = 0, progress: Progress = lambda done, all_: None) -> Measured:
+def profile(
+    engine: Engine,
+    seconds: float,
+    *,
+    seed: int = 0,
+    begin: Begin = lambda all_, seconds: None,
+    progress: Progress = lambda done, all_: None,
+) -> Measured:
     """Points of the densest grid that takes about `seconds`; the coarsest one takes as long as it takes.
 
     Raises ValueError for an engine that is too small for the grid.
@@ -54,6 +62,8 @@ def profile(engine: Engine, seconds: float, *, seed: int = 0, progress: Progress
     up: dict[Shape, Times] = {}
     down: dict[Shape, Times] = {}
     total = 2 * len(shapes) + len(extra)
+    left_s = seconds - (time.monotonic() - began_s)
+    begin(total, min(cost.seconds(shapes), max(cost.seconds(shapes, 1), left_s)))
     for shape in (*shapes, *extra):
         up[shape] = engine.measure(shape, cost.count(shape))
         progress(len(up), total)
@@ -114,10 +124,10 @@ class _Cost:
         """Steps of a pass."""
         return DROPPED + max(_FEWEST, min(_MOST, round(_PASS_S / max(self._of_step(shape), 1e-6))))
 
-    def seconds(self, shapes: Sequence[Shape]) -> float:
-        """Of both passes, the held-out steps, and the watts."""
+    def seconds(self, shapes: Sequence[Shape], num_passes: int = 2) -> float:
+        """Of the passes, the held-out steps, and the watts."""
         passes = sum(self.count(one) * self._of_step(one) + sum(one.contexts()) * _TOKEN_S for one in shapes)
-        return passes * (2 + HELD_OUT / max(len(shapes), 1)) + self._watts_s
+        return passes * (num_passes + HELD_OUT / max(len(shapes), 1)) + self._watts_s
 
     def _of_step(self, shape: Shape) -> float:
         context, pairs = sum(shape.contexts()), shape.tokens * shape.start

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.output_file import check_output
 from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.cli.serve.read_options import read_config
@@ -62,8 +63,7 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.output.is_dir() or not os.access(args.output.absolute().parent, os.W_OK):
-        raise CommandError(f"--output {args.output}: no file can be written there", USAGE)
+    check_output(args.output)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does, before torch is imported
     from oscine.extensions.bench.passes import MeasureError
     from oscine.extensions.bench.result import Point
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> None:
         raise CommandError("--device must be one device", USAGE)
     with ended_by(ValueError, OSError, MeasureError):
         report = _verify(config, args.reference, given, weights_only=args.weights_only)
-    args.output.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    with ended_by(OSError):
+        args.output.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     print("\n".join((*report.lines(), f"written: {args.output}")), flush=True)
     if report.difference is not None:
         raise CommandError(report.difference)
@@ -91,6 +92,7 @@ def _verify(
     from oscine.checkpoint.opened import open_model
     from oscine.executor.start.torch_process import use_threads
     from oscine.extensions.bench import machine
+    from oscine.extensions.bench.engine import check_context
     from oscine.extensions.bench.result import Point
     from oscine.extensions.verify import harmony
     from oscine.extensions.verify.report import Report
@@ -101,12 +103,15 @@ def _verify(
     opened = open_model(model)
     if opened.path is None:
         raise ValueError("verify compares a checkpoint, and random weights have none")
+    wanted = points or [Point.parse(text) for text in _POINTS[opened.device.type == "cuda"]]
+    if not weights_only:
+        with ended_by(ValueError, status=USAGE):
+            check_context(config, wanted)
     compared = _compare(opened, reference or opened.path, tokenizer)
     checked = harmony.check(tokenizer)
     where = machine.describe(str(opened.device), None)
     answers, measured = None, tuple[Any, ...]()
     if not weights_only:
-        wanted = points or [Point.parse(text) for text in _POINTS[opened.device.type == "cuda"]]
         answers, measured = _use(config, opened.config, tokenizer, wanted, where)
     return Report(
         model=model.model,

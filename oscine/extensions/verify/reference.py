@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
 from oscine.checkpoint.files import weight_files
+from oscine.checkpoint.folder import open_tensors
 from oscine.executor.start.host_memory import available_bytes
 from oscine.extensions.verify.bounds import dense_attention, swiglu
 from oscine.model.config import ModelConfig
@@ -71,13 +71,13 @@ class CheckpointTensors:
     """The tensors of a folder in the published layout."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """`config`: of the model that is compared. Raises ValueError for another layout, or other shapes."""
+        """`config`: of the model that is compared. Raises ValueError for another layout or shape, or a broken file."""
         if not folder.is_dir():
             raise ValueError(f"{folder}: verify reads folders in the published layout: `oscine convert` writes one")
         self.folder, self.config = folder, config
         self._files: dict[str, Any] = {}
         for file in weight_files(folder):
-            opened: Any = safe_open(folder / file, "pt")
+            opened = open_tensors(folder / file)
             self._files |= dict.fromkeys(opened.keys(), opened)
         for name, spec in tensor_specs(config).items():
             if name not in self._files and not (name == "lm_head.weight" and config.tie_word_embeddings):

@@ -139,6 +139,16 @@ def test_engines_end_when_one_is_killed() -> None:
         (["engine", "--points", "1:8:1"], "at least 2"),
         (["engine", "--points", "1:8:8", "--passes", "1"], "--passes"),
         (["engine", "--points", "1:8:8", "--baseline", "/no/such/file"], "/no/such/file"),
+        (["engine", "--points", "1:8:8", "--output", "/"], "--output /: no file can be written there: Is a directory"),
+        (["engine", "--points", "1:8:8", "--output", "/proc/x"], "--output /proc/x: no file can be written there"),
+        (
+            ["engine", "--points", "1:8:8", "1:64:200000"],
+            "--points 1:64:200000: 200064 tokens are more than the model's context, 131072",
+        ),
+        (
+            ["engine", "--points", "1:60:8", "--max-model-len", "64"],
+            "--points 1:60:8: 68 tokens are more than --max-model-len, 64",
+        ),
         (["engine", "--points", "1:8:8", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["engine"], "--points"),
         ([], "serve|sweep|engine|ops"),
@@ -290,7 +300,7 @@ def test_the_engine_is_that_of_a_server(given: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(_StoppedError) as served:
         main(["serve", "--random-weights", "120b", *given.split()])
     with pytest.raises(_StoppedError) as benched:
-        main(["bench", "engine", "--model", "120b", "--points", "1:30000:10", "4000:1024:1024", *given.split()])
+        main(["bench", "engine", "--model", "120b", "--points", "1:3000:10", "4000:1024:1024", *given.split()])
     engine = served.value.config.engine
     scheduler = replace(engine.scheduler, max_waiting=max(engine.scheduler.max_waiting, 4000))
     engine = replace(engine, cache=replace(engine.cache, prefix_caching=False), scheduler=scheduler)

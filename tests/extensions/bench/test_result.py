@@ -1,6 +1,7 @@
 """Lines of the result files, and their report beside vLLM's and earlier figures."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from oscine.extensions.bench import anchors, report
 from oscine.extensions.bench.result import RESULTS, Layout, Point, Result, append, latest, of_one_gpu, read, results_of
+from oscine.extensions.bench.serve import row
 
 RESULT = Result(
     model="120b",
@@ -84,6 +86,43 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(path.read_text() + text + "\n")
     with pytest.raises(ValueError, match=r"results\.jsonl:2"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"\xff", "codec can't decode byte"),
+        (b"[]", "it is no JSON object"),
+        (b'{"model": "120b"}', "it lacks concurrency, isl, osl,"),
+        (json.dumps({**asdict(RESULT), "more": 1}).encode(), "it has unknown keys: more"),
+        (json.dumps({**asdict(RESULT), "osl": "8"}).encode(), "osl must be a positive number, not '8'"),
+        (json.dumps({**asdict(RESULT), "tok_s_user": 0}).encode(), "tok_s_user must be a positive number, not 0"),
+        (json.dumps({**asdict(RESULT), "model": []}).encode(), "model must be a text, not []"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(json.dumps(asdict(RESULT)).encode() + b"\n" + text + b"\n")
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: not a result: ") + ".*" + re.escape(said)):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"\xff", "codec can't decode byte"),
+        (b"[[1, 2]]", "it is no JSON object"),
+        (b'{"a": 1}', "it has no model, output_tput_per_gpu"),
+        (b'{"model": "m", "output_tput_per_gpu": "7"}', "output_tput_per_gpu must be a number, at least 0, not '7'"),
+    ],
+)
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"model": "m", "output_tput_per_gpu": 7}\n' + text + b"\n")
+    with pytest.raises(
+        ValueError, match=re.escape(f"{path}:2: not a row of `oscine bench serve`: ") + ".*" + re.escape(said)
+    ):
+        row.read(path)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2", "1:2:3:4", "a:2:3", "0:2:3", "1:0:3", "1:2:1"])

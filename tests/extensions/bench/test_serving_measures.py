@@ -1,10 +1,8 @@
 """The measures of `oscine bench serve`, from times that were written down."""
 
 import math
-import re
 from array import array
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -127,17 +125,3 @@ def test_doubts_are_said() -> None:
     assert "counts no tokens" in text
     assert "95% of a core" in text
     assert "sent late: 1,000 ms" in text
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\xff\xfe", "rows.jsonl: not a row of `oscine bench serve`: not UTF-8"),
-        (b"{}\n", "rows.jsonl:1: not a row of `oscine bench serve`: it has no model, output_tput_per_gpu"),
-        (b"7\n", "rows.jsonl:1: not a row of `oscine bench serve`: "),
-    ],
-)
-def test_a_file_without_rows_is_named(content: bytes, said: str, tmp_path: Path) -> None:
-    (path := tmp_path / "rows.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        row.read(path)

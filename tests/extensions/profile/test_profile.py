@@ -1,5 +1,6 @@
 """Measures the embedded model with a tiny grid, and checks which steps are measured."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -121,6 +122,20 @@ def test_a_profile_has_one_point_of_each_sum_of_contexts() -> None:
         assert len({one.key for one in points}) == len(points)
 
 
+def test_how_long_it_takes_is_said_before_it_is_measured() -> None:
+    said = list[tuple[str, float]]()
+    measured = profile(
+        Even(),
+        0.0,
+        begin=lambda count, about_s: said.extend((("steps", count), ("seconds", about_s))),
+        progress=lambda done, count: said.append(("done", done)),
+    )
+    (_, count), (_, about_s), *done = said
+    assert len(measured.points) <= count
+    assert about_s > 0
+    assert done[0] == ("done", 1)
+
+
 def test_times_of_drafts_become_points() -> None:
     (one, two) = verified({2: DecodeTimes(0.001, (0.0011, 0.0015, 0.002))}, SMALL)
     assert (one.rows, one.drafts, one.sampled, one.ms) == (4, 2, 2, 1.5)
@@ -132,7 +147,8 @@ def test_the_embedded_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFi
     limits = ["--max-model-len", "512", "--max-num-batched-tokens", "64", "--max-num-seqs", "4"]
     options = ["--device", "cpu", "--threads", "1", "--seconds", "0.5", "--commit", "abc"]
     assert main(["profile", *limits, *options, "--output", str(output)]) in (0, None)
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
+    assert re.search(r"^measuring \d+ steps, about \d+ s", said, re.MULTILINE)
     table = read_table(output)
     header = table.header
     assert (header.gpu, header.model, header.commit, header.figures) == ("cpu", "oscine-nano", "abc", "measured")
@@ -169,7 +185,8 @@ def test_an_engine_that_is_too_small_gets_one_line(
         ([], "--output FILE is needed"),
         (["--output", "/nowhere/x"], "--output /nowhere/x: no file"),
         (["--output", "/"], "--output /: no file"),
-        (["--output", "x", "--seconds", "0"], "--seconds must be above 0"),
+        (["--output", "/proc/x"], "--output /proc/x: no file"),
+        (["--output", "/dev/null", "--seconds", "0"], "--seconds must be above 0"),
         (["--output", "x", "--data-parallel-size", "2"], "share nothing"),
         (["import", "/nowhere", "--system", "gb200", "--framework", "vllm", "--version", "1", "--output", "x"], ""),
     ],

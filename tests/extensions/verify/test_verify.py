@@ -253,7 +253,15 @@ def test_the_command_names_the_layer_of_a_wrong_weight(tmp_path: Path, capsys: p
     ("arguments", "error"),
     [
         (["oscine-nano", "--points", "1:2"], "a point is C:ISL:OSL, like 64:1024:256, not '1:2'"),
-        (["oscine-nano", "--output", "/"], "--output /: no file can be written there"),
+        (["oscine-nano", "--output", "/"], "--output /: no file can be written there: Is a directory"),
+        (
+            ["oscine-nano", "--output", "/proc/x"],
+            "--output /proc/x: no file can be written there: No such file or directory",
+        ),
+        (
+            ["oscine-nano", "--output", "/dev/null", "--points", "1:64:200000"],
+            "--points 1:64:200000: 200064 tokens are more than the model's context, 131072",
+        ),
         (["oscine-nano", "--device", "cuda:0,1"], "--device must be one device"),
     ],
 )
@@ -267,6 +275,17 @@ def test_a_reference_in_another_layout_is_refused(tmp_path: Path, capsys: pytest
     file.touch()
     assert main(["verify", "oscine-nano", "--reference", str(file), "--output", str(tmp_path / "x.json")]) == 1
     assert "verify reads folders in the published layout" in capsys.readouterr().err
+
+
+def test_a_truncated_reference_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(NANO_FOLDER, copy, ignore=shutil.ignore_patterns("eagle3"))
+    file = copy / SINGLE
+    file.write_bytes(file.read_bytes()[:-100])
+    options = ("--weights-only", "--device", "cpu", "--output", str(tmp_path / "x.json"))
+    assert main(["verify", "oscine-nano", "--reference", str(copy), *options]) == 1
+    assert f"oscine: error: {file}: truncated or malformed: " in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "x.json").exists()
 
 
 def test_a_reference_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from oscine.cli.error import USAGE, ended_by
+from oscine.cli.output_file import check_output
 from oscine.cli.parser import Parser, subcommand
 from oscine.cli.serve.options import PROFILE, add_some
 from oscine.cli.serve.read_options import read_config
@@ -84,22 +85,26 @@ def _keep_threads_from_spinning() -> None:
 def run_engine(args: argparse.Namespace) -> None:
     _keep_threads_from_spinning()
     from oscine.extensions.bench import machine, report
-    from oscine.extensions.bench.engine import EngineBench, measured
+    from oscine.extensions.bench.engine import EngineBench, check_context, measured
     from oscine.extensions.bench.passes import MeasureError
 
+    if args.output is not None:
+        check_output(args.output, make_folders=True)
     with ended_by(ValueError, OSError, status=USAGE):
         points = [Point.parse(text) for text in args.points]
         baseline = None if args.baseline is None else latest(read(args.baseline))
         if args.passes < 2 or (args.warmup_osl is not None and args.warmup_osl < 0):
             raise ValueError("--passes must be at least 2, and --warmup-osl at least 0")
         config = measured(read_config(vars(args) | _named_model(args.model)), points)
+        check_context(config, points)
         with ended_by(MeasureError):
             bench = EngineBench.load(config)
     where = machine.describe(config.engine.model.device.partition(",")[0], args.commit)
     output = args.output or results_of(where.gpu)
+    check_output(output, make_folders=True)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)
-    with ended_by(MeasureError):
+    with ended_by(MeasureError, OSError):
         passes = {"passes": args.passes, "warmup_osl": args.warmup_osl, "one_pass_from": args.one_pass_from}
         for result in bench.run(points, where=where, **passes):
             print(report.line(result, baseline), flush=True)

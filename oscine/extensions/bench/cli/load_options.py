@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oscine.extensions.bench.serve.run import Bench
 
 _WARM_UP, _PER_USER, _OPEN_S = 2, 10, 60
+_MOST_TOKENS, _MOST_SESSIONS = 1 << 24, 1_000_000  # each prompt, and each session, is in memory before it is sent
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class Asked(Options, group="server"):
 
 @dataclass(frozen=True)
 class Workload(Options, group="workload"):
-    isl: int = option(1024, "tokens of a prompt's text; the chat template adds more", "TOKENS", at_least=1)
+    isl: int = option(
+        1024, "tokens of a prompt's text; the chat template adds more", "TOKENS", at_least=1, at_most=_MOST_TOKENS
+    )
     osl: int = option(256, "most tokens of an answer", "TOKENS", at_least=1)
     spread: float = option(
         0.0,
@@ -53,7 +56,11 @@ class Workload(Options, group="workload"):
         at_most=1,
     )
     shared_prefix: int = option(
-        0, "tokens of a shared prefix before each session's first prompt, in addition to --isl", "TOKENS", at_least=0
+        0,
+        "tokens of a shared prefix before each session's first prompt, in addition to --isl",
+        "TOKENS",
+        at_least=0,
+        at_most=_MOST_TOKENS,
     )
     num_prefixes: int = option(1, "number of different shared prefixes", "N", at_least=1)
     turns: int = option(1, "turns per session; a session with one turn is one request", "N", at_least=1)
@@ -154,14 +161,20 @@ class Sending(Options, group="arrival"):
         _needs("constant-rate", self.constant_rate, "rate", rate is not None)
 
     def counts(self, arrival: "Arrival") -> tuple[int, int]:
-        """Numbers of measured sessions and of warm-up sessions."""
+        """Numbers of measured sessions and of warm-up sessions. Raises OptionError for too many."""
         if arrival.times_s:
             return len(arrival.times_s), 0
         if arrival.rate is None:
             assert arrival.concurrency
             sessions, warm_up = _PER_USER * arrival.concurrency, arrival.concurrency
         else:
-            sessions, warm_up = max(1, round(_OPEN_S * arrival.rate)), _WARM_UP
+            sessions, warm_up = max(1, round(min(_OPEN_S * arrival.rate, 2 * _MOST_SESSIONS))), _WARM_UP
+        load = f"--concurrency {arrival.concurrency}" if arrival.rate is None else f"--rate {arrival.rate:g}"
+        asked = ("sessions", self.sessions, sessions), ("warm-up", self.warm_up, warm_up)
+        for name, given, usual in asked:
+            if (usual if given is None else given) > _MOST_SESSIONS:
+                why = f"and {load} makes more" if given is None else f"not {given}"
+                raise OptionError(name, f"must be at most {_MOST_SESSIONS:,}, {why}")
         return self.sessions or sessions, warm_up if self.warm_up is None else self.warm_up
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscine.cli.error import USAGE, CommandError, ended_by
+from oscine.cli.output_file import check_output
 from oscine.cli.parser import Parser, subcommand
 from oscine.extensions.bench.cli.extra import need_matplotlib
 from oscine.extensions.bench.cli.load_options import Load, add_load_options
@@ -69,6 +70,8 @@ def run_serve(args: argparse.Namespace) -> None:
     if args.trace is not None and args.rate is not None:
         raise CommandError("--trace has times of its own: leave --rate out", USAGE)
     _check_load([args.concurrency], [args.rate])
+    if args.output is not None:
+        check_output(args.output, make_folders=True)
     load, bench = _opened(args)
     concurrency = 1 if args.concurrency is None and args.rate is None and args.trace is None else args.concurrency
     arrival = _arrival(load, bench, concurrency, args.rate)
@@ -93,6 +96,8 @@ def run_sweep(args: argparse.Namespace) -> None:
     with ended_by(ValueError, OSError, status=USAGE):
         peers = [found for path in args.peers for found in row.read(path)]
         args.output.mkdir(parents=True, exist_ok=True)
+    for name in ("rows.jsonl", "pareto.png", "index.html"):
+        check_output(args.output / name)
     arrivals = [_arrival(load, bench, point, None) for point in args.concurrency or ()]
     arrivals += [_arrival(load, bench, None, point) for point in args.rate or ()]
     gpus = load.reporting.gpus
@@ -140,7 +145,11 @@ def _measure(load: Load, bench: "Bench", arrival: "Arrival") -> "Measured":
     from oscine.extensions.bench.serve.processes import ClientError
 
     with ended_by(ValueError, OSError, status=USAGE), ended_by(ClientError):
-        return bench.run(arrival, *load.sending.counts(arrival))
+        counts = load.sending.counts(arrival)
+        try:
+            return bench.run(arrival, *counts)
+        except MemoryError:
+            raise CommandError(f"memory does not suffice for the requests of {counts[0]} sessions") from None
 
 
 def _description(load: Load, bench: "Bench") -> str:

@@ -98,16 +98,22 @@ def append(path: Path, row: Row) -> None:
 def read(path: Path) -> list[Row]:
     """Raises ValueError that names the line, and OSError."""
     rows = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: {_NO_ROW}: not UTF-8") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found = dict(json.loads(line))
-            if missing := [name for name in _NEEDED if name not in found]:
-                raise ValueError(f"it has no {', '.join(missing)}")
-        except (ValueError, TypeError) as error:
+            rows.append(_row(json.loads(line.decode())))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: {_NO_ROW}: {error}") from None
-        rows.append(found)
     return rows
+
+
+def _row(values: Any) -> Row:
+    """Raises ValueError. Rows of other programs may have other keys, but a plot needs these figures."""
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    if missing := [name for name in _NEEDED if name not in values]:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    for name in ("output_tput_per_gpu", "median_intvty", "conc", "rate"):
+        value = values.get(name)
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a number, at least 0, not {value!r}")
+    return values

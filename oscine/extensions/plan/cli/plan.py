@@ -200,7 +200,7 @@ def _hardware(args: argparse.Namespace, prices: dict[str, float]) -> "Iterator[t
     from oscine.extensions.plan.sources.gpus import gpu_of
 
     if args.budget is not None:
-        require(bool(prices), "budget", "given with --price", args.budget)
+        require(bool(prices), "budget", "given with --price", None)
         counts = {name: int(args.budget / price) for name, price in prices.items()}
         require(any(counts.values()), "budget", f"at least {min(prices.values()):g}, for one GPU", args.budget)
         yield from ((gpu_of(name), min(count, _MOST_GPUS)) for name, count in counts.items() if count)

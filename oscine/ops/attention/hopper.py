@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscine.kv_group import pages_of_window
 from oscine.ops.attention import triton as portable
-from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX, MAX_SEQUENCES, PAGE, WAVE, decode_kernel
+from oscine.ops.attention.hopper_decode import HEAD_DIM, HEADS, MAX, MAX_SEQUENCES, PAGE, decode_kernel, parts_of
 from oscine.ops.attention.hopper_prefill import CONSUMERS, LAUNCH_REGISTERS, ROUNDS, SUMS_SIZE, TOKENS, prefill_kernel
 from oscine.ops.attention.splits import MAX_SPLITS, max_total_splits
 from oscine.ops.interface import Shapes, Use, unmet
@@ -59,7 +59,7 @@ def decode_tiling(target: Target, num_kv_heads: int, window: int | None) -> dict
         pages = min(pages_of_window(window, PAGE.value), MAX_GROUP)
         return {"RESIDENT": 0, "MAX_PARTS": 1, "MAX_SPLITS": 1, "GROUP": pages, "STAGES": pages}
     resident = 2 * target.sm_count  # by their shared memory
-    parts = max(1, resident * MAX.value // WAVE.value // num_kv_heads)
+    parts = max(1, parts_of(MAX.value, resident, num_kv_heads))
     splits = min(parts, MAX_SPLITS)
     return {"RESIDENT": resident, "MAX_PARTS": parts, "MAX_SPLITS": splits, "GROUP": 3, "STAGES": 6}
 

@@ -47,7 +47,7 @@ MAX_SEQUENCES = gl.constexpr(64)
 # Numbers of programs, in 33rds of a wave (of those that run at once, RESIDENT). SMALL: few enough that the output
 # projection's weights load beside them. FULL, the larger last: for steps of at least MIN_PAGES per program, if their
 # programs fit one wave. MAX: if they do not, as a nearly empty second wave would read slowly.
-WAVE, SMALL, FULL, MAX = gl.constexpr(33), gl.constexpr(24), gl.constexpr((30, 32)), gl.constexpr(48)
+SMALL, FULL, MAX = gl.constexpr(24), gl.constexpr((30, 32)), gl.constexpr(48)
 MIN_PAGES = gl.constexpr(32)
 LONG_SHARE = gl.constexpr(128)  # a long context has at least this share of all pages: 1 / LONG_SHARE
 EXPONENTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -262,6 +262,12 @@ def _split_of(index, lens_ptr, num_sequences, RESIDENT: gl.constexpr, KV_HEADS: 
     return sequence, index - first, splits
 
 
+@gluon.constexpr_function
+def parts_of(share: int, resident: int, kv_heads: int) -> int:
+    """The number of parts with which a step has that share of a wave."""
+    return resident * share // 33 // kv_heads
+
+
 @gluon.jit
 def _parts_of(blocks_S, total, RESIDENT: gl.constexpr, KV_HEADS: gl.constexpr, MAX_SPLITS: gl.constexpr):
     """The number of parts.
@@ -269,13 +275,13 @@ def _parts_of(blocks_S, total, RESIDENT: gl.constexpr, KV_HEADS: gl.constexpr, M
     With fewer than MIN_PAGES per program, that of SMALL. Otherwise that of the largest of FULL with which the programs
     of all long contexts fit one wave. If none does, that of MAX.
     """
-    parts = gl.to_tensor(RESIDENT * SMALL // WAVE // KV_HEADS)
-    if total >= RESIDENT * FULL[len(FULL) - 1] // WAVE // KV_HEADS * MIN_PAGES:
-        parts = gl.to_tensor(RESIDENT * MAX // WAVE // KV_HEADS)
+    parts = gl.to_tensor(parts_of(SMALL, RESIDENT, KV_HEADS))
+    if total >= parts_of(FULL[len(FULL) - 1], RESIDENT, KV_HEADS) * MIN_PAGES:
+        parts = gl.to_tensor(parts_of(MAX, RESIDENT, KV_HEADS))
         for i in gl.static_range(len(FULL)):
-            splits_S = _splits_of(blocks_S, total, RESIDENT * FULL[i] // WAVE // KV_HEADS, MAX_SPLITS)
+            splits_S = _splits_of(blocks_S, total, parts_of(FULL[i], RESIDENT, KV_HEADS), MAX_SPLITS)
             long = gl.sum(gl.where(blocks_S * LONG_SHARE >= total, splits_S, 0), 0)
-            parts = gl.where(long * KV_HEADS <= RESIDENT, RESIDENT * FULL[i] // WAVE // KV_HEADS, parts)
+            parts = gl.where(long * KV_HEADS <= RESIDENT, parts_of(FULL[i], RESIDENT, KV_HEADS), parts)
     return parts
 
 

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.api.test_metrics import samples, total
 from tests.extensions.cluster.conftest import CommandLine
+from tests.waiting import wait_until
 
 QUESTION, ANSWER = "What is 27 + 58?", "85"
 KEY = "0123456789abcdef" * 4
@@ -104,12 +106,7 @@ def status_of_call(port: int, *metadata: tuple[str, str]) -> str:
 
 
 def is_of_serve(process: psutil.Process) -> bool:
-    """While an actor runs a method, Ray names the process by that, as ray::f59b693b:decode.check_health."""
-    for _ in range(100):
-        if process.cmdline()[0].startswith("ray::Serve"):
-            return True
-        time.sleep(0.05)
-    return False
+    return process.cmdline()[0].startswith("ray::Serve")
 
 
 def test_nothing_of_it_is_open_to_a_network(cluster: CommandLine, api: openai.OpenAI) -> None:
@@ -124,8 +121,9 @@ def test_nothing_of_it_is_open_to_a_network(cluster: CommandLine, api: openai.Op
     }
     assert len(listening) > 5
     on_all = {pid for pid, ip, _ in listening if ip == "::"}
-    actors = {process.pid for process in processes if process.pid in on_all and is_of_serve(process)}
-    between = [port for pid, ip, port in listening if pid in actors and ip == "::"]
+    for pid in on_all:  # while an actor runs a method, Ray names it by that, as ray::f59b693b:decode.check_health
+        wait_until(partial(is_of_serve, psutil.Process(pid)), "a process that listens on all addresses is Ray Serve's")
+    between = [port for _, ip, port in listening if ip == "::"]
     assert {ip for _, ip, port in listening if port not in between} == {"127.0.0.1"}
     token = Path(cluster.ray()["folder"], "token").read_text()
     for port in between:

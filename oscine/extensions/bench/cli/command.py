@@ -100,8 +100,9 @@ def run_engine(args: argparse.Namespace) -> None:
         with ended_by(MeasureError):
             bench = EngineBench.load(config)
     where = machine.describe(config.engine.model.device.partition(",")[0], args.commit)
-    output = args.output or results_of(where.gpu)
-    check_output(output, make_folders=True)
+    output = args.output
+    if output is None:
+        check_output(output := results_of(where.gpu), make_folders=True)
     print(f"{where.gpu}, torch {where.torch}, triton {where.triton}, commit {where.commit}; to {output}", flush=True)
     print(report.HEADER, flush=True)
     with ended_by(MeasureError, OSError):

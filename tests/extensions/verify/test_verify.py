@@ -216,7 +216,7 @@ def copy_of_nano(folder: Path, name: str) -> Path:
 
 def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "found.json"
-    assert main(["verify", "oscine-nano", "--output", str(output), "--points", "1:16:8", "--device", "cpu"]) == 0
+    assert main(["verify", "oscine-nano", "--output", str(output), "--points", "1:16:64", "--device", "cpu"]) == 0
     found = json.loads(output.read_text())
     assert found["agrees"]
     assert found["first_difference"] is None
@@ -227,7 +227,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.Capture
     assert not found["harmony"]["differences"]
     assert found["questions"]["questions"] == 50
     assert found["questions"]["right"] >= 45
-    assert [(point["concurrency"], point["isl"], point["osl"]) for point in found["throughput"]] == [(1, 16, 8)]
+    assert [(point["concurrency"], point["isl"], point["osl"]) for point in found["throughput"]] == [(1, 16, 64)]
     assert found["machine"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
     assert "\nagrees" in printed

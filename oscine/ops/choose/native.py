@@ -21,7 +21,7 @@ def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
         values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
         columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
         drawn = nothing if sampling.greedy else [column.data_ptr() for column in columns]
-        inputs = x_NH.data_ptr(), head, kind, *drawn, *_allowed(sampling)
+        inputs = x_NH.data_ptr(), head, kind, *drawn, *_allowed(sampling), None
         outputs = values_N.data_ptr(), ids_N.data_ptr()
         check(library().oscine_choose(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
         return communicator.best(values_N, ids_N)

@@ -17,8 +17,9 @@ struct choice {
     const uint32_t *allowed; /* [K, words]: bit t % 32 of word t / 32 says whether token t may be chosen */
     const int32_t *allowed_rows; /* [N]: row of `allowed`, or -1; NULL: all tokens are allowed */
     int64_t num_words;
+    const int64_t *tokens; /* [V]: the token of each row of the head; NULL: those from `first` on */
     float *best; /* [parts, N]: the highest score of a part of the vocabulary */
-    int64_t *ids;
+    int64_t *ids; /* of rows of the head, from `first` on */
     int64_t first, num_rows, vocabulary, width;
 };
 
@@ -68,9 +69,11 @@ static float most_probable(const float *logits, int64_t count, int64_t first, in
 }
 
 /* The largest value of logits / temperature + noise, and in *id its token. NaN counts as -inf. A cheap upper bound of the
-   noise sorts out most tokens; the noise itself is only computed for tokens that may beat the best so far. */
+   noise sorts out most tokens; the noise itself is only computed for tokens that may beat the best so far. The noise is
+   that of `tokens` [count] if they are given, else that of the ids. */
 static float drawn(
-    const float *logits, int64_t count, int64_t first, float temperature, struct noise noise, int64_t *id) {
+    const float *logits, int64_t count, int64_t first, const int64_t *tokens, float temperature, struct noise noise,
+    int64_t *id) {
     const f8 heat = all(MAX(temperature, LOWEST_TEMPERATURE));
     const u8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
     float best = -INFINITY;
@@ -78,7 +81,9 @@ static float drawn(
     for (int64_t v = 0; v < count; v += LANES) {
         const int64_t lanes_used = MIN(LANES, count - v);
         const f8 scaled = (lanes_used == LANES ? load(logits + v) : load_some(logits + v, lanes_used)) / heat;
-        u8 hash = lanes + (uint32_t)(first + v) + noise.key;
+        u8 hash = lanes + (uint32_t)(first + v);
+        for (int64_t i = 0; tokens && i < lanes_used; i++) hash[i] = (uint32_t)tokens[v + i];
+        hash += noise.key;
         MIX(hash);
         hash ^= noise.second;
         MIX(hash);
@@ -130,25 +135,27 @@ static void choice_task(void *context, int64_t i) {
             float *best = a->best + i * a->num_rows + at;
             int64_t *id = a->ids + i * a->num_rows + at;
             const float temperature = a->temperatures ? a->temperatures[at] : 0.0f;
-            *best = temperature > 0.0f
-                        ? drawn(row, count, a->first + first, temperature, noise_of(a->seeds[at], a->positions[at]), id)
-                        : most_probable(row, count, a->first + first, id);
+            const int64_t *tokens = a->tokens ? a->tokens + first : NULL;
+            *best = temperature > 0.0f ? drawn(row, count, a->first + first, tokens, temperature,
+                                               noise_of(a->seeds[at], a->positions[at]), id)
+                                       : most_probable(row, count, a->first + first, id);
         }
     }
 }
 
 /* x [N, H] and head [V, H] of any kind, whose tokens begin at `first` -> values [N]: the best scores; ids [N]: their
    tokens, or -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: then the most probable tokens
-   are chosen. So may allowed [K, num_words] and allowed_rows [N]: then all tokens are allowed. Returns -1 if memory runs
-   out. */
+   are chosen. So may allowed [K, num_words] and allowed_rows [N]: then all tokens are allowed. If tokens [V] are given,
+   `first` is 0, and a row without a token has the first one. Returns -1 if memory runs out. */
 int oscine_choose(
     const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
-    const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words, float *values,
-    int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary, int64_t width) {
+    const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words,
+    const int64_t *tokens, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary, int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
     struct choice a = {
         .x = x, .head = head, .kind = kind, .temperatures = temperatures, .seeds = seeds, .positions = positions,
-        .allowed = allowed, .allowed_rows = allowed_rows, .num_words = num_words, .first = first, .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
+        .allowed = allowed, .allowed_rows = allowed_rows, .num_words = num_words, .tokens = tokens, .first = first,
+        .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
     a.best = scratch(SCRATCH_X, sizeof(float) * parts * num_rows);
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
     if (!a.best || !a.ids || (kind == INT8 && quantize_rows(x, num_rows, width, &a.quantized))) return -1;
@@ -161,6 +168,7 @@ int oscine_choose(
             values[n] = found, ids[n] = a.ids[i * num_rows + n];
             if (isnan(found)) break;
         }
+        if (tokens) ids[n] = tokens[MAX(ids[n], 0)];
     }
     return 0;
 }

@@ -38,7 +38,7 @@ OF_STEPS = {
     "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
     "oscine_moe": "ppppppppiiiiiiifpp",
-    "oscine_choose": "ppipppppippiiii",
+    "oscine_choose": "ppipppppipppiiii",
     "oscine_accept": "ppppppiippp",
     "oscine_place": "ppiiii",
     "oscine_rope": "pppppiipiiii",

@@ -151,14 +151,15 @@ def test_drafts_on_kernels_are_those_of_their_weights() -> None:
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
-def test_a_draft_step_is_recorded(tmp_path: Path) -> None:
-    format = FORMATS[0]
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_a_draft_step_is_recorded(format: Format, tmp_path: Path) -> None:
     head, pages = loaded(write(tmp_path, config_of(format, SMALL), tensors_of(format, SMALL)), "native"), Pages()
     features, ids, batch = torch.randn(2, SMALL.hidden_size), torch.tensor([3, 5]), pages.batch([0, 0], [1, 1])
+    sampling = reference_draft.drawn(torch.tensor([0.0, 1.0]), torch.tensor([4, 1 << 40]), torch.tensor([9, 11]))
 
     def draft() -> tuple[Drafted, Tensor]:
         drafted = head.step(features, ids, batch, batch.groups[0], pages.kv)
-        return drafted, head.choose(drafted.normed_TH, GREEDY)
+        return drafted, head.choose(drafted.normed_TH, sampling)
 
     with (recording := Recording()):
         drafted, chosen = draft()
@@ -170,8 +171,9 @@ def test_a_draft_step_is_recorded(tmp_path: Path) -> None:
     assert torch.equal(chosen, chosen_again)
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_choice_among_a_slice_has_the_noise_of_the_target(greedy: bool) -> None:
+def test_the_choice_among_a_slice_has_the_noise_of_the_target(greedy: bool, platform: str) -> None:
     temperature_N = torch.tensor([0.0, 0.5, 1.0] * 3)
     sampling = sampling_batch(9, CPU, greedy=greedy, temperature_N=temperature_N, position_N=torch.arange(9) + 5)
     x, weight, ids = torch.randn(9, 24), torch.randn(31, 24), torch.randperm(60)[:31]
@@ -179,7 +181,10 @@ def test_the_choice_among_a_slice_has_the_noise_of_the_target(greedy: bool) -> N
     if not sampling.greedy:
         drawn = whole / sampling.temperature_N[:, None] + gumbel(sampling.seed_N, sampling.position_N, 60)
         whole = torch.where(sampling.temperature_N[:, None] > 0, drawn, whole)
-    assert torch.equal(reference_draft.choose(x, SliceOfHead(weight, ids), sampling), whole.argmax(-1))
+    choose_draft = resolve_draft(CPU_TARGET, named(platform)).choose
+    assert torch.equal(choose_draft(x, SliceOfHead(weight, ids), sampling), whole.argmax(-1))
+    in_slice = choose_draft(x * torch.nan, SliceOfHead(weight, ids), sampling)
+    assert set(in_slice.tolist()) <= set(ids.tolist()), "without a number, still a token"
 
 
 def test_a_slice_of_a_large_vocabulary_has_the_frequent_tokens_and_those_of_the_format() -> None:

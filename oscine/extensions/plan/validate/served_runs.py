@@ -18,7 +18,7 @@ from oscine.extensions.plan.run.scenario import Scenario, Simulated
 from oscine.extensions.plan.sources.noted import NotedTable
 from oscine.extensions.plan.validate.own_runs import MAX_FACTOR, mean_text, read_lines, signed, tables
 from oscine.extensions.replicas.spec.deployment import Deployment, ModelSpec, Replicas, RoleSpec
-from oscine.settings.config import EngineOptions, ModelOptions, SchedulerOptions
+from oscine.settings.config import EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
 from oscine.timing.table import StepTable
 
 FILE = DATA / "served_runs.csv"
@@ -48,6 +48,8 @@ class ServedRun:
     machine: str  # a letter for each
     trace: str | None = None  # a file beside the table of runs
     trace_speed: float | None = None
+    drafts: int | None = None  # most of a sequence and step, by an EAGLE-3 head
+    acceptance: float | None = None  # the probability that a draft is accepted if those before it are
 
     def __str__(self) -> str:
         ranks = "" if self.tensor_parallel_size == 1 else f" TP{self.tensor_parallel_size}"
@@ -55,7 +57,8 @@ class ServedRun:
             return f"{self.model}{ranks} {self.trace} at {self.trace_speed:g}"
         load = f"{self.users} users" if self.rate is None else f"{self.rate:g}/s"
         bursts = f", bursts of {self.burst}" if self.burst > 1 else ""
-        return f"{self.model}{ranks} {load}{bursts}, {self.prompt}/{self.answer}"
+        drafts = f", {self.drafts} drafts {self.acceptance:.2f}" if self.drafts else ""
+        return f"{self.model}{ranks} {load}{bursts}, {self.prompt}/{self.answer}{drafts}"
 
 
 class Off(NamedTuple):
@@ -77,24 +80,28 @@ def offs(runs: Iterable[ServedRun]) -> Iterator[Off]:
     known = tables()
     for run in runs:
         wanted = run.model, run.gpu, run.tensor_parallel_size
-        table = NotedTable(known[wanted])
-        found = simulated(table, run)
-        if table.factor > MAX_FACTOR:
-            yield Off(run)
-            continue
-        pairs = (
-            (found.tpot.median * 1e3, run.tpot_ms),
-            (found.output_tok_s, run.tokens_per_s),
-            (found.ttft.p90 * 1e3, run.ttft_p90_ms),
-        )
-        yield Off(run, *(mine / measured - 1 for mine, measured in pairs))
+        yield off(NotedTable(known[wanted]), run)
+
+
+def off(table: NotedTable, run: ServedRun) -> Off:
+    """The run simulated with this table."""
+    found = simulated(table, run)
+    if table.factor > MAX_FACTOR:
+        return Off(run)
+    pairs = (
+        (found.tpot.median * 1e3, run.tpot_ms),
+        (found.output_tok_s, run.tokens_per_s),
+        (found.ttft.p90 * 1e3, run.ttft_p90_ms),
+    )
+    return Off(run, *(mine / measured - 1 for mine, measured in pairs))
 
 
 def simulated(table: StepTable, run: ServedRun) -> Measures:
     """The run on one engine with these step times."""
     model_options = ModelOptions(random_weights=run.model, tensor_parallel_size=run.tensor_parallel_size)
     limits = SchedulerOptions(by_memory=("max_num_seqs", "max_num_batched_tokens"))  # those of the table's engine
-    options = EngineOptions(model_options, scheduler=limits)
+    method = "none" if run.drafts is None else "eagle3"
+    options = EngineOptions(model_options, scheduler=limits, speculation=SpeculationOptions(method, run.drafts))
     role = RoleSpec("aggregated", options, Replicas(1, 1))
     model = ModelSpec((run.model,), (role,))
     scenario = Scenario(
@@ -109,7 +116,8 @@ def simulated(table: StepTable, run: ServedRun) -> Measures:
         run.rate,
         None if run.trace is None else DATA / run.trace,
     )
-    return measure(scenario.simulate({role.role: spec_of(role, table)}, scenario.traffic()).records)
+    spec = spec_of(role, table, acceptance=run.acceptance, seed=run.seed)
+    return measure(scenario.simulate({role.role: spec}, scenario.traffic()).records)
 
 
 def lines(found: Iterable[Off]) -> Iterator[str]:

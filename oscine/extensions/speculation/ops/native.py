@@ -13,6 +13,7 @@ from oscine.ops.interface import Batch, SamplingBatch
 from oscine.ops.linear.native import lm_head as linear
 from oscine.ops.linear.native import prepare_dense as prepare
 from oscine.ops.native.library import check, library
+from oscine.ops.native.weights import matrix
 from oscine.ops.norm.native import rms_norm
 from oscine.ops.packed import PackedStep
 
@@ -71,7 +72,13 @@ def gated(x: Tensor, weight: Any) -> Tensor:
 
 
 def choose(x_NH: Tensor, head: SliceOfHead, sampling: SamplingBatch) -> Tensor:
-    return reference.best_of(linear(x_NH, head.weight_UH), head.ids_U, sampling)
+    num_rows, (weight, kind, count, hidden) = x_NH.shape[0], matrix(head.weight_UH)
+    values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
+    drawn = (None, None, None) if sampling.greedy else [column.data_ptr() for column in columns]
+    inputs = x_NH.data_ptr(), weight, kind, *drawn, None, None, 0, head.ids_U.data_ptr()
+    check(library().oscine_choose(*inputs, values_N.data_ptr(), ids_N.data_ptr(), 0, num_rows, count, hidden))
+    return ids_N
 
 
 def hold(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, features_TH: Tensor, state: DraftState) -> Tensor:

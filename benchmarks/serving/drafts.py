@@ -1,0 +1,162 @@
+"""A server with drafts beside its simulation.
+
+    python -m benchmarks.serving.drafts --steps drafts.jsonl --output runs.csv
+
+`oscine profile` measures the steps of an engine with an EAGLE-3 head, unless the file of --steps is there. Then `oscine
+bench serve` sends loads to a server with the same options, and the simulation has the same sessions. The errors are
+printed (simulated / measured - 1).
+
+The weights are random, and a random head's drafts are never accepted. So the engine's process replaces the samples of
+the target, by a module that Python imports at its start (sitecustomize): a draft is accepted with the probability of
+--acceptance if those before it are. It takes one small launch per step, and answers mean nothing.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.draft_head import ForcedAcceptance, write_head
+from benchmarks.serving.server import Server
+from oscine.checkpoint.hub import PUBLISHED
+from oscine.extensions.bench.machine import find_commit
+from oscine.extensions.plan.sources.noted import NotedTable
+from oscine.extensions.plan.validate.served_runs import ServedRun, lines, off
+from oscine.timing.read import read_table
+
+ROOT = Path(__file__).parents[2]
+FORCED = "BENCHMARK_FORCED_DRAFTS"  # a variable of the engine's environment
+HOOK = """import sys
+if "oscine.engine.process.server" in sys.orig_argv:
+    from benchmarks.serving.drafts import force
+    force()
+"""
+
+
+def force() -> None:
+    """Within the engine's process, before it builds the engine."""
+    device, drafts, acceptance = json.loads(os.environ[FORCED])
+    ForcedAcceptance(device, drafts).set(tuple(acceptance**place for place in range(1, drafts + 1)))
+
+
+def forced(folder: Path, options: argparse.Namespace) -> dict[str, str]:
+    """The environment of a server whose engine forces acceptance. Writes a module to the folder."""
+    (folder / "sitecustomize.py").write_text(HOOK)
+    path = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, FORCED: json.dumps([options.device, options.drafts, options.acceptance])}
+
+
+def oscine(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "oscine", *arguments], check=True)
+
+
+def measured(options: argparse.Namespace, server: Server, gpu: str) -> Iterator[ServedRun]:
+    """Each load, and what `oscine bench serve` says of it."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    loads = [*((users, None) for users in options.users), *((None, rate) for rate in options.rates)]
+    for seed, (users, rate) in enumerate(loads, options.seed):  # others, so that no prompt is cached
+        row = served_row(server.url, options, users, rate, seed)
+        yield ServedRun(
+            model=options.model,
+            gpu=gpu,
+            tensor_parallel_size=1,
+            users=users,
+            rate=rate,
+            burst=1,
+            prompt=options.isl,
+            answer=options.osl,
+            spread=options.spread,
+            seed=seed,
+            requests=options.requests,
+            tpot_ms=round(row["median_tpot"] * 1e3, 4),
+            tokens_per_s=round(row["output_tput_per_gpu"], 1),
+            ttft_p90_ms=round(row["p90_ttft"] * 1e3, 2),
+            commit=find_commit(),
+            date=today,
+            machine=options.machine,
+            drafts=options.drafts,
+            acceptance=options.acceptance,
+        )
+        steps, accepted = (
+            server.metric(f"oscine:spec_decode_num_{name}_total") for name in ("drafts", "accepted_tokens")
+        )
+        print(
+            f"since its start: {steps:,.0f} times drafts of a sequence, {1 + accepted / steps:.2f} tokens each",
+            flush=True,
+        )
+
+
+def served_row(
+    url: str, options: argparse.Namespace, users: int | None, rate: float | None, seed: int
+) -> dict[str, Any]:
+    load = ("--concurrency", users) if rate is None else ("--rate", rate)
+    lengths = "--isl", options.isl, "--osl", options.osl, "--spread", options.spread
+    others = "--seed", seed, "--sessions", options.requests
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "row.jsonl"
+        prompts = "--api", "completions", "--token-ids", "--ignore-eos"  # exactly --isl tokens, as in the simulation
+        oscine("bench", "serve", url, *prompts, "--output", str(file), *map(str, (*load, *lengths, *others)))
+        row: dict[str, Any] = json.loads(file.read_text())
+        return row
+
+
+def append(file: Path, runs: Iterable[ServedRun]) -> None:
+    """As lines of served_runs.csv."""
+    is_new = not file.exists()
+    with file.open("a", newline="") as opened:
+        rows = [asdict(one) for one in runs]
+        writer = csv.DictWriter(opened, rows[0], lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    options = arguments()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_head(folder, PUBLISHED[options.model]())
+        drafts = json.dumps({"method": "eagle3", "model": name, "num_speculative_tokens": options.drafts})
+        engine = "--device", options.device, "--speculative-config", drafts
+        if not options.steps.exists():
+            seconds, steps = str(options.seconds), str(options.steps)
+            oscine("profile", "--model", options.model, *engine, "--seconds", seconds, "--output", steps)
+        table = read_table(options.steps, scaled=True)
+        server = "--random-weights", options.model, *engine, "--log-level", "warning"
+        with Server(*server, ready_timeout_s=300, environment=forced(folder, options)) as started:
+            found = [*measured(options, started, table.header.gpu)]
+    if options.output is not None:
+        append(options.output, found)
+    print("\n".join(lines(off(NotedTable(table), one) for one in found)))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=Path, required=True, help="table of `oscine profile`; made if it is missing")
+    parser.add_argument("--output", type=Path, help="file to which runs are appended, as lines of served_runs.csv")
+    parser.add_argument("--model", default="120b", choices=tuple(PUBLISHED), help="(default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
+    parser.add_argument("--drafts", type=int, default=5, help="most of a sequence and step (default: %(default)s)")
+    parser.add_argument("--acceptance", type=float, default=0.7, help="of drafts (default: %(default)s)")
+    parser.add_argument("--users", type=int, nargs="*", default=[64], help="closed loops (default: 64)")
+    parser.add_argument("--rates", type=float, nargs="*", default=[8.0], help="open loops, per second (default: 8)")
+    parser.add_argument("--requests", type=int, default=384, help="of each load (default: %(default)s)")
+    parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
+    parser.add_argument("--osl", type=int, default=256, help="generated tokens (default: %(default)s)")
+    parser.add_argument("--spread", type=float, default=0.3, help="of both, as a share (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the first load (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of the profile (default: %(default)s)")
+    parser.add_argument("--machine", default="", help="its name in the output")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

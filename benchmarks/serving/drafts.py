@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -108,19 +108,19 @@ def served_row(
         return row
 
 
-def append(file: Path, runs: Iterable[ServedRun]) -> None:
-    """As lines of served_runs.csv."""
+def append(file: Path, run: ServedRun) -> None:
+    """As a line of served_runs.csv."""
     is_new = not file.exists()
     with file.open("a", newline="") as opened:
-        rows = [asdict(one) for one in runs]
-        writer = csv.DictWriter(opened, rows[0], lineterminator="\n")
+        writer = csv.DictWriter(opened, asdict(run), lineterminator="\n")
         if is_new:
             writer.writeheader()
-        writer.writerows(rows)
+        writer.writerow(asdict(run))
 
 
 def main() -> None:
     options = arguments()
+    found: list[ServedRun] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_head(folder, PUBLISHED[options.model]())
@@ -132,10 +132,11 @@ def main() -> None:
         table = read_table(options.steps, scaled=True)
         server = "--random-weights", options.model, *engine, "--log-level", "warning"
         with Server(*server, ready_timeout_s=300, environment=forced(folder, options)) as started:
-            found = [*measured(options, started, table.header.gpu)]
-    if options.output is not None:
-        append(options.output, found)
-    print("\n".join(lines(off(NotedTable(table), one) for one in found)))
+            for run in measured(options, started, table.header.gpu):
+                found.append(run)
+                if options.output is not None:
+                    append(options.output, run)
+    print("\n".join(lines(off(NotedTable(table), run) for run in found)))
 
 
 def arguments() -> argparse.Namespace:

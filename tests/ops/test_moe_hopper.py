@@ -60,12 +60,13 @@ def compile_gemm(
     dtype, columns, swizzle, bits = (
         ("fp8e4nv", tiling.planes * tiling.tokens, 64, 8) if tiling.planes else ("fp16", tiling.tokens, 128, 16)
     )
-    narrow = [1, 8, 64] if direct or tokens == 1 else [max(columns // (4 if (tiling.middle > 0) else 2), 8), 64]
+    lone = direct or tokens == 1
+    narrow = [1, tiling.planes, 64] if lone else [max(columns // (4 if (tiling.middle > 0) else 2), 8), 64]
     signature = {
         "nibbles_desc": descriptor("u8", [8, 256], 0, 8),
         "scales_desc": descriptor("i32", [triton.next_power_of_2(tiling.units), 32], 0, 32),
         "tokens_desc": descriptor(dtype, [columns, 64], swizzle, bits),
-        "narrow_desc": descriptor(dtype, narrow, swizzle, bits),
+        "narrow_desc": descriptor(dtype, narrow, 0 if lone else swizzle, bits),
         "table_ptr": "*fp32" if choice else "*i32",
         "out_ptr": ("*fp8e4nv" if tiling.planes else "*fp16") if gated else "*bf16",
         "rows_ptr": "*i32",
@@ -114,7 +115,7 @@ def test_kernel_stays_in_registers(gated: bool, tokens: int, experts: int, inter
     assert kernel.sass.count("QGMMA.64x") == (2 * products if tiling.planes else 0)
     assert kernel.sass.count("HGMMA.64x") == (0 if tiling.planes else 4 * products)
     assert not re.search(r"\b(SHFL|STL|LDL|LDSM|MOVM)\b", kernel.sass)
-    assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token, with zeros behind it
+    assert ("UTMALDG.3D" in kernel.sass) == (tokens <= 8)  # a lone token
     assert kernel.shared * tiling.programs <= MAX_SHARED
     assert kernel.unpacked_after == (TO_E4M3 if tiling.planes and gated else set())
     if not tiling.staged:  # results are loaded so, too

@@ -88,7 +88,7 @@ class Sources:
     nibbles: tma.tensor_descriptor
     scales: tma.tensor_descriptor
     tokens: tma.tensor_descriptor  # boxes of N tokens
-    narrow: tma.tensor_descriptor  # of fewer: a half or a quarter, or a lone one with zeros behind it
+    narrow: tma.tensor_descriptor  # of fewer: a half or a quarter, or a lone one
 
 
 @record
@@ -121,7 +121,7 @@ def _load_weights(cfg, ring, sources, stage, tile, step):
 
 @gluon.jit
 def _expect_tokens(cfg, ring, sources, stage, tile):
-    """Announces all bytes of the tokens to come, zeros among them."""
+    """Announces all bytes of the tokens to come."""
     full = ring.full.index(stage)
     tokens: gl.constexpr = cfg.UNITS * sources.tokens.block_type.nbytes
     narrow: gl.constexpr = cfg.UNITS * sources.narrow.block_type.nbytes

@@ -2,13 +2,13 @@
 
     python -m benchmarks.serving.drafts --steps drafts.jsonl --output runs.csv
 
-`oscine profile` measures the steps of an engine with an EAGLE-3 head, unless the file of --steps is there. Then `oscine
-bench serve` sends loads to a server with the same options, and the simulation has the same sessions. The errors are
+`oscine profile` measures the steps of an engine with an EAGLE-3 head, unless the file --steps exists. Then `oscine
+bench serve` sends loads to a server with the same options, and the same loads are simulated. The errors are
 printed (simulated / measured - 1).
 
-The weights are random, and a random head's drafts are never accepted. So the engine's process replaces the samples of
-the target, by a module that Python imports at its start (sitecustomize): a draft is accepted with the probability of
---acceptance if those before it are. It takes one small launch per step, and answers mean nothing.
+The weights are random, and the drafts of a random head are never accepted. So a module that Python imports at its start
+(sitecustomize) has the engine's process replace the target's samples: a draft is accepted with the probability of
+--acceptance if all drafts before it are. This adds one small kernel launch per step. The answers are meaningless.
 """
 
 import argparse
@@ -36,13 +36,18 @@ ROOT = Path(__file__).parents[2]
 FORCED = "BENCHMARK_FORCED_DRAFTS"  # a variable of the engine's environment
 HOOK = """import sys
 if "oscine.engine.process.server" in sys.orig_argv:
-    from benchmarks.serving.drafts import force
-    force()
+    import os, traceback
+    try:
+        from benchmarks.serving.drafts import force
+        force()
+    except Exception:  # else Python would go on without it
+        traceback.print_exc()
+        os._exit(1)
 """
 
 
 def force() -> None:
-    """Within the engine's process, before it builds the engine."""
+    """Has drafts accepted with the probability in FORCED: in the engine's process, before it builds the engine."""
     device, drafts, acceptance = json.loads(os.environ[FORCED])
     ForcedAcceptance(device, drafts).set(tuple(acceptance**place for place in range(1, drafts + 1)))
 
@@ -59,10 +64,10 @@ def oscine(*arguments: str) -> None:
 
 
 def measured(options: argparse.Namespace, server: Server, gpu: str) -> Iterator[ServedRun]:
-    """Each load, and what `oscine bench serve` says of it."""
+    """Sends each load with `oscine bench serve`; yields the results."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     loads = [*((users, None) for users in options.users), *((None, rate) for rate in options.rates)]
-    for seed, (users, rate) in enumerate(loads, options.seed):  # others, so that no prompt is cached
+    for seed, (users, rate) in enumerate(loads, options.seed):  # a new seed per load, so that no prompt is cached
         row = served_row(server.url, options, users, rate, seed)
         yield ServedRun(
             model=options.model,
@@ -88,10 +93,8 @@ def measured(options: argparse.Namespace, server: Server, gpu: str) -> Iterator[
         steps, accepted = (
             server.metric(f"oscine:spec_decode_num_{name}_total") for name in ("drafts", "accepted_tokens")
         )
-        print(
-            f"since its start: {steps:,.0f} times drafts of a sequence, {1 + accepted / steps:.2f} tokens each",
-            flush=True,
-        )
+        length = 1 + accepted / max(steps, 1)
+        print(f"since the server's start: {steps:,.0f} verified, mean length {length:.2f}", flush=True)
 
 
 def served_row(
@@ -109,7 +112,7 @@ def served_row(
 
 
 def append(file: Path, run: ServedRun) -> None:
-    """As a line of served_runs.csv."""
+    """Appends a line of served_runs.csv, to a new file with its header."""
     is_new = not file.exists()
     with file.open("a", newline="") as opened:
         writer = csv.DictWriter(opened, asdict(run), lineterminator="\n")
@@ -143,19 +146,38 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=Path, required=True, help="table of `oscine profile`; made if it is missing")
     parser.add_argument("--output", type=Path, help="file to which runs are appended, as lines of served_runs.csv")
-    parser.add_argument("--model", default="120b", choices=tuple(PUBLISHED), help="(default: %(default)s)")
-    parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
-    parser.add_argument("--drafts", type=int, default=5, help="most of a sequence and step (default: %(default)s)")
-    parser.add_argument("--acceptance", type=float, default=0.7, help="of drafts (default: %(default)s)")
-    parser.add_argument("--users", type=int, nargs="*", default=[64], help="closed loops (default: 64)")
-    parser.add_argument("--rates", type=float, nargs="*", default=[8.0], help="open loops, per second (default: 8)")
-    parser.add_argument("--requests", type=int, default=384, help="of each load (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="120b", choices=tuple(PUBLISHED), help="shapes of the model (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cuda", help="as of `oscine serve` (default: %(default)s)")
+    parser.add_argument(
+        "--drafts", type=int, default=5, help="most drafts per sequence and step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--acceptance",
+        type=float,
+        default=0.7,
+        help="probability that a draft is accepted if all before it are (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--users", type=int, nargs="*", default=[64], help="numbers of concurrent users, a load each (default: 64)"
+    )
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=[8.0], help="requests per second, a load each (default: 8)"
+    )
+    parser.add_argument("--requests", type=int, default=384, help="requests per load (default: %(default)s)")
     parser.add_argument("--isl", type=int, default=1024, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--osl", type=int, default=256, help="generated tokens (default: %(default)s)")
-    parser.add_argument("--spread", type=float, default=0.3, help="of both, as a share (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first load (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of the profile (default: %(default)s)")
-    parser.add_argument("--machine", default="", help="its name in the output")
+    parser.add_argument(
+        "--spread", type=float, default=0.3, help="random spread of both lengths, as a share (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the first load; each later one adds 1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="seconds that the profile may take (default: %(default)s)"
+    )
+    parser.add_argument("--machine", default="?", help="name of the machine in the output")
     return parser.parse_args()
 
 

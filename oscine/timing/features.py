@@ -18,7 +18,8 @@ class StepFeatures(NamedTuple):
     drafts: int = 0  # rows that are drafts
 
     def __str__(self) -> str:
-        rows = f"{self.decode_rows:,} rows that read {self.decode_context:,} tokens"
+        drafts = f", {self.drafts:,} of them drafts," if self.drafts else ""
+        rows = f"{self.decode_rows:,} rows{drafts} that read {self.decode_context:,} tokens"
         chunks = f"{self.prompt_tokens:,} tokens of {self.prompt_sequences:,} prompt{'s' * (self.prompt_sequences > 1)}"
         return " beside ".join([rows] * bool(self.decode_rows) + [chunks] * bool(self.prompt_sequences)) or "no tokens"
 
@@ -30,6 +31,11 @@ class StepFeatures(NamedTuple):
     def sequences(self) -> int:
         """As the executor counts them: a draft is one, too."""
         return self.decode_rows + self.prompt_sequences
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it verifies drafts, and computes no prompt."""
+        return self.drafts > 0 and self.is_decode
 
     @property
     def is_decode(self) -> bool:

@@ -41,6 +41,7 @@ class Header:
     link_bytes_per_s: float = 0.0  # in one direction
     weights: str = ""  # "random", or a checkpoint
     dtype: str = ""
+    drafts_by: str = ""  # the method that made the drafts of steps that verify them; "": none, or not known
     kv_cache_dtype: str = "auto"
     activation_dtype: str = "auto"
     max_num_seqs: int = 0  # limits of the engine; 0: not known

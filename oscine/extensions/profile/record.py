@@ -43,6 +43,7 @@ def header_of(config: Config, model: str, limits: Limits, where: machine.Machine
         link_bytes_per_s=0.0 if link is None else link.bytes_per_s,
         weights="random" if options.model.random_weights is not None else options.model.model,
         dtype=str(options.model.dtype),
+        drafts_by=options.speculation.method if options.speculation.is_on else "",
         kv_cache_dtype=options.cache.kv_cache_dtype,
         activation_dtype=options.model.activation_dtype,
         max_num_seqs=limits.max_num_seqs,

@@ -16,6 +16,7 @@ from oscine.cli.parser import Parser
 from oscine.cli.serve.options import add_some
 from oscine.cli.serve.read_options import read_config
 from oscine.settings.config import NANO, OPTIONS, Config
+from oscine.settings.option import require
 
 if TYPE_CHECKING:
     from oscine.chat.tokenizer import Tokenizer
@@ -95,6 +96,7 @@ def _verify(
     from oscine.extensions.bench.engine import check_context
     from oscine.extensions.bench.result import Point
     from oscine.extensions.verify import harmony
+    from oscine.extensions.verify.questions import most_tokens
     from oscine.extensions.verify.report import Report
 
     model = config.engine.model
@@ -107,6 +109,7 @@ def _verify(
     if not weights_only:
         with ended_by(ValueError, status=USAGE):
             check_context(config, wanted)
+            _check_questions(model.max_model_len, most_tokens(tokenizer))
     compared = _compare(opened, reference or opened.path, tokenizer)
     checked = harmony.check(tokenizer)
     where = machine.describe(str(opened.device), None)
@@ -124,6 +127,13 @@ def _verify(
         answers=answers,
         points=measured,
     )
+
+
+def _check_questions(max_model_len: int | None, most: int) -> None:
+    """Raises OptionError."""
+    if max_model_len is not None and max_model_len < most:
+        rule = f"at least {most:,} for the questions and their answers, or given with --weights-only"
+        require(False, "max-model-len", rule, max_model_len)
 
 
 def _compare(opened: "OpenedModel", folder: Path, tokenizer: "Tokenizer") -> "Compared":

@@ -3,6 +3,7 @@
 They are skills of the embedded model that any gpt-oss has. The answers are greedy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,16 +37,15 @@ class Answers:
         return self.right >= LEAST * self.questions
 
 
+def most_tokens(tokenizer: Tokenizer) -> int:
+    """Of a question and its answer together."""
+    return MAX_TOKENS + max(len(one.prompt_token_ids) for one in _requests(task.read(FILE), tokenizer))
+
+
 def ask(loop: EngineLoop, tokenizer: Tokenizer, *, count: int | None = None) -> Answers:
     """`count`: of questions (default: all)."""
     tasks = task.read(FILE)[:count]
-    renderer = HarmonyRenderer(tokenizer)
-    sampling = SamplingParams(MAX_TOKENS, temperature=0.0, stop_token_ids=(tokenizer.return_, tokenizer.call))
-    requests = []
-    for one in tasks:
-        asked = msgspec.json.decode(msgspec.json.encode(one.body), type=ChatCompletionRequest)
-        requests.append(GenerationRequest(one.id, renderer.render(conversation(asked, DATE)), sampling))
-    outputs, right, truncated, wrong = offline.generate(loop, requests), 0, 0, list[str]()
+    outputs, right, truncated, wrong = offline.generate(loop, _requests(tasks, tokenizer)), 0, 0, list[str]()
     for one in tasks:
         found = parsed(tokenizer, [i for output in outputs[one.id] for i in output.token_ids])
         cut = outputs[one.id][-1].finish_reason == "length"
@@ -56,3 +56,13 @@ def ask(loop: EngineLoop, tokenizer: Tokenizer, *, count: int | None = None) -> 
         else:
             wrong.append(one.id)
     return Answers(len(tasks), right, truncated, tuple(wrong))
+
+
+def _requests(tasks: Sequence[task.Task], tokenizer: Tokenizer) -> list[GenerationRequest]:
+    renderer = HarmonyRenderer(tokenizer)
+    sampling = SamplingParams(MAX_TOKENS, temperature=0.0, stop_token_ids=(tokenizer.return_, tokenizer.call))
+    requests = []
+    for one in tasks:
+        asked = msgspec.json.decode(msgspec.json.encode(one.body), type=ChatCompletionRequest)
+        requests.append(GenerationRequest(one.id, renderer.render(conversation(asked, DATE)), sampling))
+    return requests

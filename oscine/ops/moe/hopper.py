@@ -315,14 +315,15 @@ def _added(low: LowRankRows, tiling: Tiling) -> tuple[TensorDescriptor, TensorDe
 def token_descriptors(rows: Tensor, tiling: Tiling, lone: bool) -> tuple[TensorDescriptor, TensorDescriptor]:
     """Boxes for a tile's tokens, and for entries of few: a half or a quarter, or a lone one.
 
-    Most experts of a few tokens have one. TMA takes longer for more rows, even for zeros. So a lone token is alone in
-    its box, and other columns are products of whatever was in memory before; no result depends on them. Its planes are
-    the first two rows of a tile at most, which swizzling leaves where they are: the box needs none.
+    Most experts of a few tokens have one. TMA takes longer for boxes with more rows, even if they are zeros. So the box
+    of a lone token has only its own one or two rows. The other columns are undefined, and no result depends on them.
+    Swizzling does not move the first two rows of a tile, so this box is not swizzled.
     """
     most = tiling.tokens * max(tiling.planes, 1)
     columns = rows.flatten(0, 1) if tiling.planes else rows
     tokens = descriptor(columns, [most, UNIT])
     if lone:
+        assert tiling.planes <= 2
         return tokens, descriptor(rows, [1, tiling.planes, UNIT], swizzled=False)
     narrow = most // 4 if tiling.middle else most // 2
     assert narrow >= FEWEST_COLUMNS or not (tiling.halves or tiling.middle)

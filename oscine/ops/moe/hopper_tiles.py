@@ -3,8 +3,8 @@
 A tile is (entry, row tile, split of k); an entry is up to N rows of tokens, sorted by expert, of one expert. h has a
 row for each pair (token, which of its experts), an entry's beside each other. With so few pairs that a warp can hold
 them, nothing is sorted: an entry is an expert that some token chose, and GEMM 1's columns are all tokens, or that token
-alone and columns without meaning. GEMM 1 drops the results of tokens that did not choose the expert. It notes the row of
-h of each pair, so that GEMM 2 finds the rows as if they had been sorted. The entries of a single token are its experts.
+and undefined columns. GEMM 1 drops the results of tokens that did not choose the expert. It notes the row of h of each
+pair, so that GEMM 2 finds the rows as if they had been sorted. The entries of a single token are its experts.
 
 hopper_gemm.py has the weights, barriers and registers.
 """

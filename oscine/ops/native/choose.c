@@ -19,7 +19,7 @@ struct choice {
     int64_t num_words;
     const int64_t *tokens; /* [V]: the token of each row of the head; NULL: those from `first` on */
     float *best; /* [parts, N]: the highest score of a part of the vocabulary */
-    int64_t *ids; /* of rows of the head, from `first` on */
+    int64_t *ids; /* of rows of the head, plus `first` */
     int64_t first, num_rows, vocabulary, width;
 };
 
@@ -145,8 +145,9 @@ static void choice_task(void *context, int64_t i) {
 
 /* x [N, H] and head [V, H] of any kind, whose tokens begin at `first` -> values [N]: the best scores; ids [N]: their
    tokens, or -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: then the most probable tokens
-   are chosen. So may allowed [K, num_words] and allowed_rows [N]: then all tokens are allowed. If tokens [V] are given,
-   `first` is 0, and a row without a token has the first one. Returns -1 if memory runs out. */
+   are chosen. So may allowed [K, num_words] and allowed_rows [N]: then all tokens are allowed. tokens [V]: the token of each
+   row of the head, or NULL; if given, `first` is 0, there are no masks, and a row of x without a choice gets tokens[0], not -1. Returns -1
+   if memory runs out. */
 int oscine_choose(
     const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
     const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words,

@@ -117,6 +117,11 @@ def test_a_trace_and_a_rate_are_loads_too(
         (("--users", "1", "--steps", "h200"), "--steps must be a file of `oscine profile`, or GPU/KERNELS"),
         (("--users", "1", "--rate", "1"), "not allowed with argument"),
         (("--users", "1", "--until", "0.000001"), "no request succeeded"),
+        (
+            ("--rate", "1e-9", "--requests", "9"),
+            "--rate must be such that the load takes less than 1,000,000,000 seconds",
+        ),
+        (("--users", "1", "--turns", "2", "--think", "1e9"), "--think must be such that the load takes less than"),
     ],
 )
 def test_a_bad_option_is_an_error_of_one_line(
@@ -126,6 +131,16 @@ def test_a_bad_option_is_an_error_of_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_trace_of_centuries_is_refused(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"timestamp": 0, "input_length": 100, "output_length": 2, "hash_ids": [1]}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(f"{json.dumps(line)}\n{json.dumps(line | {'timestamp': 10**13})}\n")
+    assert simulated(files, "--trace", str(trace)) == 2
+    assert "--trace-speed must be such that the load takes less than 1,000,000,000 s" in capsys.readouterr().err
 
 
 def test_lengths_are_within_those_of_the_role(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

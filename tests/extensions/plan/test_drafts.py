@@ -184,7 +184,7 @@ def drafted(way: Way = "jumps", seed: int = 0, acceptance: float = 0.7, method: 
     """Two engines with little memory: sequences are preempted."""
     model, specs = deployment(replicas=2, num_pages=(60, 60), max_num_seqs=8)
     spec = specs["aggregated"]
-    drafting = Drafting(MOST, decode_times(TABLE), method == "eagle3", acceptance, seed)
+    drafting = Drafting(MOST, decode_times(TABLE, method), method == "eagle3", acceptance, seed)
     options = replace(spec.options, speculation=SpeculationOptions(method))  # type: ignore[arg-type]
     specs["aggregated"] = replace(spec, options=options, table=TABLE, drafting=drafting)
     return simulate(model, specs, random_traffic(Arrival(16), 60, Shapes(Lengths(300, 300, 0.5))), way=way)
@@ -225,7 +225,7 @@ def test_the_loop_the_scheduler_and_the_policy_are_those_of_production() -> None
     spec = replace(
         specs["aggregated"],
         options=replace(specs["aggregated"].options, speculation=SpeculationOptions("ngram")),
-        drafting=Drafting(MOST, decode_times(TABLE), False, 0.5, 0),
+        drafting=Drafting(MOST, decode_times(TABLE, "ngram"), False, 0.5, 0),
     )
     loop = spec.loop(Clock(), "jumps")
     assert type(loop) is EngineLoop
@@ -234,11 +234,11 @@ def test_the_loop_the_scheduler_and_the_policy_are_those_of_production() -> None
 
 
 def test_the_policy_has_the_times_that_an_engine_measured_at_its_start() -> None:
-    found = decode_times(TABLE)
+    found = decode_times(TABLE, "ngram")
     assert [*found] == [*SIZES]
     limits = Limits(16, 2048, 16_384, PAGE, (1000, 1000), (None, 128), NO_GRAPHS)
     others = [one for one in points() if one.kind != "verify"]
-    for size, one in decode_times(table_of(HEADER, (*others, *verified(found, limits)))).items():
+    for size, one in decode_times(table_of(HEADER, (*others, *verified(found, limits))), "ngram").items():
         assert one.plain == found[size].plain == pytest.approx(decode_ms(size, CONTEXTS[0]) / 1e3)
         assert one.drafting == pytest.approx(found[size].drafting, rel=1e-4)  # points have five digits
 
@@ -253,6 +253,8 @@ models:
     aggregated: {gpus: 1, replicas: 2}
 """
 PLAIN = FILE.replace(", speculative-config: {method: eagle3, model: head, num_speculative_tokens: 3}", "")
+HEADLESS = FILE.replace("model: head, ", "")
+LOOKUP = FILE.replace("{method: eagle3, model: head, num_speculative_tokens: 3}", "ngram")
 TWO_GPUS = FILE.replace("{gpus: 1", "{gpus: 2, tensor-parallel-size: 2")
 LOAD = ("--users", "4", "--isl", "300", "--osl", "50", "--requests", "12")
 
@@ -260,7 +262,7 @@ LOAD = ("--users", "4", "--isl", "300", "--osl", "50", "--requests", "12")
 def simulated(folder: Path, *options: str, text: str = FILE, known: Sequence[StepPoint] = TABLE.points) -> int:
     file, table = folder / "deployment.yaml", folder / "table.jsonl"
     file.write_text(text)
-    write_table(table, HEADER, known)
+    write_table(table, replace(HEADER, drafts_by="eagle3"), known)
     return main(["simulate", str(file), "--steps", str(table), *options])
 
 
@@ -270,6 +272,8 @@ def test_the_command_simulates_drafts(tmp_path: Path, capsys: pytest.CaptureFixt
         assert simulated(tmp_path, *LOAD, "--scaled", "--acceptance", acceptance, "--output", str(output)) == 0
     first, again, never = (json.loads(line) for line in output.read_text().splitlines())
     assert first == again
+    assert (first["spec_decoding"], first["acceptance"]) == ("eagle3", 0.8)
+    assert first["acceptance_length"] > 2 > never["acceptance_length"] == 1
     assert first["median_tpot"] < 0.7 * never["median_tpot"]
     printed = capsys.readouterr().out
     assert "% accepted; mean acceptance length" in printed
@@ -282,7 +286,14 @@ def test_the_command_simulates_drafts(tmp_path: Path, capsys: pytest.CaptureFixt
         ((), FILE, "decode verify", "--acceptance is needed: the engines have drafts"),
         (("--acceptance", "0.5"), PLAIN, "decode verify", "--acceptance needs engines with speculative-config"),
         (("--acceptance", "1.5"), FILE, "decode verify", "--acceptance: it must be between 0 and 1"),
-        (("--acceptance", "0.5"), FILE, "decode", "has no steps that verify drafts: `oscine profile`"),
+        (
+            ("--acceptance", "0.5"),
+            FILE,
+            "decode",
+            "gpt-oss-20b on NVIDIA H100 have no steps that verify drafts: `oscine",
+        ),
+        (("--acceptance", "0.5"), HEADLESS, "decode verify", "eagle3 without `model`, the head, is not simulated"),
+        (("--acceptance", "0.5"), LOOKUP, "decode verify", "have drafts of eagle3, not of ngram: `oscine profile`"),
         (("--acceptance", "0.5"), TWO_GPUS, "decode verify", "EAGLE-3 head of a model on several GPUs is not"),
     ],
 )

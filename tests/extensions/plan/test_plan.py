@@ -155,7 +155,7 @@ def test_shipped_profiles_answer_with_what_was_measured_and_others_follow() -> N
         error = re.search(r"kept out of the table: ([\d.]+)%", source.known_error(table))
         assert error is not None
         assert float(error[1]) < 5
-        largest = max(point.rows for point in kept)
+        largest = max(point.rows for point in kept if not point.drafts)
         beyond = StepFeatures(2 * largest, 2 * largest * 1024, sampled=2 * largest)
         if ranks == 1:
             assert table.cell(beyond).figures != "measured"
@@ -163,6 +163,10 @@ def test_shipped_profiles_answer_with_what_was_measured_and_others_follow() -> N
             with pytest.raises(NotMeasuredError):
                 table.cell(beyond)
     assert not source.table("20b", 2, 1).points, "was not measured"
+    more_drafts, of_20b = StepFeatures(9, 9 * 1024, sampled=1, drafts=8), StepFeatures(2, 2048, sampled=1, drafts=1)
+    for model, step in (("120b", more_drafts), ("20b", of_20b)):
+        with pytest.raises(NotMeasuredError, match="drafts"):  # no step of as many rows without drafts
+            source.table(model, 1, 1).cell(step)
     assert not source.table("120b", 1, 1, kv="fp8").points
 
 
@@ -249,6 +253,19 @@ def test_its_figures_are_those_of_oscine_simulate(tmp_path: Path, capsys: pytest
     role = deployment.models[0].serving
     assert f"{role.replicas.min} x H200" in said
     assert re.search(rf"best .* {round(role.gpus * role.replicas.min)} GPUs", said)
+
+
+def test_drafts_are_estimated_where_steps_verify_them(capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = {}
+    for acceptance in ("0", "1"):
+        assert main(["plan", "--gpus", "H200:1", "--users", "8", *SMALL, "--acceptance", acceptance]) == 0
+        said = capsys.readouterr().out
+        found = re.search(r"with \d drafts?: ([\d,]+) tokens/s.* estimated alike: ([\d,]+) tokens/s", said)
+        assert found is not None, said
+        speeds[acceptance] = [int(text.replace(",", "")) for text in found.groups()]
+    assert speeds["0"][0] < speeds["0"][1] == speeds["1"][1] < speeds["1"][0]
+    assert main(["plan", "--model", "20b", "--gpus", "H200:1", "--users", "8", *SMALL, "--acceptance", "1"]) == 0
+    assert "drafts: the step times of this layout have no steps that verify them" in capsys.readouterr().out
 
 
 def test_a_budget_is_respected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,7 +391,9 @@ def test_without_goals_the_nearest_plan_says_what_fails() -> None:
     question = question_of(1, [source])
     whole = [Trial({"completed": 9}, (), "measured", 1.0, error) for error in ("", "3 requests failed: too long", "")]
     best = Judged(Candidate(Layout(H200, source), 1, 8, 2048), Estimate(1.0, 1.0, 1.0, 1.0), whole=tuple(whole))
-    answer = Answer(Found(question, question.traffic.demand()), best, None, "", Loss("", 0, None), (), (), None, None)
+    answer = Answer(
+        Found(question, question.traffic.demand()), best, None, "", Loss("", 0, None), (), (), None, None, None
+    )
     assert unmet(answer) == "no plan serves the whole load; the nearest is 1 x H200 TP1: 3 requests failed: too long"
 
 

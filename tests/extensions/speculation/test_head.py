@@ -184,7 +184,7 @@ def test_the_choice_among_a_slice_has_the_noise_of_the_target(greedy: bool, plat
     choose_draft = resolve_draft(CPU_TARGET, named(platform)).choose
     assert torch.equal(choose_draft(x, SliceOfHead(weight, ids), sampling), whole.argmax(-1))
     in_slice = choose_draft(x * torch.nan, SliceOfHead(weight, ids), sampling)
-    assert set(in_slice.tolist()) <= set(ids.tolist()), "without a number, still a token"
+    assert set(in_slice.tolist()) <= set(ids.tolist()), "a row of NaN still gets a token of the slice"
 
 
 def test_a_slice_of_a_large_vocabulary_has_the_frequent_tokens_and_those_of_the_format() -> None:

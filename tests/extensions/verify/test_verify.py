@@ -252,6 +252,11 @@ def test_the_command_names_the_layer_of_a_wrong_weight(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        (
+            ["oscine-nano", "--max-model-len", "1483", "--output", "/dev/null"],
+            "--max-model-len must be at least 1,484 for the questions and their answers, or given with --weights-only, "
+            "not 1483",
+        ),
         (["oscine-nano", "--points", "1:2"], "a point is C:ISL:OSL, like 64:1024:256, not '1:2'"),
         (["oscine-nano", "--output", "/"], "--output /: no file can be written there: Is a directory"),
         (

@@ -117,11 +117,18 @@ def _others(answer: Answer) -> Iterator[tuple[str, str]]:
         yield "runner-up", f"{what}: {answer.why}"
     if (split := answer.split) is not None:
         what = f"{split}, {_gpus(split.gpus)}: {_estimated(split.estimate)}"
-        yield "estimated only", f"{what} (the best, estimated alike: {_estimated(answer.best.estimate)})"
+        yield "estimated only", f"{what} ({_alike(answer)})"
     if (drafts := answer.drafts) is not None:
-        yield "estimated only", f"{drafts.drafts} drafts: {_estimated(drafts.estimate)}"
+        what = f"with {drafts.drafts} draft{'s' * (drafts.drafts > 1)}: {_estimated(drafts.estimate)}"
+        yield "estimated only", f"{what} ({_alike(answer)})"
+    elif answer.acceptance is not None:
+        yield "left out", "drafts: the step times of this layout have no steps that verify them"
     for reason, layouts in answer.found.left_out.items():
         yield "left out", f"{', '.join(map(str, layouts))}: {reason}"
+
+
+def _alike(answer: Answer) -> str:
+    return f"the best, estimated alike: {_estimated(answer.best.estimate)}"
 
 
 def _estimated(estimate: Estimate) -> str:

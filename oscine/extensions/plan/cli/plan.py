@@ -119,7 +119,7 @@ def question_of(args: argparse.Namespace) -> "Question":
     require(is_loaded, "users", "given, or --rate or --trace", None)
     for name in ("users", "rate", "budget"):
         require(given[name] is None or 0 < given[name] < 1e12, name, "positive", given[name])
-    require(args.acceptance is None or 0 <= args.acceptance < 1, "acceptance", "from 0 to below 1", args.acceptance)
+    require(args.acceptance is None or 0 <= args.acceptance <= 1, "acceptance", "from 0 to 1", args.acceptance)
     require(args.seed >= 0, "seed", "at least 0", args.seed)
     prices = dict(_price(text) for text in args.price)
     traffic = Traffic(Workload.of(given), Sending.of(given), args.users, args.rate, args.trace)

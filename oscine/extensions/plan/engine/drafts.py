@@ -86,19 +86,23 @@ class Drafts:
         return next((i for i in range(num_drafts) if random() >= acceptance), num_drafts)
 
 
-def decode_times(table: StepTable) -> dict[int, DecodeTimes]:
-    """What an engine measures at its start, from the steps of a table that verify drafts.
+def decode_times(table: StepTable, method: str) -> dict[int, DecodeTimes]:
+    """What an engine measures at its start, from the steps of a table that verify drafts of this method.
 
-    Steps that may have drafts, and have none, take as long as plain ones. Raises ValueError for a table without drafts.
+    Steps that may have drafts, and have none, take as long as plain ones. Raises ValueError for a table without drafts,
+    or with those of another method.
     """
+    header = table.header
+    what, how = f"{header.model} on {header.gpu}", "`oscine profile` with --speculative-config measures them"
     seconds: dict[int, dict[int, float]] = {}
     for point in sorted(table.points, key=lambda one: one.context, reverse=True):  # the least context counts
         if point.kind == "verify" and not point.held_out:
             sequences = point.rows - point.drafts
             seconds.setdefault(sequences, {})[point.drafts // sequences] = point.ms / 1e3
     if not seconds:
-        how = "`oscine profile` with --speculative-config measures them"
-        raise ValueError(f"the table of step times has no steps that verify drafts: {how}")
+        raise ValueError(f"the step times of {what} have no steps that verify drafts: {how}")
+    if header.drafts_by not in ("", method):
+        raise ValueError(f"the step times of {what} have drafts of {header.drafts_by}, not of {method}: {how}")
     return {size: _times(table, size, seconds[size]) for size in sorted(seconds)}
 
 

@@ -21,7 +21,7 @@ from oscine.extensions.plan.sources.gpus import is_hopper
 from oscine.extensions.replicas.spec.deployment import RoleSpec
 from oscine.kv_group import KVGroup, Slots, shared
 from oscine.model.config import ModelConfig
-from oscine.settings.config import EngineOptions, ModelOptions
+from oscine.settings.config import NANO, EngineOptions, ModelOptions
 from oscine.system.extensions import load
 from oscine.timing.table import StepTable
 from oscine.types import EngineInfo
@@ -111,15 +111,19 @@ def _drafting(options: EngineOptions, table: StepTable, acceptance: float | None
         return None
     assert acceptance is not None
     most, has_head = most_drafts(options, on_gpu=table.header.gpu != _CPU), options.speculation.method == "eagle3"
-    return Drafting(most, decode_times(table), has_head, acceptance, seed)
+    times = decode_times(table, "eagle3" if has_head else "ngram")
+    return Drafting(most, times, has_head, acceptance, seed)
 
 
 def _check(role: RoleSpec) -> None:
     """Raises ValueError for what is not simulated."""
     options = role.engine
+    speculation = options.speculation
+    lacks_head = speculation.method == "eagle3" and speculation.model is None and options.model.model != NANO
     is_alone = options.model.tensor_parallel_size == 1 and not role.enable_expert_parallel
     for option, is_given in (
         ("scaling of replicas with several engines", role.replicas.scales and role.data_parallel_size > 1),
+        ("eagle3 without `model`, the head,", lacks_head),
         ("an EAGLE-3 head of a model on several GPUs", options.speculation.method == "eagle3" and not is_alone),
         ("--kv-offload-dir", options.cache.kv_offload_dir is not None),
         ("--experts-on-host", options.model.experts_on_host is not None),

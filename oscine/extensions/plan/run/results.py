@@ -37,8 +37,17 @@ def row_of(measured: Measured, outcome: Outcome, scenario: Scenario) -> row.Row:
         "refused": outcome.router.refused,
         "unfinished": outcome.num_unfinished,
         "step_times": [f"{one.header.model} {one.header.gpu} {one}" for one in scenario.tables.values()],
+        "spec_decoding": _drafts(scenario),
+        "acceptance": scenario.simulated.acceptance,
+        "acceptance_length": 1 + total.accepted_tokens / total.drafts if total.drafts else None,
         "trace": None if scenario.trace is None else str(scenario.trace),
         "trace_speed": None if scenario.trace is None else scenario.sending.trace_speed,
     }
     labels = about | scenario.reporting.labels()
     return row.row_of(measured, scenario.model.name, load, scenario.num_gpus or 1, labels)
+
+
+def _drafts(scenario: Scenario) -> str:
+    """The methods of all roles that draft."""
+    methods = {role.engine.speculation.method for role in scenario.model.roles if role.engine.speculation.is_on}
+    return ", ".join(sorted(methods)) or "none"

@@ -131,8 +131,8 @@ class Scenario:
         return f"{load}, {self.workload}"
 
     def traffic(self) -> "Traffic":
-        """Raises ValueError and OSError."""
-        from oscine.extensions.plan.clock.agenda import ns_of
+        """Raises OptionError for times beyond the virtual clock, ValueError and OSError."""
+        from oscine.extensions.plan.clock.agenda import NS, ns_of
         from oscine.extensions.plan.fleet.clients import Traffic
         from oscine.extensions.plan.traffic.random_sessions import sessions
         from oscine.extensions.plan.traffic.trace import read_trace
@@ -141,12 +141,16 @@ class Scenario:
         if self.trace is not None:
             speed = self.sending.trace_speed
             found = read_trace(self.trace, page_size, count=simulated.requests, speed=speed)
+            _check_span("trace-speed", speed, found[-1].ns * NS)
             return Traffic([one.session for one in found], [one.ns for one in found])
         arrival, count = self.arrival, self._num_sessions()
+        _check_span("think", self.workload.think, self.workload.think * self.workload.turns)
         made = list(islice(sessions(self.workload.shapes(simulated.seed), page_size), count))
         if self.users is not None:
             return Traffic(made, users=self.users, think_s=self.workload.think)
-        offsets_ns = [ns_of(offset_s) for offset_s in arrival.offsets_s(count, simulated.seed)]
+        offsets_s = arrival.offsets_s(count, simulated.seed)
+        _check_span("rate", self.rate, offsets_s[-1])
+        offsets_ns = [*map(ns_of, offsets_s)]
         return Traffic(made, offsets_ns, think_s=self.workload.think)
 
     def _num_sessions(self) -> int:
@@ -241,6 +245,13 @@ def check_lengths(workload: Workload, most: int, model: str) -> None:
     if (tokens := shared + each * workload.turns) > most:
         rule = f"at most {(most - shared) // each:,} with these lengths: {model} takes {most:,} tokens"
         raise OptionError("turns", f"must be {rule}, and the last turn has {tokens:,}")
+
+
+def _check_span(option: str, given: float | None, seconds: float) -> None:
+    """Raises OptionError."""
+    if seconds >= _MOST_S:
+        rule = f"such that the load takes less than {_MOST_S:,.0f} seconds"
+        raise OptionError(option, f"must be {rule}; with {given or 0:g} it takes {seconds:,.0f}")
 
 
 def _check_acceptance(model: "ModelSpec", acceptance: float | None) -> None:

@@ -48,6 +48,7 @@ class Answer:
     sweep: tuple[FrontPoint, ...]  # of all layouts
     split: Split | None
     drafts: WithDrafts | None
+    acceptance: float | None  # of drafts, if they were asked for
 
     @property
     def tok_s(self) -> float:
@@ -106,6 +107,7 @@ def answer_of(found: Found, simulate: Simulate, acceptance: float | None = None)
         sweep,
         _best_split(found, possible),
         drafts,
+        acceptance,
     )
 
 

@@ -119,6 +119,8 @@ def with_drafts(
 ) -> WithDrafts | None:
     """The best number of drafts of a layout. None if its table has no steps that verify drafts."""
     model, found = models[best], []
+    if not any(point.kind == "verify" for point in model.table.points):
+        return None
     for drafts in range(1, _MOST_DRAFTS + 1):
         values = model.table, model.demand, model.max_num_seqs, model.step_tokens
         try:

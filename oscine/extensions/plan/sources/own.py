@@ -59,6 +59,8 @@ class OwnSurface:
         self._rows_s = lru_cache(1 << 14)(lambda rows: self._times.decode_s(group, rows, 0))
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
+        if step.verifies:
+            raise NotMeasuredError(f"no steps that verify drafts were measured: {step}")
         figures: Class = "composed" if step.prompt_sequences else "interpolated"
         factor = max(1.0, step.decode_rows / self._most_rows)
         if not self._is_known or factor > 1.0:
@@ -86,14 +88,16 @@ class OwnSurface:
 
 
 class ProfiledSurface:
-    """Measured steps where there are any, else another surface."""
+    """Measured steps where there are any, else another surface. That has no steps that verify drafts."""
 
     def __init__(self, profiled: StepTable, others: OwnSurface) -> None:
-        self._profiled, self._others = profiled, others
+        self._measured, self._others = MeasuredSurface(profiled.points, profiled.header.graphs), others
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
+        if step.verifies:
+            return self._measured.cell(step, scaled=scaled)
         try:
-            return self._profiled.cell(step)
+            return self._measured.cell(step)
         except NotMeasuredError:
             return self._others.cell(step, scaled=scaled)
 
@@ -119,6 +123,7 @@ def own_table(
     header = replace(
         others.header,
         source=others.header.source if profiled is None else profiled.header.source,
+        drafts_by="" if profiled is None else profiled.header.drafts_by,
         num_gpus=max(ranks, sharing),
         tensor_parallel_size=ranks,
         expert_parallel_size=sharing,

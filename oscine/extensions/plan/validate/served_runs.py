@@ -48,7 +48,7 @@ class ServedRun:
     machine: str  # a letter for each
     trace: str | None = None  # a file beside the table of runs
     trace_speed: float | None = None
-    drafts: int | None = None  # most of a sequence and step, by an EAGLE-3 head
+    drafts: int | None = None  # most drafts per sequence and step, of an EAGLE-3 head
     acceptance: float | None = None  # the probability that a draft is accepted if those before it are
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def offs(runs: Iterable[ServedRun]) -> Iterator[Off]:
 
 
 def off(table: NotedTable, run: ServedRun) -> Off:
-    """The run simulated with this table."""
+    """The errors of the run's simulation with this table."""
     found = simulated(table, run)
     if table.factor > MAX_FACTOR:
         return Off(run)
@@ -100,8 +100,10 @@ def simulated(table: StepTable, run: ServedRun) -> Measures:
     """The run on one engine with these step times."""
     model_options = ModelOptions(random_weights=run.model, tensor_parallel_size=run.tensor_parallel_size)
     limits = SchedulerOptions(by_memory=("max_num_seqs", "max_num_batched_tokens"))  # those of the table's engine
-    method = "none" if run.drafts is None else "eagle3"
-    options = EngineOptions(model_options, scheduler=limits, speculation=SpeculationOptions(method, run.drafts))
+    drafts = (
+        SpeculationOptions("none") if run.drafts is None else SpeculationOptions("eagle3", run.drafts, model="head")
+    )
+    options = EngineOptions(model_options, scheduler=limits, speculation=drafts)
     role = RoleSpec("aggregated", options, Replicas(1, 1))
     model = ModelSpec((run.model,), (role,))
     scenario = Scenario(
@@ -123,11 +125,11 @@ def simulated(table: StepTable, run: ServedRun) -> Measures:
 def lines(found: Iterable[Off]) -> Iterator[str]:
     """A table of all runs, then the mean absolute errors by model and number of GPUs, and of all."""
     found = [*found]
-    yield f"{'server':36} {'machine':8} {'TPOT %':>7} {'tok/s %':>8} {'p90 TTFT %':>11}"
+    yield f"{'server':40} {'machine':8} {'TPOT %':>7} {'tok/s %':>8} {'p90 TTFT %':>11}"
     groups: dict[str, list[Off]] = {}
     for one in found:
         run = one.run
-        yield f"{run!s:36} {run.machine:8} {signed(one.tpot):>7} {signed(one.throughput):>8} {signed(one.ttft):>11}"
+        yield f"{run!s:40} {run.machine:8} {signed(one.tpot):>7} {signed(one.throughput):>8} {signed(one.ttft):>11}"
         groups.setdefault(f"{run.model}, {run.tensor_parallel_size} GPU", []).append(one)
     for name, own in (*groups.items(), ("all", found)):
         means = mean_text((one.tpot, one.throughput, one.ttft) for one in own)

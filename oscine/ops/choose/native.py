@@ -14,19 +14,31 @@ from oscine.ops.target import Target
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
-    communicator, nothing = target.communicator, (None, None, None)
+    communicator = target.communicator
 
     def choose(x_NH: Tensor, weight_VH: Any, prepared: Any, sampling: SamplingBatch) -> Tensor:
-        num_rows, (head, kind, vocab, hidden) = x_NH.shape[0], matrix(weight_VH)
-        values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-        columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
-        drawn = nothing if sampling.greedy else [column.data_ptr() for column in columns]
-        inputs = x_NH.data_ptr(), head, kind, *drawn, *_allowed(sampling), None
-        outputs = values_N.data_ptr(), ids_N.data_ptr()
-        check(library().oscine_choose(*inputs, *outputs, communicator.rank * vocab, num_rows, vocab, hidden))
-        return communicator.best(values_N, ids_N)
+        return communicator.best(*best(x_NH, weight_VH, sampling, rank=communicator.rank))
 
     return replace(reference.chooser(lm_head, sample), choose=choose, restricts=True)
+
+
+def best(
+    x_NH: Tensor, weight_VH: Any, sampling: SamplingBatch, *, rank: int = 0, tokens_V: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best scores [N], and their tokens, int64 [N].
+
+    `tokens_V`: the token of each row of the head, int64, contiguous; then nothing is masked. Without it, they begin at
+    `rank` times the rows.
+    """
+    num_rows, (head, kind, vocab, hidden) = x_NH.shape[0], matrix(weight_VH)
+    values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
+    drawn = (None, None, None) if sampling.greedy else [column.data_ptr() for column in columns]
+    masks = _allowed(sampling) if tokens_V is None else (None, None, 0)
+    inputs = x_NH.data_ptr(), head, kind, *drawn, *masks, None if tokens_V is None else tokens_V.data_ptr()
+    outputs = values_N.data_ptr(), ids_N.data_ptr()
+    check(library().oscine_choose(*inputs, *outputs, rank * vocab, num_rows, vocab, hidden))
+    return values_N, ids_N
 
 
 def _allowed(sampling: SamplingBatch) -> tuple[int | None, int | None, int]:

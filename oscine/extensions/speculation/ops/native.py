@@ -8,12 +8,12 @@ from torch import Tensor
 
 from oscine.extensions.speculation.ops import reference
 from oscine.extensions.speculation.ops.interface import DraftState, SliceOfHead
+from oscine.ops.choose.native import best
 from oscine.ops.embed.native import embed
 from oscine.ops.interface import Batch, SamplingBatch
 from oscine.ops.linear.native import lm_head as linear
 from oscine.ops.linear.native import prepare_dense as prepare
 from oscine.ops.native.library import check, library
-from oscine.ops.native.weights import matrix
 from oscine.ops.norm.native import rms_norm
 from oscine.ops.packed import PackedStep
 
@@ -72,13 +72,7 @@ def gated(x: Tensor, weight: Any) -> Tensor:
 
 
 def choose(x_NH: Tensor, head: SliceOfHead, sampling: SamplingBatch) -> Tensor:
-    num_rows, (weight, kind, count, hidden) = x_NH.shape[0], matrix(head.weight_UH)
-    values_N, ids_N = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-    columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
-    drawn = (None, None, None) if sampling.greedy else [column.data_ptr() for column in columns]
-    inputs = x_NH.data_ptr(), weight, kind, *drawn, None, None, 0, head.ids_U.data_ptr()
-    check(library().oscine_choose(*inputs, values_N.data_ptr(), ids_N.data_ptr(), 0, num_rows, count, hidden))
-    return ids_N
+    return best(x_NH, head.weight_UH, sampling, tokens_V=head.ids_U)[1]
 
 
 def hold(packed: PackedStep[Tensor], batch: Batch, ids_M: Tensor, features_TH: Tensor, state: DraftState) -> Tensor:

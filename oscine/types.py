@@ -447,6 +447,11 @@ class EngineStats:
         """Used share of the KV memory, 0 to 1; 0 where there is none."""
         return self.kv_slots_used / max(self.kv_slots_total, 1)
 
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean tokens of a sequence in a step that verified its drafts; None if none did."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
+
 
 _values = attrgetter(*(field.name for field in fields(EngineStats)))
 

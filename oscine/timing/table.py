@@ -128,11 +128,11 @@ class StepTable:
         self, header: Header, surface: Surface, points: Sequence[StepPoint] = (), *, scaled: bool = False
     ) -> None:
         self.header, self.points = header, tuple(points)
-        self._surface, self._scaled = surface, scaled
+        self.surface, self._scaled = surface, scaled
 
     def cell(self, step: StepFeatures) -> Cell:
         """Raises NotMeasuredError."""
-        return self._surface.cell(step, scaled=self._scaled)
+        return self.surface.cell(step, scaled=self._scaled)
 
     def step_s(self, step: StepFeatures) -> float:
         """Raises NotMeasuredError."""

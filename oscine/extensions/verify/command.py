@@ -131,9 +131,8 @@ def _verify(
 
 def _check_questions(max_model_len: int | None, most: int) -> None:
     """Raises OptionError."""
-    if max_model_len is not None and max_model_len < most:
-        rule = f"at least {most:,} for the questions and their answers, or given with --weights-only"
-        require(False, "max-model-len", rule, max_model_len)
+    rule = f"at least {most:,} for the questions and their answers, or given with --weights-only"
+    require(max_model_len is None or max_model_len >= most, "max-model-len", rule, max_model_len)
 
 
 def _compare(opened: "OpenedModel", folder: Path, tokenizer: "Tokenizer") -> "Compared":

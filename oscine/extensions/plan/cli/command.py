@@ -101,8 +101,8 @@ def _story(outcome: "Outcome", model: "ModelSpec") -> Iterator[str]:
     total, router = outcome.total, outcome.router
     yield f"{total.steps:,} steps of {len(outcome.engines)} engines; {total.preemptions:,} preemptions"
     yield f"{_found(outcome)}; {router.queue_s:,.1f} s of waiting at the router"
-    if total.drafts:
-        accepted, tokens = total.accepted_tokens / total.draft_tokens, 1 + total.accepted_tokens / total.drafts
+    if (tokens := total.acceptance_length) is not None:
+        accepted = total.accepted_tokens / total.draft_tokens
         yield f"{total.draft_tokens:,} drafts, {accepted:.1%} accepted; mean acceptance length {tokens:.2f} tokens"
     if outcome.num_unfinished:
         yield f"{outcome.num_unfinished:,} requests were unfinished at the end, and are in no figure of time"

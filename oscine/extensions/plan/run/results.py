@@ -39,7 +39,7 @@ def row_of(measured: Measured, outcome: Outcome, scenario: Scenario) -> row.Row:
         "step_times": [f"{one.header.model} {one.header.gpu} {one}" for one in scenario.tables.values()],
         "spec_decoding": _drafts(scenario),
         "acceptance": scenario.simulated.acceptance,
-        "acceptance_length": 1 + total.accepted_tokens / total.drafts if total.drafts else None,
+        "acceptance_length": total.acceptance_length,
         "trace": None if scenario.trace is None else str(scenario.trace),
         "trace_speed": None if scenario.trace is None else scenario.sending.trace_speed,
     }

@@ -149,7 +149,7 @@ class Scenario:
         if self.users is not None:
             return Traffic(made, users=self.users, think_s=self.workload.think)
         offsets_s = arrival.offsets_s(count, simulated.seed)
-        _check_span("rate", self.rate, offsets_s[-1])
+        _check_span("rate", self.rate or 0.0, offsets_s[-1])
         offsets_ns = [*map(ns_of, offsets_s)]
         return Traffic(made, offsets_ns, think_s=self.workload.think)
 
@@ -247,11 +247,11 @@ def check_lengths(workload: Workload, most: int, model: str) -> None:
         raise OptionError("turns", f"must be {rule}, and the last turn has {tokens:,}")
 
 
-def _check_span(option: str, given: float | None, seconds: float) -> None:
+def _check_span(option: str, given: float, seconds: float) -> None:
     """Raises OptionError."""
     if seconds >= _MOST_S:
         rule = f"such that the load takes less than {_MOST_S:,.0f} seconds"
-        raise OptionError(option, f"must be {rule}; with {given or 0:g} it takes {seconds:,.0f}")
+        raise OptionError(option, f"must be {rule}; with {given:g} it takes {seconds:,.0f}")
 
 
 def _check_acceptance(model: "ModelSpec", acceptance: float | None) -> None:

@@ -21,7 +21,6 @@ from oscine.extensions.timing.table import Table, shipped_tables
 from oscine.timing.answer import NO_END, Cell, Class, NotMeasuredError
 from oscine.timing.features import StepFeatures
 from oscine.timing.read import read_table
-from oscine.timing.surface import MeasuredSurface
 from oscine.timing.table import Header, StepTable, Surface
 
 _SHARE = 0.9  # of the bandwidth that attention reaches: H100, 256 and 1,024 rows at two contexts
@@ -90,14 +89,14 @@ class OwnSurface:
 class ProfiledSurface:
     """Measured steps where there are any, else another surface. That has no steps that verify drafts."""
 
-    def __init__(self, profiled: StepTable, others: OwnSurface) -> None:
-        self._measured, self._others = MeasuredSurface(profiled.points, profiled.header.graphs), others
+    def __init__(self, measured: Surface, others: OwnSurface) -> None:
+        self._measured, self._others = measured, others
 
     def cell(self, step: StepFeatures, *, scaled: bool = False) -> Cell:
         if step.verifies:
             return self._measured.cell(step, scaled=scaled)
         try:
-            return self._measured.cell(step)
+            return self._measured.cell(step, scaled=False)
         except NotMeasuredError:
             return self._others.cell(step, scaled=scaled)
 
@@ -116,9 +115,9 @@ def own_table(
         if profiled is None:
             of = f"{model}, {max(ranks, sharing)} x {gpu.name}, keys and values in {kv}"
             raise NotMeasuredError(f"no steps with activations in {activations} were measured of {of}")
-        surface = MeasuredSurface(profiled.points, profiled.header.graphs)
+        surface = profiled.surface
     elif profiled is not None:
-        surface = ProfiledSurface(profiled, others)
+        surface = ProfiledSurface(profiled.surface, others)
     points = profiled.points if profiled is not None else ()
     header = replace(
         others.header,

@@ -3,7 +3,7 @@
 Who drafts is an extension (oscine/extensions/speculation). Steps know how drafts are verified: StepArrays, Rows.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -63,8 +63,12 @@ class NoDrafts:
     def append(self, slot: int, token_ids: list[int]) -> None:
         """Tokens that the sequence of a slot has generated, in order, once they are read."""
 
-    def capture(self, decode_sizes: list[int]) -> None:
-        """CUDA graphs of drafts, before those of steps, whose sizes these are. Writes page 0."""
+    def run_eagerly(self, decode_sizes: Sequence[int]) -> None:
+        """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
+
+    def capture(self, decode_sizes: Sequence[int]) -> None:
+        """CUDA graphs of drafts, before those of steps, whose sizes these are. Writes page 0. All kernels must be
+        compiled."""
 
 
 class StepParts(NamedTuple):

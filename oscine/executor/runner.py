@@ -57,6 +57,7 @@ class TorchExecutor:
         self.communicator = communicator or Alone()
         self.config, self.memory, self.max_num_seqs = model.config, memory, max_num_seqs
         self.device, self.kv, self.max_drafts = model.weights.device, kv, max_drafts
+        self._make_drafts = make_drafts
         self._model, self._lockstep = model, lockstep or OwnSteps()
         state = self.state = DeviceState(
             max_num_seqs, memory.max_model_len, memory.page_size, len(memory.groups), self.device, model.ops, max_drafts
@@ -77,12 +78,14 @@ class TorchExecutor:
         self._launched: deque[LaunchedStep] = deque()
 
     def of_each_kind(self, new_rules: NewRules) -> "TorchExecutor":
-        """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse."""
+        """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse. A draft head is
+        rehearsed too."""
         kinds = self._model.layer_of_each_kind
         layers, adapters = self._model.of_layers(kinds), self.adapters.of_layers(kinds)
         others = self.communicator, self._lockstep
         own = layers, self.memory, self.kv, self.max_num_seqs, new_rules
-        return TorchExecutor(*own, *others, adapters=adapters)
+        head = (self._make_drafts, self.max_drafts) if self.drafts.aux_layers else (no_drafts, 0)
+        return TorchExecutor(*own, *others, *head, adapters)
 
     def forget_page_zero(self) -> None:
         """Zeroes it in all groups; no sequence may hold it."""

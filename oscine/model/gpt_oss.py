@@ -45,6 +45,7 @@ class GptOss:
         self.ops = ops
         self._kv_exponents = kv_exponents
         self._layers_by_window = config.layers_by_window
+        self._depth = config.num_hidden_layers  # of the model that these layers are of
         self.cos_sin = rope_table(config, weights.device) if cos_sin is None else cos_sin
 
     @torch.inference_mode()
@@ -61,25 +62,29 @@ class GptOss:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """As hidden; also the residual streams [T, H] before the layers `aux_layers`, by layer.
 
-        The number of layers stands for the stream after the last one, before the final norm.
+        The number of layers stands for the stream after the last one, before the final norm. A model of some layers of
+        another takes the layer numbers of that one, and gives its own last layer in place of those that it lacks.
         """
-        ops, eps = self.ops, self.config.rms_norm_eps
-        streams: dict[int, Tensor] = {}
+        ops, eps, last = self.ops, self.config.rms_norm_eps, len(self.weights.layers)
+        places = {tap: last if tap == self._depth else min(tap, last - 1) for tap in aux_layers}
+        streams: dict[int, Tensor] = {}  # by place
         x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
         for index, (layer, cache) in enumerate(zip(self.weights.layers, self._layer_caches(batch, kv), strict=True)):
             own = None if added is None else added[index]
             x, residual_TH = self._attend(x, residual_TH, layer, cache, batch, own)
-            if index in aux_layers:
+            if index in places.values():
                 streams[index] = residual_TH
             x, residual_TH = self._mix_experts(x, residual_TH, layer, own)
-        rows_N, last = batch.logits_rows_N, len(self.weights.layers)
-        if last in aux_layers:
-            normed_TH, streams[last] = ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)
-            return normed_TH if rows_N is None else normed_TH[rows_N], streams
-        if rows_N is not None:
-            x, residual_TH = x[rows_N], None if residual_TH is None else residual_TH[rows_N]
-        return ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)[0], streams
+        rows_N = batch.logits_rows_N
+        if last in places.values():
+            normed_NH, streams[last] = ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)
+            normed_NH = normed_NH if rows_N is None else normed_NH[rows_N]
+        else:
+            if rows_N is not None:
+                x, residual_TH = x[rows_N], None if residual_TH is None else residual_TH[rows_N]
+            normed_NH = ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)[0]
+        return normed_NH, {tap: streams[place] for tap, place in places.items()}
 
     @torch.inference_mode()
     def head(self, x_NH: Tensor) -> Tensor:
@@ -107,7 +112,9 @@ class GptOss:
         """Embedding, these layers and the head; it shares all weights and the table of rope."""
         weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])
         exponents = None if self._kv_exponents is None else [self._kv_exponents[i] for i in layers]
-        return GptOss(self.config.of_layers(layers), weights, self.ops, exponents, self.cos_sin)
+        model = GptOss(self.config.of_layers(layers), weights, self.ops, exponents, self.cos_sin)
+        model._depth = self._depth
+        return model
 
     def with_ops(self, ops: Ops) -> "GptOss":
         """The same model, computed by other ops that take the same weights."""

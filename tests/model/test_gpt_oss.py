@@ -77,6 +77,20 @@ def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) 
     assert relative_error(x_NH, expected[last][0][[3, 8]]) < 1e-5
 
 
+def test_some_layers_of_a_model_give_streams_in_place_of_those_that_they_lack() -> None:
+    ours = MODELS[SMALL]
+    last, tokens = SMALL.num_hidden_layers, random_tokens(SMALL, 5)
+    assert last > 2
+    few = ours.of_layers((0, 1))
+    stepper = Stepper(few)
+    sequence = Sequence(tokens, 0, pages=[stepper.free.pop()])
+    _, streams = few.hidden_and_aux(stepper.batch(((sequence, 5),)), stepper.kv, (0, 1, last - 1, last))
+    assert list(streams) == [0, 1, last - 1, last]
+    assert torch.equal(streams[last - 1], streams[1])
+    assert not torch.equal(streams[last], streams[1])
+    assert not torch.equal(streams[0], streams[1])
+
+
 @pytest.mark.long
 def test_a_context_beyond_4096_equals_transformers(tmp_path: Path) -> None:
     """A context of 4,100 tokens, a chunk and three single tokens. Few heads, because the oracle is slow."""

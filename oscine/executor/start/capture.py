@@ -98,8 +98,7 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     sizes = start.graph_sizes
     if start.options.cuda_graphs and sizes.decode:
         if start.drafting.has_head:
-            executor.drafts.capture(start.decode_sizes)
-            executor.graphs.run_eagerly(sizes._replace(decode=sizes.decode[:1]))  # kernels of the head
+            executor.drafts.capture(sizes.decode)
         executor.graphs.capture(sizes, adapted=start.adapting.is_on)
         start.watch.lap(f"{(len(sizes.decode) + len(sizes.prompts)) * (1 + start.adapting.is_on)} graphs")
     # A capture gives cached memory back.

@@ -51,6 +51,8 @@ def warm_up(
     """
     run_sizes(executor, max_num_batched_tokens)
     executor.graphs.run_eagerly(sizes, adapted=adapted)
+    if sizes.decode:
+        executor.drafts.run_eagerly(sizes.decode)
     run_samplings(executor, samplings)
     if adapted:
         warm_up_adapters(executor, max_num_batched_tokens)

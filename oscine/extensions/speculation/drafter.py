@@ -73,6 +73,11 @@ class DeviceDrafter(Protocol):
         """
         ...
 
+    def run_eagerly(self, sizes: list[int], most_drafts: int) -> None:
+        """What `capture` would capture, with the most drafts: compiles kernels and takes memory. Writes page 0."""
+        ...
+
     def capture(self, sizes: list[int], most_drafts: int) -> None:
-        """CUDA graphs for up to so many sequences, and each number of drafts. Writes page 0."""
+        """CUDA graphs for up to so many sequences, and each number of drafts. Writes page 0. All kernels must be
+        compiled."""
         ...

@@ -1,5 +1,6 @@
 """Drafts of a step, made by a head on the device. It knows tokens that the host does not know yet."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -67,10 +68,17 @@ class HeadDrafts(NoDrafts):
     ) -> None:
         self._drafter.follow_any(packed, batch, features_TH, ids_M, self._known_next(step))
 
-    def capture(self, decode_sizes: list[int]) -> None:
+    def run_eagerly(self, decode_sizes: Sequence[int]) -> None:
+        self._drafter.run_eagerly(self._sizes(decode_sizes), self._most_drafts)
+
+    def capture(self, decode_sizes: Sequence[int]) -> None:
+        self._drafter.capture(self._sizes(decode_sizes), self._most_drafts)
+
+    def _sizes(self, decode_sizes: Sequence[int]) -> list[int]:
+        """How many sequences draft in each graph."""
         most = min(_MAX_DRAFTING, self._state.padding_slot)
         sizes = [size for size in decode_sizes if size <= _FEW_DRAFTING or size % _FEW_DRAFTING == 0]
-        self._drafter.capture([*(size for size in sizes if size < most), most], self._most_drafts)
+        return [*(size for size in sizes if size < most), most]
 
     def _known_next(self, step: StepArrays) -> ColumnArray:
         """[S]: the token after each sequence of the step, where the host knows it; else 0."""

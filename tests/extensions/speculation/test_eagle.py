@@ -1,8 +1,9 @@
 """Drafts of the embedded model's head, or of prompt lookup, do not change its answers: token by token."""
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -21,10 +22,14 @@ from oscine.executor.forward import Forward
 from oscine.executor.kv.limits import sizes_up_to
 from oscine.executor.recorded_steps import RecordedSteps
 from oscine.executor.runner import TorchExecutor
+from oscine.executor.sampling.rules import OpenRules
 from oscine.executor.start.build import build_executor
+from oscine.executor.start.warm_up import GREEDY, warm_up
+from oscine.extensions.speculation.eagle.head import EagleHead
 from oscine.ops.native.library import unavailable
 from oscine.ops.packed import PackedSizes
 from oscine.settings.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions, SpeculationOptions
+from oscine.timing.kinds import GraphSizes
 from oscine.types import GenerationRequest, NewSequence, SamplingParams, ScheduledSequence, StepPlan
 from tests.engine.harness import SomeDrafts
 from training.evaluate import SKILLS
@@ -239,3 +244,30 @@ def test_drafts_write_no_page_of_another_sequence() -> None:
     assert executor.execute(StepPlan(2, [], verifying)).num_drafted == [*counts]
     for pages, expected in zip(executor.kv, before, strict=True):
         assert pages[:2].equal(expected)
+
+
+def test_a_rehearsal_runs_the_head_in_steps_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one layer of each kind, though the head reads streams of other layers."""
+    drafted: Counter[int] = Counter()
+    filled: Counter[int] = Counter()
+    step, fill = EagleHead.step, EagleHead.fill
+
+    def noted_step(head: EagleHead, features_TH: Tensor, *others: Any) -> Any:
+        drafted[len(features_TH)] += 1
+        return step(head, features_TH, *others)
+
+    def noted_fill(head: EagleHead, features_TH: Tensor, *others: Any) -> None:
+        filled[len(features_TH)] += 1
+        fill(head, features_TH, *others)
+
+    monkeypatch.setattr(EagleHead, "step", noted_step)
+    monkeypatch.setattr(EagleHead, "fill", noted_fill)
+    runner = build_executor(options("eagle3", overlap=False)).executor
+    assert isinstance(runner, TorchExecutor)
+    layers = runner.of_each_kind(partial(OpenRules, runner.config.vocab_size))
+    assert layers.config.num_hidden_layers < max(layers.drafts.aux_layers)
+    drafted.clear()
+    filled.clear()
+    warm_up(layers, 256, (GREEDY,), GraphSizes((1, 2, 3, 8, 40)))
+    assert drafted == {size: MOST for size in (1, 2, 3, 8)}  # there are no more than 8 sequences
+    assert {1, 2, 3, 8, 40, 255, 256} <= filled.keys()

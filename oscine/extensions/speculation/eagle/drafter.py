@@ -100,20 +100,28 @@ class EagleDrafter:
             self._draft(upload(_pack(*asked), self._device), len(slots_D))
 
     @torch.inference_mode()
+    def run_eagerly(self, sizes: list[int], most_drafts: int) -> None:
+        """As in DeviceDrafter."""
+        for size in sorted(sizes, reverse=True):
+            self._draft(self._blank(size, most_drafts), size)
+
+    @torch.inference_mode()
     def capture(self, sizes: list[int], most_drafts: int) -> None:
-        """CUDA graphs for up to so many sequences, and each number of drafts. Writes page 0."""
+        """As in DeviceDrafter."""
         pool = torch.cuda.graph_pool_handle()
         with paused():
             for size in sorted(sizes, reverse=True):
                 for num_drafts in range(most_drafts, 0, -1):
-                    zeros = np.zeros(size, np.int64)
-                    steps = upload(_pack(zeros, zeros + num_drafts, zeros), self._device)
-                    self._draft(steps, size)  # compiles kernels and takes memory
-                    graph = torch.cuda.CUDAGraph()
+                    steps, graph = self._blank(size, num_drafts), torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, pool=pool):
                         self._draft(steps, size)
                     self._graphs[size, num_drafts] = steps, graph
         self._sizes = sorted(sizes)
+
+    def _blank(self, size: int, num_drafts: int) -> Tensor:
+        """Drafts at position 0 of slot 0."""
+        zeros = np.zeros(size, np.int64)
+        return upload(_pack(zeros, zeros + num_drafts, zeros), self._device)
 
     def _draft_recorded(self, steps: ColumnArray, count: int) -> None:
         key = count, len(steps)

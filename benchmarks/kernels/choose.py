@@ -7,6 +7,7 @@ A result that differs from that of the chosen shape is marked. The best shapes b
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,47 +16,63 @@ from benchmarks.kernels.inputs import sampling_batch
 from oscine.extensions.bench.timer import time_call
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.choose import hopper as screened
-from oscine.ops.choose.hopper_gemm import TILES, logits
-from oscine.ops.choose.screen_size import screen_bytes
+from oscine.ops.choose.hopper_gemm import Tile, logits
 from oscine.ops.interface import SamplingBatch
-from oscine.ops.linear.hopper_stream import Tile, tile_for
+from oscine.ops.linear.hopper_stream import CHUNK_BYTES
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")
 CALLS = 4
-# rows, chunks, stages, warps
-SHAPES = ((64, 2, 5, 4), (64, 2, 3, 4), (64, 4, 2, 4), (128, 1, 5, 8), (128, 2, 3, 8), (128, 1, 5, 4), (256, 1, 2, 8))
-SHARED = 113 * 1024  # bytes of shared memory of each of two programs
+# rows, stages, warps, programs
+SHAPES = (
+    (64, 3, 4, 2),
+    (64, 4, 4, 2),
+    (64, 6, 4, 2),
+    (64, 2, 4, 3),
+    (64, 3, 4, 3),
+    (64, 8, 4, 1),
+    (128, 2, 8, 2),
+    (128, 3, 8, 2),
+    (128, 3, 8, 1),
+    (128, 4, 8, 1),
+    (128, 6, 8, 1),
+)
+SHARED = 226 * 1024  # bytes of an SM
 
 
-def tiles(num_rows: int) -> Iterator[Tile]:
-    chosen = tile_for(num_rows, TILES)
-    assert chosen is not None, "so many rows are not screened"
+def tiles(chosen: Tile, num_columns: int) -> Iterator[Tile]:
+    """The chosen one, then all that fit."""
     yield chosen
-    for rows, chunks, stages, warps in SHAPES:
-        tile = Tile(chosen.max_tokens, stages, chunks, rows, warps=warps)
-        if stages * chunks * 128 * (rows + 2 * tile.max_tokens) < SHARED and tile != chosen:
-            yield tile
+    for keeps_tokens in {chosen.keeps_tokens, False}:
+        for rows, stages, warps, programs in SHAPES:
+            tile = replace(chosen, keeps_tokens=keeps_tokens, rows=rows, stages=stages, warps=warps, programs=programs)
+            weights, tokens = rows * (1 + tile.whole), 4 * tile.max_tokens
+            kept = tokens * tile.steps(num_columns) if keeps_tokens else tokens * stages
+            if programs * CHUNK_BYTES * (weights * stages + kept) < SHARED and tile != chosen:
+                yield tile
 
 
 def report(name: str, num_rows: int, num_bytes: int, call: Callable[[], object], note: str = "") -> None:
     seconds = time_call(lambda _: call(), DEVICE, CALLS).seconds
-    print(f"{num_rows:4} {name:>34} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
+    print(f"{num_rows:4} {name:>58} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
 
 
-def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen) -> float:
+def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen, coarse: bool) -> float:
     """Mean number per greedy row, counted by exact logits."""
     logits_NV = x_NH.float() @ weight_VH.float().T
-    bound_NV = screen.rest_V * (x_NH * screen.column_H).norm(dim=1, keepdim=True)
+    bound_NV = (screen.coarse_rest_V if coarse else screen.rest_V) * (x_NH * screen.column_H).norm(dim=1, keepdim=True)
     floor_N1 = (logits_NV - bound_NV).amax(1, keepdim=True)
     return float((logits_NV + bound_NV >= floor_N1).sum(1).float().mean())
 
 
 def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
-    vocab, hidden = weight_VH.shape
+    hidden = weight_VH.shape[1]
     target = Target.of(DEVICE)
     ops, x_NH = resolve(target, choose("hopper")), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
+    coarse = screen.is_coarse and num_rows <= screened.FEW
+    chosen = screened.tile_for(num_rows, coarse)
+    num_bytes = screen.codes_2VK.nbytes // (1 if chosen.whole else 2)
     batches: dict[str, SamplingBatch] = {}
     for heat, name in ((0.0, "greedy"), (1.0, "drawn")):
         temperature_N = torch.full((num_rows,), heat, device=DEVICE)
@@ -72,22 +89,21 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
         report(
             f"{name}, screened",
             num_rows,
-            screen_bytes(vocab, hidden),
+            num_bytes,
             lambda sampling=sampling: screened.screened(target, x_NH, weight_VH, screen, sampling),
             "" if same else "  OTHER TOKENS",
         )
-    print(
-        f"{num_rows:4} {'exact scores of a greedy row':>34} {num_candidates(x_NH, weight_VH, screen):8.0f}", flush=True
-    )
-    planes_2NH, scale_N, _, _ = screened.quantize(target, x_NH, screen)
-    arguments = (planes_2NH, scale_N, screen.codes_VH, screen.scale_V)
-    expected = None
-    for tile in tiles(num_rows):
-        found = logits(*arguments, tile)
-        expected = found if expected is None else expected
-        name = f"{tile.rows} rows, {tile.chunks} x {tile.stages}, {tile.warps} warps"
-        note = "" if torch.allclose(found, expected, rtol=1e-5) else "  WRONG"
-        report(name, num_rows, screen.codes_VH.nbytes, lambda tile=tile: logits(*arguments, tile), note)
+    left = num_candidates(x_NH, weight_VH, screen, coarse)
+    print(f"{num_rows:4} {'exact scores of a greedy row':>58} {left:8.0f}", flush=True)
+    coded = screened.quantize(target, x_NH, screen, chosen)
+    arguments = (target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V)
+    report("activations", num_rows, x_NH.nbytes, lambda: screened.quantize(target, x_NH, screen, chosen))
+    expected = logits(*arguments, chosen)
+    for tile in tiles(chosen, hidden):
+        name = f"{tile.rows} rows, {tile.stages} stages, {tile.warps} warps, {tile.programs} programs"
+        name += ", tokens kept" * tile.keeps_tokens
+        note = "" if torch.allclose(logits(*arguments, tile), expected, rtol=1e-5) else "  WRONG"
+        report(name, num_rows, num_bytes, lambda tile=tile: logits(*arguments, tile), note)
 
 
 def main() -> None:
@@ -96,7 +112,7 @@ def main() -> None:
         "--rows",
         type=int,
         nargs="+",
-        default=[1, 8, 16, 32, 64],
+        default=[1, 4, 8, 16, 32, 64],
         help="numbers of rows to measure (default: %(default)s)",
     )
     options = parser.parse_args()

@@ -21,9 +21,8 @@ from benchmarks.kernels.routings import draw_for
 from oscine.extensions.bench.timer import capture, seconds_on_gpu
 from oscine.model.config import gpt_oss_120b
 from oscine.ops.choose import hopper as screened
-from oscine.ops.choose.hopper_gemm import TILES, logits
+from oscine.ops.choose.hopper_gemm import logits
 from oscine.ops.interface import Routing
-from oscine.ops.linear.hopper_stream import tile_for
 from oscine.ops.moe import hopper
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.target import Target
@@ -124,11 +123,10 @@ def report_head(meter: Meter, rows: int) -> None:
     measure(meter, "head in bfloat16", lambda _: ops.lm_head(x_NH, head_VH), 4)
     screen = screened.prepare(head_VH)
     assert screen is not None
-    planes_2NH, scale_N, _, _ = screened.quantize(target, x_NH, screen)
-    tile = tile_for(rows, TILES)
-    assert tile is not None
-    arguments = planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile
-    measure(meter, "head in int8", lambda _: logits(*arguments), 4)
+    tile = screened.tile_for(rows, screen.is_coarse and rows <= screened.FEW)
+    coded = screened.quantize(target, x_NH, screen, tile)
+    arguments = target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V, tile
+    measure(meter, f"head in {8 if tile.whole else 4} bits", lambda _: logits(*arguments), 4)
     head_VH.zero_()
     x_NH.zero_()
     measure(meter, "head in bfloat16, all zero", lambda _: ops.lm_head(x_NH, head_VH), 4)
@@ -140,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     meter = Meter()
     report_experts(meter, options.tokens)
-    report_head(meter, min(options.tokens, TILES[-1].max_tokens))
+    report_head(meter, min(options.tokens, screened.MAX_TOKENS))
 
 
 if __name__ == "__main__":

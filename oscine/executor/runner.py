@@ -78,8 +78,7 @@ class TorchExecutor:
         self._launched: deque[LaunchedStep] = deque()
 
     def of_each_kind(self, new_rules: NewRules) -> "TorchExecutor":
-        """An executor of its own, of one layer of each kind, on the same weights and cache: to rehearse. A draft head is
-        rehearsed too."""
+        """An executor of its own, of one layer of each kind, on the same weights, cache and draft head: to rehearse."""
         kinds = self._model.layer_of_each_kind
         layers, adapters = self._model.of_layers(kinds), self.adapters.of_layers(kinds)
         others = self.communicator, self._lockstep

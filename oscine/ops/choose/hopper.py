@@ -1,18 +1,28 @@
-"""The token of each row from half the bytes of the head: int8 logits screen the vocabulary, exact ones decide.
+"""The token of each row from a quarter or half of the bytes of the head: a screen of the vocabulary, then exact logits.
 
-Columns of the head are divided by powers of two that make them alike, and activations multiplied by them. Then a row of
-it is scale * codes + rest, its codes int8; activations are scale * (128 high + low) + rest. So a logit is known up to a
-bound, by Cauchy and Schwarz, for any weights of ordinary magnitude and up to 4,096 columns (for the sums' rounding):
+Columns of the head are divided by powers of two that make them alike, and activations multiplied by them. Each column
+has a number from -8 to 8, drawn once, that is added to its weights before they are rounded: the dither. So a row of
+weights is scale * (codes - dither) + rest, its codes integers of 8 bits; activations are scale * (128 high + low) +
+rest. The sum of dither * x is the same for all rows. Then a logit is known up to a bound, by Cauchy and Schwarz, for
+any weights of ordinary magnitude and up to 4,096 columns (for the sums' rounding):
 
     |w x - w' x'|  <=  |w - w'| |x|  +  |w'| |x - x'|        w', x' as coded; norms of the rests are computed once
 
-A token whose score cannot reach the best score that is certain is out. For those that remain the logits are computed
-from the weights as they are: of a vocabulary of 201,088, for normally distributed weights and activations, some twenty
-to a hundred when greedy, and one or two with noise. So what is chosen is what all logits would have chosen; the screen
-decides only how long it takes.
+For up to FEW rows, if is_coarse, only the high four bits of the codes are read; the low ones are taken to be 7.5.
+Thanks to the dither, what this leaves of a weight is uniform within 8 scales to both sides, whatever the weight, and
+independent from column to column. So the moments of a logit's error are no larger than those of a normal distribution
+with the standard deviation 16 / sqrt(12) * scale * |x|, and the bound is CERTAIN of these. The best token is lost only
+if the errors of two tokens are two bounds apart. Their difference is at most 16 scales per column, with a mean of 0.
+So by Hoeffding the probability is at most exp(-(2 * CERTAIN * 16 / sqrt(12) / 8)^2 / 2), 4e-11, for each other token
+that could be as good.
 
-    quantize   x -> planes, scales and norms
-    logits     of int8, from memory: nearly all of the time (hopper_gemm.py)
+A token whose score cannot reach the best score that is certain is out. For those that remain the logits are computed
+from the weights as they are: of a vocabulary of 201,088, for normally distributed weights and activations, some fifty
+when greedy, some 700 by the high bits, and fewer with noise. So what is chosen is what all logits would have chosen;
+the screen decides only how long it takes.
+
+    quantize   x -> planes, scales, norms and what the dither adds
+    logits     of the codes, from memory: nearly all of the time (hopper_gemm.py)
     floor      the best score that is certain, of each part of a row
     decide     the exact scores of those that reach it, and the best of them
 
@@ -22,27 +32,35 @@ Shape suffixes: N rows, H hidden, V vocabulary, B tokens of a part, S parts of a
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from oscine.ops.choose.hopper_gemm import TILES, logits
+from oscine.ops.choose.hopper_gemm import COARSE_TILES, TILES, Tile, logits
 from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals, depend
-from oscine.ops.linear.hopper_stream import tile_for
+from oscine.ops.linear.hopper_stream import CHUNK_BYTES
 from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, settle
 from oscine.ops.target import Target
 
 MAX_TOKENS = TILES[-1].max_tokens
-PART = 1024  # tokens of a program
-# The mean bound in standard deviations of a logit: 0.45 for normally distributed weights, which leaves some fifty of
+FEW = COARSE_TILES[-1].max_tokens  # rows of activations
+PART, COARSE_PART = 1024, 256  # tokens of a program
+AT_ONCE = 2  # tokens of a program whose exact scores are computed together
+# The mean bound in standard deviations of a logit: 0.48 for normally distributed weights, which leaves some fifty of
 # 201,088 tokens; 1 leaves 2,000, whose exact scores take 10 us; 2 would leave a third of all.
 MAX_DOUBT = 1.0
+MAX_COARSE_DOUBT = 1.1  # the same with the high bits alone: 0.86 for normally distributed weights
 CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
-MAX_CODE = tl.constexpr(127)  # of int8
+DITHER = 8.0
+MAX_CODE = 127.0 - DITHER  # of a weight alone
+LOW_MEAN = 7.5  # of the low four bits
+LOW_DEVIATION = 16 / 12**0.5  # of a number that is uniform within DITHER to both sides
+CERTAIN = 6.0
 MAX_FINE = tl.constexpr(127 * 128)  # of two planes
 # What rounding adds to the bound: sums of float32 products, relative to |w'| |x|; and all else, relative to the bound.
 ROUNDED_SUM = tl.constexpr(2.0**-18)
@@ -51,27 +69,30 @@ ROUNDED_BOUND = tl.constexpr(1 + 2.0**-10)
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """The head in int8, row by row."""
+    """The head in 8 bits, row by row."""
 
     column_H: Tensor  # float32, powers of two; what columns were divided by
-    codes_VH: Tensor  # int8
+    dither_H: Tensor  # float32, in units of scale
+    codes_2VK: Tensor  # int8: high and low four bits of the codes; a byte has those of columns k and k + H / 2
     scale_V: Tensor  # float32
     norm_V: Tensor  # float32; of scale * codes
     rest_V: Tensor  # float32; norm of what the codes leave of the row
+    coarse_rest_V: Tensor  # float32; the bound of what codes without their low bits leave, for activations of norm 1
+    is_coarse: bool  # whether the high bits alone tell enough
 
 
 def chooser_use(shapes: Shapes) -> Use:
     return Use(
         f"up to {MAX_TOKENS} rows",
         "reference",
-        unmet(("hidden size modulo 16", 0, shapes.hidden % 16)),
+        unmet(("hidden size modulo 32", 0, shapes.hidden % 32)),
     )
 
 
 def prepare(weight_VH: Tensor) -> Screen | None:
-    """None where rows are not made of whole 16 bytes, and where too much would have to be computed exactly."""
+    """None where half a row is not made of whole 16 codes, and where too much would have to be computed exactly."""
     vocab, hidden = weight_VH.shape
-    if hidden % 16:
+    if hidden % 32:
         return None
     parts = [slice(start, start + CODED_AT_ONCE) for start in range(0, vocab, CODED_AT_ONCE)]
     square_H = torch.zeros(hidden, dtype=torch.float32, device=weight_VH.device)
@@ -80,19 +101,35 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     square_H /= vocab
     # Powers of two near the roots of mean squares; 1 where these are 0.
     column_H = torch.where(square_H > 0, square_H, 1).log2().div(2).round().exp2()
-    codes_VH = torch.empty(vocab, hidden, dtype=torch.int8, device=weight_VH.device)
+    drawn_H = torch.rand(hidden, generator=torch.Generator().manual_seed(0)) * (2 * DITHER) - DITHER
+    dither_H = drawn_H.to(weight_VH.device)
+    codes_2VK = torch.empty(2, vocab, hidden // 2, dtype=torch.int8, device=weight_VH.device)
     scale_V, norm_V, rest_V = (torch.empty(vocab, dtype=torch.float32, device=weight_VH.device) for _ in range(3))
     for rows in parts:
         exact = weight_VH[rows].float() / column_H
-        scale = exact.abs().amax(1, keepdim=True) / MAX_CODE.value
-        scale = scale.masked_fill(scale == 0, 1)
-        codes = (exact / scale).round_().clamp_(-MAX_CODE.value, MAX_CODE.value)
-        coded = codes * scale
-        codes_VH[rows], scale_V[rows] = codes.to(torch.int8), scale[:, 0]
-        norm_V[rows], rest_V[rows] = coded.norm(dim=1), (exact - coded).norm(dim=1)
-    if rest_V.mean() * hidden**0.5 > MAX_DOUBT * norm_V.mean():
+        scale = exact.abs().amax(1, keepdim=True) / MAX_CODE
+        codes = (exact / scale.masked_fill(scale == 0, 1) + dither_H).round_()  # within int8
+        coded = (codes - dither_H) * scale
+        scale_V[rows], norm_V[rows], rest_V[rows] = scale[:, 0], coded.norm(dim=1), (exact - coded).norm(dim=1)
+        integers = codes.to(torch.int8)
+        codes_2VK[0, rows], codes_2VK[1, rows] = _joined(integers >> 4), _joined(integers)
+    coarse_rest_V = CERTAIN * LOW_DEVIATION * scale_V
+    if _doubt(rest_V, norm_V, hidden) > MAX_DOUBT:
         return None
-    return Screen(column_H, codes_VH, scale_V, norm_V, rest_V)
+    is_coarse = _doubt(coarse_rest_V, norm_V, hidden) <= MAX_COARSE_DOUBT
+    return Screen(column_H, dither_H, codes_2VK, scale_V, norm_V, rest_V, coarse_rest_V, is_coarse)
+
+
+def _joined(codes: Tensor) -> Tensor:
+    """The low four bits of int8 [V, H], two in a byte."""
+    first, second = (codes & 15).chunk(2, dim=1)
+    return first | second << 4
+
+
+def _doubt(rest_V: Tensor, norm_V: Tensor, hidden: int) -> float:
+    """The mean bound in standard deviations of a logit, for normally distributed activations; 0 without weights."""
+    norm = float(norm_V.mean())
+    return float(rest_V.mean()) * hidden**0.5 / norm if norm else 0.0
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
@@ -110,22 +147,23 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     Each rank decides among the tokens of its own part of the vocabulary. The best of them all is the token.
     """
     (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
-    parts, options = triton.cdiv(vocab, PART), target.launch_options
+    coarse = screen.is_coarse and num_rows <= FEW
+    part = COARSE_PART if coarse else PART
+    parts, options = triton.cdiv(vocab, part), target.launch_options
     communicator = target.communicator
     first = None if communicator.num_ranks == 1 else communicator.rank * vocab
 
     def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    planes_2NH, scale_N, norm_N, rest_N = quantize(target, x_NH, screen)
-    tile = tile_for(num_rows, TILES)
-    assert tile is not None
-    rough_NV = logits(planes_2NH, scale_N, screen.codes_VH, screen.scale_V, tile)
+    tile = tile_for(num_rows, coarse)
+    coded = quantize(target, x_NH, screen, tile)
+    rough_NV = logits(target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V, tile)
     floor_NS = empty(torch.float32, num_rows, parts)
-    scores = (rough_NV, screen.norm_V, screen.rest_V, norm_N, rest_N)
+    scores = (rough_NV, screen.norm_V, screen.coarse_rest_V if coarse else screen.rest_V, coded.norm_N, coded.rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
     noise = not sampling.greedy
-    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, NOISE=noise, BLOCK_B=PART, num_warps=4, **options)
+    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, NOISE=noise, BLOCK_B=part, num_warps=4, **options)
     ids_N, values_N = empty(torch.int64, num_rows), None if first is None else empty(torch.float32, num_rows)
     decide_kernel[(parts, num_rows)](
         *scores,
@@ -140,60 +178,96 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         empty(torch.int32, num_rows, parts),
         arrivals(device),
         NOISE=noise,
-        BLOCK_B=PART,
+        BLOCK_B=part,
         BLOCK_H=triton.next_power_of_2(hidden),
         BLOCK_S=triton.next_power_of_2(parts),
+        AT_ONCE=AT_ONCE,
         num_warps=4,
         **options,
     )
     return ids_N if values_N is None else communicator.best(values_N, ids_N)
 
 
-def quantize(target: Target, x_NH: Tensor, screen: Screen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(planes int8 [2, N, H], their scales, norms of what they stand for, norms of what they leave of it)"""
+def tile_for(num_rows: int, coarse: bool) -> Tile:
+    """The first with room."""
+    return next(tile for tile in (COARSE_TILES if coarse else TILES) if num_rows <= tile.max_tokens)
+
+
+class Coded(NamedTuple):
+    """Activations as integers of two planes."""
+
+    planes: Tensor  # int8, as `logits` has them
+    scale_N: Tensor  # float32, as all below
+    shift_N: (
+        Tensor  # added to sums of codes and integers: takes back the dither, adds the mean of bits that are not read
+    )
+    norm_N: Tensor  # of the activations
+    rest_N: Tensor  # of what the integers leave of them
+
+
+def quantize(target: Target, x_NH: Tensor, screen: Screen, tile: Tile) -> Coded:
+    """For the tile of their product with the weights."""
     num_rows, hidden = x_NH.shape
-    planes_2NH = torch.empty(2, num_rows, hidden, dtype=torch.int8, device=x_NH.device)
-    # Three tensors, since slices would not be aligned.
-    scale_N, norm_N, rest_N = (torch.empty(num_rows, dtype=torch.float32, device=x_NH.device) for _ in range(3))
+    shape = tile.steps(hidden), 2, 2, tile.max_tokens, CHUNK_BYTES
+    planes = torch.empty(shape, dtype=torch.int8, device=x_NH.device)
+    # Four tensors, since slices would not be aligned.
+    made = [torch.empty(num_rows, dtype=torch.float32, device=x_NH.device) for _ in range(4)]
     quantize_kernel[(num_rows,)](
         x_NH,
         screen.column_H,
-        planes_2NH,
-        scale_N,
-        norm_N,
-        rest_N,
-        num_rows * hidden,
+        screen.dither_H,
+        planes,
+        *made,
         hidden,
+        MEAN=0.0 if tile.whole else LOW_MEAN,
+        TOKENS=tile.max_tokens,
         BLOCK_H=triton.next_power_of_2(hidden),
         num_warps=8,
         **target.launch_options,
     )
-    return planes_2NH, scale_N, norm_N, rest_N
+    return Coded(planes, *made)
 
 
 @triton.jit
 def quantize_kernel(
-    x, column, planes, scale, norm, rest, plane_stride, hidden, BLOCK_H: tl.constexpr, PDL: tl.constexpr
+    x,
+    column,
+    dither,
+    planes,
+    scale,
+    shift,
+    norm,
+    rest,
+    hidden,
+    MEAN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    """MEAN: of the low bits of codes that are not read."""
     row = tl.program_id(0)
     column_H = tl.arange(0, BLOCK_H)
     inside_H = column_H < hidden
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     even_H = tl.load(column + column_H, mask=inside_H, other=0.0)
+    dither_H = tl.load(dither + column_H, mask=inside_H, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    at_H = row * hidden + column_H
-    x_H = tl.load(x + at_H, mask=inside_H, other=0.0).to(tl.float32) * even_H
+    x_H = tl.load(x + row * hidden + column_H, mask=inside_H, other=0.0).to(tl.float32) * even_H
     step = tl.max(tl.abs(x_H), 0) / MAX_FINE
     step = tl.where(step == 0, 1.0, step)
     fine_H = tl.floor(x_H / step + 0.5)
     fine_H = tl.minimum(tl.maximum(fine_H, -MAX_FINE), MAX_FINE)
     high_H = tl.floor(fine_H / 128 + 0.5)
-    tl.store(planes + at_H, high_H.to(tl.int8), mask=inside_H)
-    tl.store(planes + plane_stride + at_H, (fine_H - high_H * 128).to(tl.int8), mask=inside_H)
+    is_second_H = column_H >= hidden // 2
+    place_H = column_H - tl.where(is_second_H, hidden // 2, 0)
+    out_H = (place_H // 128 * 4 + tl.where(is_second_H, 2, 0)) * TOKENS * 128 + row * 128 + place_H % 128
+    tl.store(planes + out_H, high_H.to(tl.int8), mask=inside_H)
+    tl.store(planes + TOKENS * 128 + out_H, (fine_H - high_H * 128).to(tl.int8), mask=inside_H)
     rest_H = x_H - fine_H * step
     tl.store(scale + row, step)
+    tl.store(shift + row, tl.sum(fine_H * (MEAN - dither_H), 0))
     tl.store(norm + row, tl.sqrt(tl.sum(x_H * x_H, 0)))
     tl.store(rest + row, tl.sqrt(tl.sum(rest_H * rest_H, 0)))
 
@@ -283,6 +357,7 @@ def decide_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1)
@@ -292,21 +367,30 @@ def decide_kernel(
     token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B, PDL)
     parts = tl.num_programs(0)
     floor_S = tl.load(floor + row * parts + part_S, mask=part_S < parts, other=float("-inf"))
-    # One after the other: there are few, and most parts have none.
     left_B = (highest_B >= tl.max(floor_S, 0)) & (highest_B > float("-inf")) & (token_B < vocab)
+    rank_B = tl.cumsum(left_B.to(tl.int32), 0) - 1  # of those that are left
     value = tl.full((), float("-inf"), tl.float32)
     id = tl.program_id(0) * BLOCK_B
     x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
-    token = tl.min(tl.where(left_B, token_B, vocab), 0)
-    while token < vocab:
-        weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
-        score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
+    num_left = tl.sum(left_B.to(tl.int32), 0)
+    begin = 0
+    while begin < num_left:
+        rank_A = begin + tl.arange(0, AT_ONCE)
+        is_next_AB = left_B[None, :] & (rank_B[None, :] == rank_A[:, None])
+        token_A = tl.max(tl.where(is_next_AB, token_B[None, :], 0), 1)
+        there_A = rank_A < num_left
+        inside_AH = there_A[:, None] & (column_H < hidden)[None, :]
+        weight_AH = tl.load(
+            weight + token_A.to(tl.int64)[:, None] * hidden + column_H[None, :], mask=inside_AH, other=0.0
+        )
+        score_A = tl.sum(weight_AH.to(tl.float32) * x_H[None, :], 1)
         if NOISE:
-            score = _drawn(score, token, row, drawn)
-        if score > value:
+            score_A = _drawn(score_A, token_A, row, drawn)
+        score_A = tl.where(there_A, score_A, float("-inf"))
+        score = tl.max(score_A, 0)
+        if score > value:  # the lowest of equals
             value = score
-            id = token
-        left_B = left_B & (token_B != token)
-        token = tl.min(tl.where(left_B, token_B, vocab), 0)
+            id = tl.min(tl.where(score_A == score, token_A, vocab), 0)
+        begin += AT_ONCE
     out, bests = (ids, values, first), (best_value, best_id, arrivals)
     settle(value, id, row, out, bests, vocab, BLOCK_S)

@@ -1,75 +1,264 @@
-"""Logits of int8 weights on Hopper, in Gluon: half the bytes of the head, exact in what is multiplied.
+"""Logits of int8 weights on Hopper, in Gluon: exact in what is multiplied, by all bits of the weights or the high four.
 
 Each row of weights has a scale, and so has each token. A token is two int8 planes: x = scale (128 high + low). The
 planes are adjacent columns of the tensor cores' operand, whose sums are integers.
 
+The high and the low four bits of the weights lie apart. A byte has those of columns k and k + H / 2, so that a shift
+and a mask make two operands of it. A step is 128 bytes of each row of weights, and the planes of the tokens at the same
+columns, which lie in memory in this order. Programs stay on their SM and take one tile of rows after the other: the
+ring of weights runs across tiles, and few tokens are loaded once.
+
+Shape suffixes: N tokens, V weight rows, K = H / 2 bytes, S steps, T tokens of a tile, B bytes of a step.
+
 hopper.py bounds the error of the logits, and uses them.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from oscine.ops.linear.hopper_stream import CHUNK_BYTES, Tile, descriptor, start_ring
+from oscine.ops.compat import async_load, reinterpret
+from oscine.ops.linear.hopper_stream import CHUNK_BYTES, descriptor
+from oscine.ops.record import record
+from oscine.ops.target import Target
 
-# From the fewest tokens up; a token is two columns of the operand. Measured on an NVIDIA H200.
+KEPT_AT_ONCE = 4  # steps whose tokens are loaded at once, where they are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut."""
+
+    max_tokens: int  # 8, 16, 32, ...
+    stages: int  # at most; under way in each program
+    whole: bool = True  # all bits of the weights; else the high four
+    keeps_tokens: bool = False  # in shared memory, all columns
+    rows: int = 64  # weight rows of a tile
+    warps: int = 4  # for each 64 or 128 rows
+    programs: int = 2  # of an SM
+
+    def steps(self, columns: int) -> int:
+        return -(-columns // (2 * CHUNK_BYTES))
+
+    @property
+    def box_rows(self) -> int:
+        """Of planes that are loaded at once."""
+        return 4 * self.max_tokens * (KEPT_AT_ONCE if self.keeps_tokens else 1)
+
+    def constants(self, columns: int) -> dict[str, int]:
+        steps = self.steps(columns)
+        return {
+            "ROWS": self.rows,
+            "TOKENS": self.max_tokens,
+            "STAGES": min(self.stages, steps),
+            "STEPS": steps,
+            "WHOLE": int(self.whole),
+            "KEPT": int(self.keeps_tokens),
+        }
+
+
+# From the fewest tokens up; a token is two columns of the operand.
+COARSE_TILES = (Tile(max_tokens=8, stages=6, whole=False, keeps_tokens=True),)
 TILES = (
-    Tile(max_tokens=8, stages=5),
+    Tile(max_tokens=8, stages=3, keeps_tokens=True),
     Tile(max_tokens=16, stages=4),
-    Tile(max_tokens=32, rows=128, chunks=1, stages=4, warps=8),
-    Tile(max_tokens=64, rows=128, chunks=1, stages=3, warps=8),
+    Tile(max_tokens=32, rows=128, stages=2, warps=8),
+    Tile(max_tokens=64, rows=128, stages=3, warps=8, programs=1),
 )
+
+_COARSE_ASM = gl.constexpr("shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;")
+_COARSE_CONSTRAINTS = gl.constexpr("=&r,=r,r")
+# 0xE4 takes bits of the first where the third has ones, of the second elsewhere.
+_WHOLE_ASM = gl.constexpr(
+    "{.reg .b32 t; shl.b32 t, $2, 4; lop3.b32 $0, t, $3, 0xF0F0F0F0, 0xE4;"
+    " shr.u32 t, $3, 4; lop3.b32 $1, $2, t, 0xF0F0F0F0, 0xE4;}"
+)
+_WHOLE_CONSTRAINTS = gl.constexpr("=&r,=r,r,r")
+
+
+@record
+class Sources:
+    """What TMA reads."""
+
+    high: tma.tensor_descriptor  # [rows, columns / 2]
+    low: tma.tensor_descriptor
+    planes: tma.tensor_descriptor  # [steps * 2 * 2 * tokens, 128]
+
+
+@record
+class Ring:
+    high: gl.shared_memory_descriptor
+    low: gl.shared_memory_descriptor
+    tokens: gl.shared_memory_descriptor  # boxes: of a stage, or all that are kept
+    arrived: gl.shared_memory_descriptor  # an mbarrier a stage, and one of the tokens that are kept
+    ROWS: gl.constexpr
+    STAGES: gl.constexpr
+    STEPS: gl.constexpr
+    WHOLE: gl.constexpr
+    KEPT: gl.constexpr
+
+
+@gluon.jit
+def _expect(ring, sources, stage, wanted):
+    weights: gl.constexpr = sources.high.block_type.nbytes * (2 if ring.WHOLE else 1)
+    tokens: gl.constexpr = 0 if ring.KEPT else sources.planes.block_type.nbytes
+    mbarrier.expect(ring.arrived.index(stage), weights + tokens, pred=wanted)
+
+
+@gluon.jit
+def _load_weights(ring, sources, row, step, stage, wanted):
+    at = [row, step * 128]
+    arrived = ring.arrived.index(stage)
+    async_load(sources.high, at, arrived, ring.high.index(stage), pred=wanted)
+    if ring.WHOLE:
+        async_load(sources.low, at, arrived, ring.low.index(stage), pred=wanted)
+
+
+@gluon.jit
+def _load_tokens(ring, sources, box, slot, barrier, wanted):
+    rows: gl.constexpr = sources.planes.block_type.shape[0]
+    async_load(sources.planes, [box * rows, 0], ring.arrived.index(barrier), ring.tokens.index(slot), pred=wanted)
+
+
+@gluon.jit
+def _operands(ring, stage, operand: gl.constexpr):
+    """Weights of columns of the first half and of the second, int8 [ROWS, 128] each; low bits are 0 unless WHOLE."""
+    high = ring.high.index(stage).load(operand)
+    if ring.WHOLE:
+        low = ring.low.index(stage).load(operand)
+        first, second = gl.inline_asm_elementwise(
+            _WHOLE_ASM, _WHOLE_CONSTRAINTS, [high, low], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
+        )
+    else:
+        first, second = gl.inline_asm_elementwise(
+            _COARSE_ASM, _COARSE_CONSTRAINTS, [high], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
+        )
+    return first, second
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
 def screen_kernel(
-    weight,
+    high,
+    low,
     planes,
     row_scale_ptr,
     token_scale_ptr,
+    shift_ptr,
     out_ptr,
     num_rows,
     num_tokens,
     ROWS: gl.constexpr,
     TOKENS: gl.constexpr,
-    CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
+    WHOLE: gl.constexpr,
+    KEPT: gl.constexpr,
 ):
-    """out[token, row], float32."""
-    first_row = gl.program_id(0) * ROWS
-    zero = gl.to_tensor(0)
-    ring = start_ring(weight, planes, zero, first_row, zero, zero, ROWS, 2 * TOKENS, CHUNKS, STAGES, STEPS)
+    """out[token, row], float32. shift: of a token, added to its sums."""
+    gdc_launch_dependents()
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * TOKENS, 32])
-    ring.depend()
-    sums = gl.permute(gl.reshape(ring.multiply(layout), [ROWS, 2, TOKENS]), [0, 2, 1])
-    high, low = gl.split(sums)
-    values = high.to(gl.float32) * 128.0 + low.to(gl.float32)
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, values.type.layout))
-    token = gl.arange(0, TOKENS, gl.SliceLayout(0, values.type.layout))
-    row_scale = gl.load(row_scale_ptr + row, row < num_rows, other=0.0)
-    token_scale = gl.load(token_scale_ptr + token, token < num_tokens, other=0.0)
-    inside = (row < num_rows)[:, None] & (token < num_tokens)[None, :]
-    at = token.to(gl.int64)[None, :] * num_rows + row[:, None]
-    gl.store(out_ptr + at, values * row_scale[:, None] * token_scale[None, :], inside)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
+    box_rows: gl.constexpr = planes.block_type.shape[0]
+    boxes: gl.constexpr = (STEPS * 4 * TOKENS + box_rows - 1) // box_rows if KEPT else STAGES
+    high_ring = gl.allocate_shared_memory(gl.int8, [STAGES, ROWS, 128], high.layout)
+    low_ring = high_ring
+    if WHOLE:
+        low_ring = gl.allocate_shared_memory(gl.int8, [STAGES, ROWS, 128], low.layout)
+    token_ring = gl.allocate_shared_memory(gl.int8, [boxes, box_rows, 128], planes.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES + 1):
+        mbarrier.init(arrived.index(i), count=1)
+    ring = Ring(high_ring, low_ring, token_ring, arrived, ROWS, STAGES, STEPS, WHOLE, KEPT)
+    sources = Sources(high, low, planes)
+    columns = reinterpret(token_ring, gl.int8, [boxes * box_rows // (2 * TOKENS), 2 * TOKENS, 128], planes.layout)
+    tile = gl.program_id(0)
+    tiles = (num_rows + ROWS - 1) // ROWS
+    for first_stage in gl.static_range(STAGES):  # no more than STEPS
+        _expect(ring, sources, first_stage, True)
+        _load_weights(ring, sources, tile * ROWS, first_stage, first_stage, True)
+    gdc_wait()
+    if KEPT:
+        mbarrier.expect(arrived.index(STAGES), boxes * planes.block_type.nbytes)
+        for kept in gl.static_range(boxes):
+            _load_tokens(ring, sources, kept, kept, STAGES, True)
+        mbarrier.wait(arrived.index(STAGES), 0)
+    else:
+        for first_stage in gl.static_range(STAGES):
+            _load_tokens(ring, sources, first_stage, first_stage, first_stage, True)
+    stage = 0
+    phase = 0
+    ahead_tile = tile + (gl.num_programs(0) if STAGES == STEPS else 0)  # what the next free stage is for
+    ahead_step = STAGES % STEPS
+    while tile < tiles:
+        sums = gl.zeros([ROWS, 2 * TOKENS], gl.int32, layout)
+        for step in range(STEPS):
+            mbarrier.wait(arrived.index(stage), phase)
+            first, second = _operands(ring, stage, operand)
+            slot = 2 * (step if KEPT else stage)
+            sums = warpgroup_mma(first, columns.index(slot).permute((1, 0)), sums, is_async=True)
+            sums = warpgroup_mma(second, columns.index(slot + 1).permute((1, 0)), sums, is_async=True)
+            sums = warpgroup_mma_wait(0, deps=[sums])
+            wanted = ahead_tile < tiles
+            _expect(ring, sources, stage, wanted)
+            _load_weights(ring, sources, ahead_tile * ROWS, ahead_step, stage, wanted)
+            if not KEPT:
+                _load_tokens(ring, sources, ahead_step, stage, stage, wanted)
+            ahead_step += 1
+            if ahead_step == STEPS:
+                ahead_step = 0
+                ahead_tile += gl.num_programs(0)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        planes_apart = gl.permute(gl.reshape(sums, [ROWS, 2, TOKENS]), [0, 2, 1])
+        upper, lower = gl.split(planes_apart)
+        values = upper.to(gl.float32) * 128.0 + lower.to(gl.float32)
+        row = tile * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, values.type.layout))
+        token = gl.arange(0, TOKENS, gl.SliceLayout(0, values.type.layout))
+        row_scale = gl.load(row_scale_ptr + row, row < num_rows, other=0.0)
+        token_scale = gl.load(token_scale_ptr + token, token < num_tokens, other=0.0)
+        shift = gl.load(shift_ptr + token, token < num_tokens, other=0.0)
+        inside = (row < num_rows)[:, None] & (token < num_tokens)[None, :]
+        at = token.to(gl.int64)[None, :] * num_rows + row[:, None]
+        gl.store(out_ptr + at, (values + shift[None, :]) * row_scale[:, None] * token_scale[None, :], inside)
+        tile += gl.num_programs(0)
 
 
-def logits(planes_2NH: Tensor, token_scale_N: Tensor, codes_VH: Tensor, row_scale_V: Tensor, tile: Tile) -> Tensor:
-    """[N, V] float32; int8 planes and codes of rows that are multiples of 16 bytes, N <= tile.max_tokens."""
-    _, num_tokens, num_columns = planes_2NH.shape
-    num_rows = len(codes_VH)
-    out_NV = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=codes_VH.device)
-    screen_kernel[(-(-num_rows // tile.rows),)](
-        descriptor(codes_VH[None, None], [1, 1, tile.rows, CHUNK_BYTES]),
-        descriptor(planes_2NH, [2, tile.max_tokens, CHUNK_BYTES]),
+def logits(
+    target: Target,
+    planes: Tensor,
+    token_scale_N: Tensor,
+    shift_N: Tensor,
+    codes_2VK: Tensor,
+    row_scale_V: Tensor,
+    tile: Tile,
+) -> Tensor:
+    """[N, V] float32, N <= tile.max_tokens.
+
+    planes: int8 [S, half of the columns, plane, T, B]; bytes beyond K, and tokens beyond N, may be anything. codes_2VK:
+    the high and the low four bits; K is a multiple of 16. shift_N: float32, in units of both scales.
+    """
+    num_tokens, (_, num_rows, half) = len(token_scale_N), codes_2VK.shape
+    out_NV = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=codes_2VK.device)
+    tiles = -(-num_rows // tile.rows)
+    high, low = (descriptor(codes_VK, [tile.rows, CHUNK_BYTES]) for codes_VK in codes_2VK)
+    screen_kernel[(min(tiles, tile.programs * target.sm_count),)](
+        high,
+        low,
+        descriptor(planes.view(-1, CHUNK_BYTES), [tile.box_rows, CHUNK_BYTES]),
         row_scale_V,
         token_scale_N,
+        shift_N,
         out_NV,
         num_rows,
         num_tokens,
-        ROWS=tile.rows,
-        **tile.constants(num_columns, CHUNK_BYTES),
+        **tile.constants(2 * half),
         num_warps=tile.warps,
         launch_pdl=True,
         enable_fp_fusion=True,

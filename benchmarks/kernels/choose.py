@@ -29,6 +29,7 @@ SHAPES = (
     (64, 3, 4, 2),
     (64, 4, 4, 2),
     (64, 6, 4, 2),
+    (64, 2, 4, 2),
     (64, 2, 4, 3),
     (64, 3, 4, 3),
     (64, 8, 4, 1),
@@ -37,25 +38,25 @@ SHAPES = (
     (128, 3, 8, 1),
     (128, 4, 8, 1),
     (128, 6, 8, 1),
+    (256, 2, 8, 1),
+    (256, 3, 8, 1),
 )
 SHARED = 226 * 1024  # bytes of an SM
 
 
-def tiles(chosen: Tile, num_columns: int) -> Iterator[Tile]:
+def tiles(chosen: Tile) -> Iterator[Tile]:
     """The chosen one, then all that fit."""
     yield chosen
-    for keeps_tokens in {chosen.keeps_tokens, False}:
-        for rows, stages, warps, programs in SHAPES:
-            tile = replace(chosen, keeps_tokens=keeps_tokens, rows=rows, stages=stages, warps=warps, programs=programs)
-            weights, tokens = rows * (1 + tile.whole), 4 * tile.max_tokens
-            kept = tokens * tile.steps(num_columns) if keeps_tokens else tokens * stages
-            if programs * CHUNK_BYTES * (weights * stages + kept) < SHARED and tile != chosen:
-                yield tile
+    for rows, stages, warps, programs in SHAPES:
+        tile = replace(chosen, rows=rows, stages=stages, warps=warps, programs=programs)
+        bytes_of_stage = CHUNK_BYTES * (rows * (1 + tile.whole) + 4 * tile.max_tokens)
+        if programs * stages * bytes_of_stage < SHARED and tile != chosen:
+            yield tile
 
 
 def report(name: str, num_rows: int, num_bytes: int, call: Callable[[], object], note: str = "") -> None:
     seconds = time_call(lambda _: call(), DEVICE, CALLS).seconds
-    print(f"{num_rows:4} {name:>58} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
+    print(f"{num_rows:4} {name:>44} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
 
 
 def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen, coarse: bool) -> float:
@@ -94,14 +95,13 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
             "" if same else "  OTHER TOKENS",
         )
     left = num_candidates(x_NH, weight_VH, screen, coarse)
-    print(f"{num_rows:4} {'exact scores of a greedy row':>58} {left:8.0f}", flush=True)
+    print(f"{num_rows:4} {'exact scores of a greedy row':>44} {left:8.0f}", flush=True)
     coded = screened.quantize(target, x_NH, screen, chosen)
     arguments = (target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V)
     report("activations", num_rows, x_NH.nbytes, lambda: screened.quantize(target, x_NH, screen, chosen))
     expected = logits(*arguments, chosen)
-    for tile in tiles(chosen, hidden):
+    for tile in tiles(chosen):
         name = f"{tile.rows} rows, {tile.stages} stages, {tile.warps} warps, {tile.programs} programs"
-        name += ", tokens kept" * tile.keeps_tokens
         note = "" if torch.allclose(logits(*arguments, tile), expected, rtol=1e-5) else "  WRONG"
         report(name, num_rows, num_bytes, lambda tile=tile: logits(*arguments, tile), note)
 

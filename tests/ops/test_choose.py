@@ -263,7 +263,7 @@ def test_integers_are_multiplied_on_hopper(tile: screen_gemm.Tile) -> None:
         {
             "high": box(tile.rows, CHUNK_BYTES),
             "low": box(tile.rows, CHUNK_BYTES),
-            "planes": box(tile.box_rows, CHUNK_BYTES),
+            "planes": box(4 * tile.max_tokens, CHUNK_BYTES),
             "row_scale_ptr": "*fp32",
             "token_scale_ptr": "*fp32",
             "shift_ptr": "*fp32",
@@ -286,9 +286,9 @@ def test_integers_are_multiplied_on_hopper(tile: screen_gemm.Tile) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "noise", "part"),
     marked(
-        product((1, 2), (False, True), (screened.PART, screened.COARSE_PART)),
-        newest=[(2, True, screened.PART)],
-        oldest=[(1, False, screened.COARSE_PART)],
+        product((1, 2), (False, True), (screened.part_for(1), screened.part_for(64))),
+        newest=[(2, True, screened.part_for(64))],
+        oldest=[(1, False, screened.part_for(1))],
     ),
 )
 def test_deciding_fits_the_registers(num_ranks: int, noise: bool, part: int) -> None:
@@ -298,21 +298,30 @@ def test_deciding_fits_the_registers(num_ranks: int, noise: bool, part: int) -> 
     pointers = {"x": "*bf16", "weight": "*bf16", "ids": "*i64", "best_value": "*fp32", "best_id": "*i32"}
     floor = compile_ahead(
         screened.floor_kernel,
-        {**SCORES, **DRAWN, **first, "floor": "*fp32"},
+        {**SCORES, **DRAWN, **first, "floor": "*fp32", "peak": "*fp32"},
         {**constants, **whole},
         num_warps=4,
         launch_pdl=True,
     )
     decide = compile_ahead(
         screened.decide_kernel,
-        {**SCORES, **DRAWN, **first, **pointers, **values, "floor": "*fp32", "hidden": "i32", "arrivals": "*i32"},
+        {
+            **SCORES,
+            **DRAWN,
+            **first,
+            **pointers,
+            **values,
+            "floor": "*fp32",
+            "peak": "*fp32",
+            "hidden": "i32",
+            "arrivals": "*i32",
+        },
         {
             **constants,
             **whole,
             **({} if values else {"values": None}),
             "BLOCK_H": 4096,
-            "BLOCK_S": 1024,
-            "AT_ONCE": screened.AT_ONCE,
+            "BLOCK_S": 512,
         },
         divisible=("hidden",),
         num_warps=4,

@@ -23,7 +23,7 @@ the screen decides only how long it takes.
 
     quantize   x -> planes, scales, norms and what the dither adds
     logits     of the codes, from memory: nearly all of the time (hopper_gemm.py)
-    floor      the best score that is certain, of each part of a row
+    floor      of each part of a row, the best score that is certain, and the best that there can be
     decide     the exact scores of those that reach it, and the best of them
 
 Where it is no gain, all logits are made: for more rows than TILES cover, and of weights that int8 tells too little of.
@@ -49,8 +49,6 @@ from oscine.ops.target import Target
 
 MAX_TOKENS = TILES[-1].max_tokens
 FEW = COARSE_TILES[-1].max_tokens  # rows of activations
-PART, COARSE_PART = 1024, 256  # tokens of a program
-AT_ONCE = 2  # tokens of a program whose exact scores are computed together
 # The mean bound in standard deviations of a logit: 0.48 for normally distributed weights, which leaves some fifty of
 # 201,088 tokens; 1 leaves 2,000, whose exact scores take 10 us; 2 would leave a third of all.
 MAX_DOUBT = 1.0
@@ -148,7 +146,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     """
     (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
     coarse = screen.is_coarse and num_rows <= FEW
-    part = COARSE_PART if coarse else PART
+    part = part_for(num_rows)
     parts, options = triton.cdiv(vocab, part), target.launch_options
     communicator = target.communicator
     first = None if communicator.num_ranks == 1 else communicator.rank * vocab
@@ -159,16 +157,18 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     tile = tile_for(num_rows, coarse)
     coded = quantize(target, x_NH, screen, tile)
     rough_NV = logits(target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V, tile)
-    floor_NS = empty(torch.float32, num_rows, parts)
+    floor_NS, peak_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
     scores = (rough_NV, screen.norm_V, screen.coarse_rest_V if coarse else screen.rest_V, coded.norm_N, coded.rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
     noise = not sampling.greedy
-    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, NOISE=noise, BLOCK_B=part, num_warps=4, **options)
+    constants = {"NOISE": noise, "BLOCK_B": part, "num_warps": 4, **options}
+    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, peak_NS, **constants)
     ids_N, values_N = empty(torch.int64, num_rows), None if first is None else empty(torch.float32, num_rows)
     decide_kernel[(parts, num_rows)](
         *scores,
         *drawn,
         floor_NS,
+        peak_NS,
         x_NH,
         weight_VH,
         hidden,
@@ -177,15 +177,16 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         empty(torch.float32, num_rows, parts),
         empty(torch.int32, num_rows, parts),
         arrivals(device),
-        NOISE=noise,
-        BLOCK_B=part,
         BLOCK_H=triton.next_power_of_2(hidden),
         BLOCK_S=triton.next_power_of_2(parts),
-        AT_ONCE=AT_ONCE,
-        num_warps=4,
-        **options,
+        **constants,
     )
     return ids_N if values_N is None else communicator.best(values_N, ids_N)
+
+
+def part_for(num_rows: int) -> int:
+    """Tokens of a program."""
+    return 512 if num_rows <= 4 else 1024
 
 
 def tile_for(num_rows: int, coarse: bool) -> Tile:
@@ -198,9 +199,7 @@ class Coded(NamedTuple):
 
     planes: Tensor  # int8, as `logits` has them
     scale_N: Tensor  # float32, as all below
-    shift_N: (
-        Tensor  # added to sums of codes and integers: takes back the dither, adds the mean of bits that are not read
-    )
+    shift_N: Tensor  # added to sums of codes and integers: no dither, and the mean of bits that are not read
     norm_N: Tensor  # of the activations
     rest_N: Tensor  # of what the integers leave of them
 
@@ -288,15 +287,14 @@ def _drawn(logit, token, row, drawn):
 
 
 @triton.jit
-def _scores(known, drawn, vocab, SIGN, NOISE: tl.constexpr, BLOCK_B: tl.constexpr, PDL: tl.constexpr):
+def _scores(known, drawn, vocab, SIGN: tl.constexpr, NOISE: tl.constexpr, BLOCK_B: tl.constexpr):
     """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN: no token.
 
-    known: (rough, row_norm, row_rest, norm, rest). Waits for the kernel before this one.
+    known: (rough, row_norm, row_rest, norm, rest).
     """
     rough, row_norm, row_rest, norm, rest = known
     row = tl.program_id(1)
     token_B = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
-    depend(PDL)
     inside_B = token_B < vocab
     row_norm_B = tl.load(row_norm + token_B, mask=inside_B, other=0.0)
     row_rest_B = tl.load(row_rest + token_B, mask=inside_B, other=0.0)
@@ -322,14 +320,19 @@ def floor_kernel(
     vocab,
     first,
     floor,
+    peak,
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(1)
+    """peak: the best score that a part can have."""
+    at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
-    _, lowest_B = _scores(known, drawn, vocab, -1, NOISE, BLOCK_B, PDL)
-    tl.store(floor + row * tl.num_programs(0) + tl.program_id(0), tl.max(lowest_B, 0))
+    depend(PDL)
+    _, lowest_B = _scores(known, drawn, vocab, -1, NOISE, BLOCK_B)
+    _, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B)
+    tl.store(floor + at, tl.max(lowest_B, 0))
+    tl.store(peak + at, tl.max(highest_B, 0))
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -345,6 +348,7 @@ def decide_kernel(
     vocab,
     first,
     floor,
+    peak,
     x,
     weight,
     hidden,
@@ -357,40 +361,32 @@ def decide_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(1)
+    row, parts = tl.program_id(1), tl.num_programs(0)
     part_S = tl.arange(0, BLOCK_S)
     column_H = tl.arange(0, BLOCK_H)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
-    token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B, PDL)
-    parts = tl.num_programs(0)
+    depend(PDL)
     floor_S = tl.load(floor + row * parts + part_S, mask=part_S < parts, other=float("-inf"))
-    left_B = (highest_B >= tl.max(floor_S, 0)) & (highest_B > float("-inf")) & (token_B < vocab)
-    rank_B = tl.cumsum(left_B.to(tl.int32), 0) - 1  # of those that are left
+    best_floor = tl.max(floor_S, 0)
     value = tl.full((), float("-inf"), tl.float32)
     id = tl.program_id(0) * BLOCK_B
-    x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
-    num_left = tl.sum(left_B.to(tl.int32), 0)
-    begin = 0
-    while begin < num_left:
-        rank_A = begin + tl.arange(0, AT_ONCE)
-        is_next_AB = left_B[None, :] & (rank_B[None, :] == rank_A[:, None])
-        token_A = tl.max(tl.where(is_next_AB, token_B[None, :], 0), 1)
-        there_A = rank_A < num_left
-        inside_AH = there_A[:, None] & (column_H < hidden)[None, :]
-        weight_AH = tl.load(
-            weight + token_A.to(tl.int64)[:, None] * hidden + column_H[None, :], mask=inside_AH, other=0.0
-        )
-        score_A = tl.sum(weight_AH.to(tl.float32) * x_H[None, :], 1)
-        if NOISE:
-            score_A = _drawn(score_A, token_A, row, drawn)
-        score_A = tl.where(there_A, score_A, float("-inf"))
-        score = tl.max(score_A, 0)
-        if score > value:  # the lowest of equals
-            value = score
-            id = tl.min(tl.where(score_A == score, token_A, vocab), 0)
-        begin += AT_ONCE
+    own_peak = tl.load(peak + row * parts + tl.program_id(0))
+    if own_peak >= best_floor:
+        token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B)
+        left_B = (highest_B >= best_floor) & (highest_B > float("-inf")) & (token_B < vocab)
+        x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
+        token = tl.min(tl.where(left_B, token_B, vocab), 0)
+        while token < vocab:  # one after the other: there are few
+            weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
+            score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
+            if NOISE:
+                score = _drawn(score, token, row, drawn)
+            if score > value:
+                value = score
+                id = token
+            left_B = left_B & (token_B != token)
+            token = tl.min(tl.where(left_B, token_B, vocab), 0)
     out, bests = (ids, values, first), (best_value, best_id, arrivals)
     settle(value, id, row, out, bests, vocab, BLOCK_S)

@@ -5,8 +5,8 @@ planes are adjacent columns of the tensor cores' operand, whose sums are integer
 
 The high and the low four bits of the weights lie apart. A byte has those of columns k and k + H / 2, so that a shift
 and a mask make two operands of it. A step is 128 bytes of each row of weights, and the planes of the tokens at the same
-columns, which lie in memory in this order. Programs stay on their SM and take one tile of rows after the other: the
-ring of weights runs across tiles, and few tokens are loaded once.
+columns, which lie in memory in this order. Programs stay on their SM and take one tile of rows after the other, so that
+the next one's weights are under way when a tile ends.
 
 Shape suffixes: N tokens, V weight rows, K = H / 2 bytes, S steps, T tokens of a tile, B bytes of a step.
 
@@ -27,8 +27,6 @@ from oscine.ops.linear.hopper_stream import CHUNK_BYTES, descriptor
 from oscine.ops.record import record
 from oscine.ops.target import Target
 
-KEPT_AT_ONCE = 4  # steps whose tokens are loaded at once, where they are kept
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -37,18 +35,12 @@ class Tile:
     max_tokens: int  # 8, 16, 32, ...
     stages: int  # at most; under way in each program
     whole: bool = True  # all bits of the weights; else the high four
-    keeps_tokens: bool = False  # in shared memory, all columns
     rows: int = 64  # weight rows of a tile
     warps: int = 4  # for each 64 or 128 rows
     programs: int = 2  # of an SM
 
     def steps(self, columns: int) -> int:
         return -(-columns // (2 * CHUNK_BYTES))
-
-    @property
-    def box_rows(self) -> int:
-        """Of planes that are loaded at once."""
-        return 4 * self.max_tokens * (KEPT_AT_ONCE if self.keeps_tokens else 1)
 
     def constants(self, columns: int) -> dict[str, int]:
         steps = self.steps(columns)
@@ -58,17 +50,20 @@ class Tile:
             "STAGES": min(self.stages, steps),
             "STEPS": steps,
             "WHOLE": int(self.whole),
-            "KEPT": int(self.keeps_tokens),
         }
 
 
 # From the fewest tokens up; a token is two columns of the operand.
-COARSE_TILES = (Tile(max_tokens=8, stages=6, whole=False, keeps_tokens=True),)
+COARSE_TILES = (
+    Tile(max_tokens=8, stages=4, whole=False),
+    Tile(max_tokens=16, stages=6, whole=False),
+    Tile(max_tokens=32, stages=3, whole=False, rows=128, warps=8),
+)
 TILES = (
-    Tile(max_tokens=8, stages=3, keeps_tokens=True),
+    Tile(max_tokens=8, stages=4),
     Tile(max_tokens=16, stages=4),
-    Tile(max_tokens=32, rows=128, stages=2, warps=8),
-    Tile(max_tokens=64, rows=128, stages=3, warps=8, programs=1),
+    Tile(max_tokens=32, stages=3),
+    Tile(max_tokens=64, stages=3, rows=128, warps=8, programs=1),
 )
 
 _COARSE_ASM = gl.constexpr("shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;")
@@ -87,27 +82,25 @@ class Sources:
 
     high: tma.tensor_descriptor  # [rows, columns / 2]
     low: tma.tensor_descriptor
-    planes: tma.tensor_descriptor  # [steps * 2 * 2 * tokens, 128]
+    planes: tma.tensor_descriptor  # [steps * 2 halves * 2 planes * tokens, 128]
 
 
 @record
 class Ring:
     high: gl.shared_memory_descriptor
     low: gl.shared_memory_descriptor
-    tokens: gl.shared_memory_descriptor  # boxes: of a stage, or all that are kept
-    arrived: gl.shared_memory_descriptor  # an mbarrier a stage, and one of the tokens that are kept
+    tokens: gl.shared_memory_descriptor
+    arrived: gl.shared_memory_descriptor  # an mbarrier a stage
     ROWS: gl.constexpr
     STAGES: gl.constexpr
     STEPS: gl.constexpr
     WHOLE: gl.constexpr
-    KEPT: gl.constexpr
 
 
 @gluon.jit
 def _expect(ring, sources, stage, wanted):
     weights: gl.constexpr = sources.high.block_type.nbytes * (2 if ring.WHOLE else 1)
-    tokens: gl.constexpr = 0 if ring.KEPT else sources.planes.block_type.nbytes
-    mbarrier.expect(ring.arrived.index(stage), weights + tokens, pred=wanted)
+    mbarrier.expect(ring.arrived.index(stage), weights + sources.planes.block_type.nbytes, pred=wanted)
 
 
 @gluon.jit
@@ -120,9 +113,9 @@ def _load_weights(ring, sources, row, step, stage, wanted):
 
 
 @gluon.jit
-def _load_tokens(ring, sources, box, slot, barrier, wanted):
+def _load_tokens(ring, sources, step, stage, wanted):
     rows: gl.constexpr = sources.planes.block_type.shape[0]
-    async_load(sources.planes, [box * rows, 0], ring.arrived.index(barrier), ring.tokens.index(slot), pred=wanted)
+    async_load(sources.planes, [step * rows, 0], ring.arrived.index(stage), ring.tokens.index(stage), pred=wanted)
 
 
 @gluon.jit
@@ -157,57 +150,47 @@ def screen_kernel(
     STAGES: gl.constexpr,
     STEPS: gl.constexpr,
     WHOLE: gl.constexpr,
-    KEPT: gl.constexpr,
 ):
     """out[token, row], float32. shift: of a token, added to its sums."""
     gdc_launch_dependents()
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * TOKENS, 32])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 4)
-    box_rows: gl.constexpr = planes.block_type.shape[0]
-    boxes: gl.constexpr = (STEPS * 4 * TOKENS + box_rows - 1) // box_rows if KEPT else STAGES
     high_ring = gl.allocate_shared_memory(gl.int8, [STAGES, ROWS, 128], high.layout)
     low_ring = high_ring
     if WHOLE:
         low_ring = gl.allocate_shared_memory(gl.int8, [STAGES, ROWS, 128], low.layout)
-    token_ring = gl.allocate_shared_memory(gl.int8, [boxes, box_rows, 128], planes.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES + 1):
+    token_ring = gl.allocate_shared_memory(gl.int8, [STAGES, 4 * TOKENS, 128], planes.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
         mbarrier.init(arrived.index(i), count=1)
-    ring = Ring(high_ring, low_ring, token_ring, arrived, ROWS, STAGES, STEPS, WHOLE, KEPT)
+    ring = Ring(high_ring, low_ring, token_ring, arrived, ROWS, STAGES, STEPS, WHOLE)
     sources = Sources(high, low, planes)
-    columns = reinterpret(token_ring, gl.int8, [boxes * box_rows // (2 * TOKENS), 2 * TOKENS, 128], planes.layout)
+    columns = reinterpret(token_ring, gl.int8, [2 * STAGES, 2 * TOKENS, 128], planes.layout)
     tile = gl.program_id(0)
     tiles = (num_rows + ROWS - 1) // ROWS
     for first_stage in gl.static_range(STAGES):  # no more than STEPS
         _expect(ring, sources, first_stage, True)
         _load_weights(ring, sources, tile * ROWS, first_stage, first_stage, True)
     gdc_wait()
-    if KEPT:
-        mbarrier.expect(arrived.index(STAGES), boxes * planes.block_type.nbytes)
-        for kept in gl.static_range(boxes):
-            _load_tokens(ring, sources, kept, kept, STAGES, True)
-        mbarrier.wait(arrived.index(STAGES), 0)
-    else:
-        for first_stage in gl.static_range(STAGES):
-            _load_tokens(ring, sources, first_stage, first_stage, first_stage, True)
+    for first_stage in gl.static_range(STAGES):
+        _load_tokens(ring, sources, first_stage, first_stage, True)
     stage = 0
     phase = 0
     ahead_tile = tile + (gl.num_programs(0) if STAGES == STEPS else 0)  # what the next free stage is for
     ahead_step = STAGES % STEPS
     while tile < tiles:
         sums = gl.zeros([ROWS, 2 * TOKENS], gl.int32, layout)
-        for step in range(STEPS):
+        for _ in range(STEPS):
             mbarrier.wait(arrived.index(stage), phase)
             first, second = _operands(ring, stage, operand)
-            slot = 2 * (step if KEPT else stage)
+            slot = 2 * stage
             sums = warpgroup_mma(first, columns.index(slot).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma(second, columns.index(slot + 1).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
             wanted = ahead_tile < tiles
             _expect(ring, sources, stage, wanted)
             _load_weights(ring, sources, ahead_tile * ROWS, ahead_step, stage, wanted)
-            if not KEPT:
-                _load_tokens(ring, sources, ahead_step, stage, stage, wanted)
+            _load_tokens(ring, sources, ahead_step, stage, wanted)
             ahead_step += 1
             if ahead_step == STEPS:
                 ahead_step = 0
@@ -251,7 +234,7 @@ def logits(
     screen_kernel[(min(tiles, tile.programs * target.sm_count),)](
         high,
         low,
-        descriptor(planes.view(-1, CHUNK_BYTES), [tile.box_rows, CHUNK_BYTES]),
+        descriptor(planes.view(-1, CHUNK_BYTES), [4 * tile.max_tokens, CHUNK_BYTES]),
         row_scale_V,
         token_scale_N,
         shift_N,

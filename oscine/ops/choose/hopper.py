@@ -185,8 +185,8 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
 
 
 def part_for(num_rows: int) -> int:
-    """Tokens of a program."""
-    return 512 if num_rows <= 4 else 1024
+    """Tokens of a program: fewer, where there are few programs."""
+    return 256 if num_rows <= 4 else 512 if num_rows <= 16 else 1024
 
 
 def tile_for(num_rows: int, coarse: bool) -> Tile:

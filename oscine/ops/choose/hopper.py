@@ -160,9 +160,8 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     floor_NS, peak_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
     scores = (rough_NV, screen.norm_V, screen.coarse_rest_V if coarse else screen.rest_V, coded.norm_N, coded.rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
-    noise = not sampling.greedy
-    constants = {"NOISE": noise, "BLOCK_B": part, "num_warps": 4, **options}
-    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, peak_NS, **constants)
+    cut = {"NOISE": not sampling.greedy, "BLOCK_B": part, "num_warps": 4}
+    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, peak_NS, **cut, **options)
     ids_N, values_N = empty(torch.int64, num_rows), None if first is None else empty(torch.float32, num_rows)
     decide_kernel[(parts, num_rows)](
         *scores,
@@ -179,7 +178,8 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         arrivals(device),
         BLOCK_H=triton.next_power_of_2(hidden),
         BLOCK_S=triton.next_power_of_2(parts),
-        **constants,
+        **cut,
+        **options,
     )
     return ids_N if values_N is None else communicator.best(values_N, ids_N)
 

@@ -269,5 +269,5 @@ def test_a_rehearsal_runs_the_head_in_steps_of_all_sizes(monkeypatch: pytest.Mon
     drafted.clear()
     filled.clear()
     warm_up(layers, 256, (GREEDY,), GraphSizes((1, 2, 3, 8, 40)))
-    assert drafted == {size: MOST for size in (1, 2, 3, 8)}  # there are no more than 8 sequences
+    assert drafted == dict.fromkeys((1, 2, 3, 8), MOST)  # there are no more than 8 sequences
     assert {1, 2, 3, 8, 40, 255, 256} <= filled.keys()

@@ -24,7 +24,7 @@ from oscine.ops.target import Target
 
 DEVICE = torch.device("cuda")
 CALLS = 4
-# rows, stages, warps, programs
+# rows, stages, warps, programs per SM
 SHAPES = (
     (64, 3, 4, 2),
     (64, 4, 4, 2),
@@ -41,7 +41,7 @@ SHAPES = (
     (256, 2, 8, 1),
     (256, 3, 8, 1),
 )
-SHARED = 226 * 1024  # bytes of an SM
+SHARED = 226 * 1024  # bytes per SM
 
 
 def tiles(chosen: Tile) -> Iterator[Tile]:
@@ -71,9 +71,9 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
     hidden = weight_VH.shape[1]
     target = Target.of(DEVICE)
     ops, x_NH = resolve(target, choose("hopper")), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
-    coarse = screen.is_coarse and num_rows <= screened.FEW
+    coarse = screen.is_coarse and num_rows <= screened.MAX_COARSE_ROWS
     chosen = screened.tile_for(num_rows, coarse)
-    num_bytes = screen.codes_2VK.nbytes // (1 if chosen.whole else 2)
+    num_bytes = screen.codes_2VJ.nbytes // (1 if chosen.whole else 2)
     batches: dict[str, SamplingBatch] = {}
     for heat, name in ((0.0, "greedy"), (1.0, "drawn")):
         temperature_N = torch.full((num_rows,), heat, device=DEVICE)
@@ -97,7 +97,7 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
     left = num_candidates(x_NH, weight_VH, screen, coarse)
     print(f"{num_rows:4} {'exact scores of a greedy row':>44} {left:8.0f}", flush=True)
     coded = screened.quantize(target, x_NH, screen, chosen)
-    arguments = (target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V)
+    arguments = (target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VJ, screen.scale_V)
     report("activations", num_rows, x_NH.nbytes, lambda: screened.quantize(target, x_NH, screen, chosen))
     expected = logits(*arguments, chosen)
     for tile in tiles(chosen):

@@ -64,11 +64,10 @@ class NoDrafts:
         """Tokens that the sequence of a slot has generated, in order, once they are read."""
 
     def run_eagerly(self, decode_sizes: Sequence[int]) -> None:
-        """What `capture` would capture: compiles kernels and takes memory. Writes page 0."""
+        """Runs what `capture` captures, which compiles its kernels. Writes page 0."""
 
     def capture(self, decode_sizes: Sequence[int]) -> None:
-        """CUDA graphs of drafts, before those of steps, whose sizes these are. Writes page 0. All kernels must be
-        compiled."""
+        """Captures CUDA graphs of drafts for these sizes of decode steps. Call run_eagerly first. Writes page 0."""
 
 
 class StepParts(NamedTuple):

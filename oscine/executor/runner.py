@@ -78,7 +78,7 @@ class TorchExecutor:
         self._launched: deque[LaunchedStep] = deque()
 
     def of_each_kind(self, new_rules: NewRules) -> "TorchExecutor":
-        """An executor of its own, of one layer of each kind, on the same weights, cache and draft head: to rehearse."""
+        """An executor for warm-up: one layer of each kind, and the same weights, KV cache and draft head."""
         kinds = self._model.layer_of_each_kind
         layers, adapters = self._model.of_layers(kinds), self.adapters.of_layers(kinds)
         others = self.communicator, self._lockstep

@@ -45,7 +45,7 @@ class GptOss:
         self.ops = ops
         self._kv_exponents = kv_exponents
         self._layers_by_window = config.layers_by_window
-        self._depth = config.num_hidden_layers  # of the model that these layers are of
+        self._depth = config.num_hidden_layers  # of the whole model; of_layers keeps it
         self.cos_sin = rope_table(config, weights.device) if cos_sin is None else cos_sin
 
     @torch.inference_mode()
@@ -62,11 +62,11 @@ class GptOss:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """As hidden; also the residual streams [T, H] before the layers `aux_layers`, by layer.
 
-        The number of layers stands for the stream after the last one, before the final norm. A model of some layers of
-        another takes the layer numbers of that one, and gives its own last layer in place of those that it lacks.
+        The number of layers means the stream after the last layer, before the final norm. A model made by `of_layers`
+        takes the layer numbers of the whole model. For layers that it lacks it returns the stream before its last one.
         """
         ops, eps, last = self.ops, self.config.rms_norm_eps, len(self.weights.layers)
-        places = {tap: last if tap == self._depth else min(tap, last - 1) for tap in aux_layers}
+        places = {aux: last if aux == self._depth else min(aux, last - 1) for aux in aux_layers}
         streams: dict[int, Tensor] = {}  # by place
         x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
@@ -84,7 +84,7 @@ class GptOss:
             if rows_N is not None:
                 x, residual_TH = x[rows_N], None if residual_TH is None else residual_TH[rows_N]
             normed_NH = ops.rms_norm(x, self.weights.norm_H, eps, residual_TH)[0]
-        return normed_NH, {tap: streams[place] for tap, place in places.items()}
+        return normed_NH, {aux: streams[place] for aux, place in places.items()}
 
     @torch.inference_mode()
     def head(self, x_NH: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def test_residual_streams_equal_those_of_transformers(pair: tuple[GptOss, Any]) 
     assert relative_error(x_NH, expected[last][0][[3, 8]]) < 1e-5
 
 
-def test_some_layers_of_a_model_give_streams_in_place_of_those_that_they_lack() -> None:
+def test_a_short_model_returns_a_stream_for_each_layer_of_the_whole_one() -> None:
     ours = MODELS[SMALL]
     last, tokens = SMALL.num_hidden_layers, random_tokens(SMALL, 5)
     assert last > 2

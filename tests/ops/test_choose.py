@@ -46,7 +46,8 @@ def heads(vocab: int, hidden: int) -> dict[str, Tensor]:
 
 
 def activations(num_rows: int, weight_VH: Tensor) -> Tensor:
-    """[N, H]; the first row prefers the first token and its like, and has an outlier. The last has no other parts."""
+    """[N, H]. The first row prefers the first token and its like, and has an outlier. The last has the signs of the
+    first token's weights."""
     x_NH = torch.randn(num_rows, weight_VH.shape[1], generator=torch.Generator().manual_seed(num_rows))
     x_NH[0] += 100 * weight_VH[0].cpu()
     x_NH[0, 3] = 40
@@ -172,13 +173,13 @@ def check_bounds(name: str, weight_VH: Tensor, x_NH: Tensor, *, tight: bool = Fa
         torch.testing.assert_close(norm_N.double(), scaled_NH.norm(dim=1))
         torch.testing.assert_close(rest_N.double(), (scaled_NH - coded_NH).norm(dim=1), rtol=1e-3, atol=1e-7)
         assert (rest_N < 1e-3 * norm_N).all()
-        rough_NV = screen_gemm.logits(CPU_TARGET, planes, scale_N, shift_N, screen.codes_2VK, screen.scale_V, tile)
+        rough_NV = screen_gemm.logits(CPU_TARGET, planes, scale_N, shift_N, screen.codes_2VJ, screen.scale_V, tile)
         rest_V = screen.coarse_rest_V if coarse else screen.rest_V
         bound_NV = rest_V * norm_N[:, None] + screen.norm_V * (rest_N + 2**-18 * norm_N)[:, None]
         error_NV = (rough_NV - exact_NV).abs()
         assert (error_NV <= bound_NV).all(), name
         if coarse:
-            if not tight and name != "two magnitudes":  # whose errors are alike: no sample of many
+            if not tight and name != "two magnitudes":  # its errors repeat: no sample of independent ones
                 of_low_N1 = (screened.LOW_DEVIATION * coded.norm_N)[:, None]
                 within = (error_NV <= 2 * of_low_N1 * screen.scale_V).double()
                 assert within.mean() > 0.93, name
@@ -207,7 +208,7 @@ def test_interpreted_choices() -> None:
 
 
 def test_what_cannot_be_screened_is_chosen_among_all_logits() -> None:
-    """Halves of rows that are no whole 16 codes; the empty batch; more rows than tiles cover."""
+    """A hidden size that is no multiple of 32; the empty batch; more rows than tiles cover."""
     ops = resolve(CPU_TARGET, choose("cpu", {"chooser": "screened"}))
     for num_rows, hidden in ((2, 40), (0, 96), (70, 96)):
         weight_VH, x_NH = torch.randn(50, hidden), torch.randn(num_rows, hidden)
@@ -236,7 +237,7 @@ def test_ranks_choose_among_few_tokens(num_ranks: int) -> None:
     assert all(torch.equal(chosen_K, expected_K) for chosen_K in on_every_rank(num_ranks, choose_on))
 
 
-def test_weights_that_few_bits_tell_little_of_are_not_screened() -> None:
+def test_large_outliers_switch_off_the_4_bit_screen_then_all_of_it() -> None:
     normal, where = torch.randn(500, 960), torch.randint(0, 960, (500, 1))
     prepared = [screened.prepare(weight_VH) for weight_VH in (normal, *(normal.scatter(1, where, x) for x in (8, 80)))]
     assert [None if screen is None else screen.is_coarse for screen in prepared] == [True, False, None]

@@ -74,10 +74,12 @@ class DeviceDrafter(Protocol):
         ...
 
     def run_eagerly(self, sizes: list[int], most_drafts: int) -> None:
-        """What `capture` would capture, with the most drafts: compiles kernels and takes memory. Writes page 0."""
+        """Runs what `capture` captures, with `most_drafts` drafts, which compiles its kernels. Writes page 0."""
         ...
 
     def capture(self, sizes: list[int], most_drafts: int) -> None:
-        """CUDA graphs for up to so many sequences, and each number of drafts. Writes page 0. All kernels must be
-        compiled."""
+        """Captures a CUDA graph for each of these numbers of sequences and each number of drafts. Writes page 0.
+
+        Call run_eagerly first, with the same arguments.
+        """
         ...

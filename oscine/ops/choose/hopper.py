@@ -8,23 +8,23 @@ any weights of ordinary magnitude and up to 4,096 columns (for the sums' roundin
 
     |w x - w' x'|  <=  |w - w'| |x|  +  |w'| |x - x'|        w', x' as coded; norms of the rests are computed once
 
-For up to FEW rows, if is_coarse, only the high four bits of the codes are read; the low ones are taken to be 7.5.
-Thanks to the dither, what this leaves of a weight is uniform within 8 scales to both sides, whatever the weight, and
-independent from column to column. So the moments of a logit's error are no larger than those of a normal distribution
-with the standard deviation 16 / sqrt(12) * scale * |x|, and the bound is CERTAIN of these. The best token is lost only
-if the errors of two tokens are two bounds apart. Their difference is at most 16 scales per column, with a mean of 0.
-So by Hoeffding the probability is at most exp(-(2 * CERTAIN * 16 / sqrt(12) / 8)^2 / 2), 4e-11, for each other token
-that could be as good.
+For up to MAX_COARSE_ROWS rows, if is_coarse, only the high four bits of the codes are read. The low four are taken to
+be 7.5. The dither makes the error of each weight uniform between -8 and 8 scales, whatever the weight, and errors of
+different columns independent. So the error of a logit is sub-Gaussian with the standard deviation
+16 / sqrt(12) * scale * |x|, and the bound is BOUND_DEVIATIONS of these. The choice is wrong only if the errors of two
+tokens differ by the sum of their bounds. For another token that is nearly as good, the probability of this is at most
+exp(-BOUND_DEVIATIONS^2 / 2) = 1.5e-8. It is at most 4e-11 if the two rows have the same scale: then the difference of
+their errors takes one of two values in each column, 16 scales apart, to which Hoeffding's inequality applies.
 
-A token whose score cannot reach the best score that is certain is out. For those that remain the logits are computed
-from the weights as they are: of a vocabulary of 201,088, for normally distributed weights and activations, some fifty
-when greedy, some 700 by the high bits, and fewer with noise. So what is chosen is what all logits would have chosen;
-the screen decides only how long it takes.
+A token is excluded if its highest possible score is below the highest lower bound of the row. The logits of the other
+tokens are computed from the weights as they are. Of 201,088 tokens, for normally distributed weights and activations,
+these are some 50 for a greedy row by all bits, some 800 by the high bits, and fewer with noise. So the choice is that
+of all logits: always by all bits, and by the high bits but for the probability above.
 
-    quantize   x -> planes, scales, norms and what the dither adds
-    logits     of the codes, from memory: nearly all of the time (hopper_gemm.py)
-    floor      of each part of a row, the best score that is certain, and the best that there can be
-    decide     the exact scores of those that reach it, and the best of them
+    quantize   activations -> int8 planes, scales, norms, and what the dither contributes to each sum
+    logits     products with the codes; reading the codes is nearly all of the time (hopper_gemm.py)
+    floor      of each part of a row, its highest lower bound and its highest upper bound
+    decide     exact scores of the tokens whose upper bound reaches the row's highest lower bound; the best of them
 
 Where it is no gain, all logits are made: for more rows than TILES cover, and of weights that int8 tells too little of.
 
@@ -48,17 +48,17 @@ from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, s
 from oscine.ops.target import Target
 
 MAX_TOKENS = TILES[-1].max_tokens
-FEW = COARSE_TILES[-1].max_tokens  # rows of activations
+MAX_COARSE_ROWS = COARSE_TILES[-1].max_tokens  # of activations
 # The mean bound in standard deviations of a logit: 0.48 for normally distributed weights, which leaves some fifty of
 # 201,088 tokens; 1 leaves 2,000, whose exact scores take 10 us; 2 would leave a third of all.
 MAX_DOUBT = 1.0
 MAX_COARSE_DOUBT = 1.1  # the same with the high bits alone: 0.86 for normally distributed weights
 CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
-DITHER = 8.0
-MAX_CODE = 127.0 - DITHER  # of a weight alone
+DITHER = 8.0  # the dither is uniform from -DITHER to DITHER, in units of scale
+MAX_CODE = 127.0 - DITHER  # largest weight in units of scale; with the dither it still fits int8
 LOW_MEAN = 7.5  # of the low four bits
 LOW_DEVIATION = 16 / 12**0.5  # of a number that is uniform within DITHER to both sides
-CERTAIN = 6.0
+BOUND_DEVIATIONS = 6.0  # the bound of the high bits, in standard deviations of the error
 MAX_FINE = tl.constexpr(127 * 128)  # of two planes
 # What rounding adds to the bound: sums of float32 products, relative to |w'| |x|; and all else, relative to the bound.
 ROUNDED_SUM = tl.constexpr(2.0**-18)
@@ -71,12 +71,12 @@ class Screen:
 
     column_H: Tensor  # float32, powers of two; what columns were divided by
     dither_H: Tensor  # float32, in units of scale
-    codes_2VK: Tensor  # int8: high and low four bits of the codes; a byte has those of columns k and k + H / 2
+    codes_2VJ: Tensor  # int8: high and low four bits of the codes; a byte has those of columns j and j + H / 2
     scale_V: Tensor  # float32
-    norm_V: Tensor  # float32; of scale * codes
+    norm_V: Tensor  # float32; norm of scale * (codes - dither)
     rest_V: Tensor  # float32; norm of what the codes leave of the row
-    coarse_rest_V: Tensor  # float32; the bound of what codes without their low bits leave, for activations of norm 1
-    is_coarse: bool  # whether the high bits alone tell enough
+    coarse_rest_V: Tensor  # float32; the bound when only the high bits are read, for activations of norm 1
+    is_coarse: bool  # whether the bound of the high bits is at most MAX_COARSE_DOUBT
 
 
 def chooser_use(shapes: Shapes) -> Use:
@@ -88,7 +88,7 @@ def chooser_use(shapes: Shapes) -> Use:
 
 
 def prepare(weight_VH: Tensor) -> Screen | None:
-    """None where half a row is not made of whole 16 codes, and where too much would have to be computed exactly."""
+    """None if H is not a multiple of 32, or if the bound of all bits exceeds MAX_DOUBT."""
     vocab, hidden = weight_VH.shape
     if hidden % 32:
         return None
@@ -101,7 +101,7 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     column_H = torch.where(square_H > 0, square_H, 1).log2().div(2).round().exp2()
     drawn_H = torch.rand(hidden, generator=torch.Generator().manual_seed(0)) * (2 * DITHER) - DITHER
     dither_H = drawn_H.to(weight_VH.device)
-    codes_2VK = torch.empty(2, vocab, hidden // 2, dtype=torch.int8, device=weight_VH.device)
+    codes_2VJ = torch.empty(2, vocab, hidden // 2, dtype=torch.int8, device=weight_VH.device)
     scale_V, norm_V, rest_V = (torch.empty(vocab, dtype=torch.float32, device=weight_VH.device) for _ in range(3))
     for rows in parts:
         exact = weight_VH[rows].float() / column_H
@@ -110,12 +110,12 @@ def prepare(weight_VH: Tensor) -> Screen | None:
         coded = (codes - dither_H) * scale
         scale_V[rows], norm_V[rows], rest_V[rows] = scale[:, 0], coded.norm(dim=1), (exact - coded).norm(dim=1)
         integers = codes.to(torch.int8)
-        codes_2VK[0, rows], codes_2VK[1, rows] = _joined(integers >> 4), _joined(integers)
-    coarse_rest_V = CERTAIN * LOW_DEVIATION * scale_V
+        codes_2VJ[0, rows], codes_2VJ[1, rows] = _joined(integers >> 4), _joined(integers)
+    coarse_rest_V = BOUND_DEVIATIONS * LOW_DEVIATION * scale_V
     if _doubt(rest_V, norm_V, hidden) > MAX_DOUBT:
         return None
     is_coarse = _doubt(coarse_rest_V, norm_V, hidden) <= MAX_COARSE_DOUBT
-    return Screen(column_H, dither_H, codes_2VK, scale_V, norm_V, rest_V, coarse_rest_V, is_coarse)
+    return Screen(column_H, dither_H, codes_2VJ, scale_V, norm_V, rest_V, coarse_rest_V, is_coarse)
 
 
 def _joined(codes: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     Each rank decides among the tokens of its own part of the vocabulary. The best of them all is the token.
     """
     (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
-    coarse = screen.is_coarse and num_rows <= FEW
+    coarse = screen.is_coarse and num_rows <= MAX_COARSE_ROWS
     part = part_for(num_rows)
     parts, options = triton.cdiv(vocab, part), target.launch_options
     communicator = target.communicator
@@ -156,7 +156,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
 
     tile = tile_for(num_rows, coarse)
     coded = quantize(target, x_NH, screen, tile)
-    rough_NV = logits(target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VK, screen.scale_V, tile)
+    rough_NV = logits(target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VJ, screen.scale_V, tile)
     floor_NS, peak_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
     scores = (rough_NV, screen.norm_V, screen.coarse_rest_V if coarse else screen.rest_V, coded.norm_N, coded.rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
@@ -185,12 +185,12 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
 
 
 def part_for(num_rows: int) -> int:
-    """Tokens of a program: fewer, where there are few programs."""
+    """Tokens of a part. Few rows get smaller parts, so that there are enough programs."""
     return 256 if num_rows <= 4 else 512 if num_rows <= 16 else 1024
 
 
 def tile_for(num_rows: int, coarse: bool) -> Tile:
-    """The first with room."""
+    """The smallest tile for so many rows."""
     return next(tile for tile in (COARSE_TILES if coarse else TILES) if num_rows <= tile.max_tokens)
 
 
@@ -199,13 +199,13 @@ class Coded(NamedTuple):
 
     planes: Tensor  # int8, as `logits` has them
     scale_N: Tensor  # float32, as all below
-    shift_N: Tensor  # added to sums of codes and integers: no dither, and the mean of bits that are not read
+    shift_N: Tensor  # added to each sum: without the dither, and with 7.5 for low bits that are not read
     norm_N: Tensor  # of the activations
     rest_N: Tensor  # of what the integers leave of them
 
 
 def quantize(target: Target, x_NH: Tensor, screen: Screen, tile: Tile) -> Coded:
-    """For the tile of their product with the weights."""
+    """Rounds activations to two int8 planes, in the layout of `tile`."""
     num_rows, hidden = x_NH.shape
     shape = tile.steps(hidden), 2, 2, tile.max_tokens, CHUNK_BYTES
     planes = torch.empty(shape, dtype=torch.int8, device=x_NH.device)
@@ -325,7 +325,7 @@ def floor_kernel(
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """peak: the best score that a part can have."""
+    """floor, peak: the highest lower and the highest upper bound of a part."""
     at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     depend(PDL)

@@ -1,16 +1,14 @@
-"""Logits of int8 weights on Hopper, in Gluon: exact in what is multiplied, by all bits of the weights or the high four.
+"""Logits of the quantized head on Hopper, in Gluon: products with all 8 bits of the weights, or with the high four.
 
-Each row of weights has a scale, and so has each token. A token is two int8 planes: x = scale (128 high + low). The
-planes are adjacent columns of the tensor cores' operand, whose sums are integers.
+Each weight row and each token has a scale. A token is two int8 planes: x = scale (128 high + low). The planes are
+adjacent columns of one operand of wgmma, and sums are int32, so they are exact.
 
-The high and the low four bits of the weights lie apart. A byte has those of columns k and k + H / 2, so that a shift
-and a mask make two operands of it. A step is 128 bytes of each row of weights, and the planes of the tokens at the same
-columns, which lie in memory in this order. Programs stay on their SM and take one tile of rows after the other, so that
-the next one's weights are under way when a tile ends.
+The high and the low four bits of the weights are two matrices. A byte holds four bits of column j and four of column
+j + H / 2, which a shift and two masks turn into two int8 operands. A step reads 128 bytes of each weight row, and the
+activations of the same columns, which lie in memory in the order of the steps. Each program computes one tile of rows
+after the other, and the next tile's weights load while a tile ends.
 
-Shape suffixes: N tokens, V weight rows, K = H / 2 bytes, S steps, T tokens of a tile, B bytes of a step.
-
-hopper.py bounds the error of the logits, and uses them.
+Shape suffixes: N tokens, V weight rows, J = H / 2 bytes, S steps, T tokens of a tile, B bytes of a step.
 """
 
 from dataclasses import dataclass
@@ -33,11 +31,11 @@ class Tile:
     """How a product is cut."""
 
     max_tokens: int  # 8, 16, 32, ...
-    stages: int  # at most; under way in each program
+    stages: int  # of TMA loads per program, at most
     whole: bool = True  # all bits of the weights; else the high four
     rows: int = 64  # weight rows of a tile
-    warps: int = 4  # for each 64 or 128 rows
-    programs: int = 2  # of an SM
+    warps: int = 4  # per program
+    programs: int = 2  # per SM
 
     def steps(self, columns: int) -> int:
         return -(-columns // (2 * CHUNK_BYTES))
@@ -90,7 +88,7 @@ class Ring:
     high: gl.shared_memory_descriptor
     low: gl.shared_memory_descriptor
     tokens: gl.shared_memory_descriptor
-    arrived: gl.shared_memory_descriptor  # an mbarrier a stage
+    arrived: gl.shared_memory_descriptor  # one mbarrier per stage
     ROWS: gl.constexpr
     STAGES: gl.constexpr
     STEPS: gl.constexpr
@@ -218,19 +216,19 @@ def logits(
     planes: Tensor,
     token_scale_N: Tensor,
     shift_N: Tensor,
-    codes_2VK: Tensor,
+    codes_2VJ: Tensor,
     row_scale_V: Tensor,
     tile: Tile,
 ) -> Tensor:
     """[N, V] float32, N <= tile.max_tokens.
 
-    planes: int8 [S, half of the columns, plane, T, B]; bytes beyond K, and tokens beyond N, may be anything. codes_2VK:
-    the high and the low four bits; K is a multiple of 16. shift_N: float32, in units of both scales.
+    planes: int8 [S, half of the columns, plane, T, B]; bytes beyond J, and tokens beyond N, may be anything. codes_2VJ:
+    the high and the low four bits; J is a multiple of 16. shift_N: float32, in units of both scales.
     """
-    num_tokens, (_, num_rows, half) = len(token_scale_N), codes_2VK.shape
-    out_NV = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=codes_2VK.device)
+    num_tokens, (_, num_rows, half) = len(token_scale_N), codes_2VJ.shape
+    out_NV = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=codes_2VJ.device)
     tiles = -(-num_rows // tile.rows)
-    high, low = (descriptor(codes_VK, [tile.rows, CHUNK_BYTES]) for codes_VK in codes_2VK)
+    high, low = (descriptor(codes_VJ, [tile.rows, CHUNK_BYTES]) for codes_VJ in codes_2VJ)
     screen_kernel[(min(tiles, tile.programs * target.sm_count),)](
         high,
         low,

@@ -246,7 +246,7 @@ def test_drafts_write_no_page_of_another_sequence() -> None:
         assert pages[:2].equal(expected)
 
 
-def test_a_rehearsal_runs_the_head_in_steps_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_runs_the_head_in_steps_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one layer of each kind, though the head reads streams of other layers."""
     drafted: Counter[int] = Counter()
     filled: Counter[int] = Counter()

@@ -1,8 +1,9 @@
 """Choosing with and without all logits, and tile shapes of the screen: `python -m benchmarks.kernels.choose`.
 
-For each number of rows this times lm_head and sample, the screened choice (greedy and with noise), and the int8 product
-alone in all shapes that fit, the chosen one first. It also counts the tokens of a greedy row that are computed exactly.
-A result that differs from that of the chosen shape is marked. The best shapes belong in hopper_gemm.TILES.
+For each number of rows this times lm_head and sample, the screened choice (greedy and with noise), and the products of
+the screen alone in all shapes that fit, the chosen one first. It also counts the tokens of a greedy row that are
+computed exactly. A result that differs from that of the chosen shape is marked. The best shapes belong in COARSE_TILES
+and TILES of hopper_gemm.
 """
 
 import argparse
@@ -59,10 +60,11 @@ def report(name: str, num_rows: int, num_bytes: int, call: Callable[[], object],
     print(f"{num_rows:4} {name:>44} {seconds * 1e6:8.1f} us {num_bytes / seconds / 1e12:6.2f} TB/s{note}", flush=True)
 
 
-def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen, coarse: bool) -> float:
+def num_candidates(x_NH: Tensor, weight_VH: Tensor, screen: screened.Screen) -> float:
     """Mean number per greedy row, counted by exact logits."""
     logits_NV = x_NH.float() @ weight_VH.float().T
-    bound_NV = (screen.coarse_rest_V if coarse else screen.rest_V) * (x_NH * screen.column_H).norm(dim=1, keepdim=True)
+    bound_V = screen.rest_V if screen.tile(len(x_NH)).whole else screened.COARSE_BOUND * screen.scale_V
+    bound_NV = bound_V * (x_NH * screen.column_H).norm(dim=1, keepdim=True)
     floor_N1 = (logits_NV - bound_NV).amax(1, keepdim=True)
     return float((logits_NV + bound_NV >= floor_N1).sum(1).float().mean())
 
@@ -71,8 +73,7 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
     hidden = weight_VH.shape[1]
     target = Target.of(DEVICE)
     ops, x_NH = resolve(target, choose("hopper")), torch.randn(num_rows, hidden, device=DEVICE).bfloat16()
-    coarse = screen.is_coarse and num_rows <= screened.MAX_COARSE_ROWS
-    chosen = screened.tile_for(num_rows, coarse)
+    chosen = screen.tile(num_rows)
     num_bytes = screen.codes_2VJ.nbytes // (1 if chosen.whole else 2)
     batches: dict[str, SamplingBatch] = {}
     for heat, name in ((0.0, "greedy"), (1.0, "drawn")):
@@ -94,7 +95,7 @@ def compare(num_rows: int, weight_VH: Tensor, screen: screened.Screen) -> None:
             lambda sampling=sampling: screened.screened(target, x_NH, weight_VH, screen, sampling),
             "" if same else "  OTHER TOKENS",
         )
-    left = num_candidates(x_NH, weight_VH, screen, coarse)
+    left = num_candidates(x_NH, weight_VH, screen)
     print(f"{num_rows:4} {'exact scores of a greedy row':>44} {left:8.0f}", flush=True)
     coded = screened.quantize(target, x_NH, screen, chosen)
     arguments = (target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VJ, screen.scale_V)

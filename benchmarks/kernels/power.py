@@ -123,7 +123,7 @@ def report_head(meter: Meter, rows: int) -> None:
     measure(meter, "head in bfloat16", lambda _: ops.lm_head(x_NH, head_VH), 4)
     screen = screened.prepare(head_VH)
     assert screen is not None
-    tile = screened.tile_for(rows, screen.is_coarse and rows <= screened.MAX_COARSE_ROWS)
+    tile = screen.tile(rows)
     coded = screened.quantize(target, x_NH, screen, tile)
     arguments = target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VJ, screen.scale_V, tile
     measure(meter, f"head in {8 if tile.whole else 4} bits", lambda _: logits(*arguments), 4)

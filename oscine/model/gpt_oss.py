@@ -38,14 +38,16 @@ class GptOss:
         ops: Ops,
         kv_exponents: Sequence[Tensor] | None = None,
         cos_sin: Tensor | None = None,
+        depth: int | None = None,
     ) -> None:
-        """kv_exponents: calibrated ones of each layer, as in QkvProjection. cos_sin: rope_table, if it is made."""
+        """kv_exponents: calibrated ones of each layer, as in QkvProjection. cos_sin: rope_table, if it is made.
+        depth: layers of the whole model, where these are some of it."""
         self.config = config
         self.weights = weights
         self.ops = ops
         self._kv_exponents = kv_exponents
         self._layers_by_window = config.layers_by_window
-        self._depth = config.num_hidden_layers  # of the whole model; of_layers keeps it
+        self._depth = config.num_hidden_layers if depth is None else depth
         self.cos_sin = rope_table(config, weights.device) if cos_sin is None else cos_sin
 
     @torch.inference_mode()
@@ -66,7 +68,9 @@ class GptOss:
         takes the layer numbers of the whole model. For layers that it lacks it returns the stream before its last one.
         """
         ops, eps, last = self.ops, self.config.rms_norm_eps, len(self.weights.layers)
-        places = {aux: last if aux == self._depth else min(aux, last - 1) for aux in aux_layers}
+        places = {aux: aux for aux in aux_layers}
+        if last < self._depth:
+            places = {aux: last if aux == self._depth else min(aux, last - 1) for aux in aux_layers}
         streams: dict[int, Tensor] = {}  # by place
         x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None
@@ -112,13 +116,11 @@ class GptOss:
         """Embedding, these layers and the head; it shares all weights and the table of rope."""
         weights = replace(self.weights, layers=[self.weights.layers[i] for i in layers])
         exponents = None if self._kv_exponents is None else [self._kv_exponents[i] for i in layers]
-        model = GptOss(self.config.of_layers(layers), weights, self.ops, exponents, self.cos_sin)
-        model._depth = self._depth
-        return model
+        return GptOss(self.config.of_layers(layers), weights, self.ops, exponents, self.cos_sin, self._depth)
 
     def with_ops(self, ops: Ops) -> "GptOss":
         """The same model, computed by other ops that take the same weights."""
-        return GptOss(self.config, self.weights, ops, self._kv_exponents, self.cos_sin)
+        return GptOss(self.config, self.weights, ops, self._kv_exponents, self.cos_sin, self._depth)
 
     def _layer_caches(self, batch: Batch, kv: KVCache) -> list[LayerCache]:
         """Layers of a group have consecutive indices in that group's memory, in model order."""

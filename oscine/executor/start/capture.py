@@ -97,8 +97,7 @@ def capture(start: Start, executor: TorchExecutor) -> None:
     """The steps that become CUDA graphs, then the largest step. Leaves page 0 as it was."""
     sizes = start.graph_sizes
     if start.options.cuda_graphs and sizes.decode:
-        if start.drafting.has_head:
-            executor.drafts.capture(sizes.decode)
+        executor.drafts.capture(sizes.decode)
         executor.graphs.capture(sizes, adapted=start.adapting.is_on)
         start.watch.lap(f"{(len(sizes.decode) + len(sizes.prompts)) * (1 + start.adapting.is_on)} graphs")
     # A capture gives cached memory back.

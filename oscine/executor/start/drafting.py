@@ -20,6 +20,7 @@ class Drafting:
     most = 0  # drafts of a sequence in a step
     title = ""  # what drafts, for the log
     has_head = False  # on the device, beside the model
+    shapes = ""  # of a head: what decides which kernels it needs
 
     def num_bytes(self, graph_sizes: Sequence[int]) -> int:
         """On the device, at most: weights of a head, what steps make for it, and what CUDA graphs of steps of so many

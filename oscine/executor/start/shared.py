@@ -128,7 +128,8 @@ class Start:
         options, gpu = self.options, torch.cuda.get_device_properties(self.opened.device)
         parts = options.cache, options.scheduler, options.speculation, options.adapters, options.cuda_graphs
         chip = gpu.name, gpu.major, gpu.minor, self.target.communicator.num_ranks
-        return repr((replace(options.model, device=""), *parts, self.config.to_dict(), *chip))
+        models = self.config.to_dict(), self.drafting.shapes
+        return repr((replace(options.model, device=""), *parts, *models, *chip))
 
     @property
     def tensor_bytes(self) -> dict[str, int]:

@@ -44,7 +44,8 @@ def warm_up(
     *,
     adapted: bool = False,
 ) -> None:
-    """Prompts of all sizes, decodes beside a prompt, steps that become CUDA graphs, and rows sampled in all ways.
+    """Prompts of all sizes, decodes beside a prompt, steps and drafts that become CUDA graphs, and rows sampled in all
+    ways.
 
     Kernels that take longest to compile come first. The order is always the same: before 3.9, Triton's hash of a kernel
     depends on which functions were hashed before.

@@ -64,6 +64,7 @@ class HeadDrafting(Drafting):
         self.most = most_drafts(options, on_gpu=opened.device.type == "cuda")
         self._options, self._opened, self._head = options, opened, head
         self._target, self._platform = target, platform
+        self.shapes = repr(head.opened.config)
 
     def num_bytes(self, graph_sizes: Sequence[int]) -> int:
         dtype, tokens = self._opened.dtype, self._options.scheduler.max_num_batched_tokens

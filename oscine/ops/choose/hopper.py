@@ -6,12 +6,12 @@ weights is scale * (codes - dither) + rest, its codes integers of 8 bits; activa
 rest. The sum of dither * x is the same for all rows. Then a logit is known up to a bound, by Cauchy and Schwarz, for
 any weights of ordinary magnitude and up to 4,096 columns (for the sums' rounding):
 
-    |w x - w' x'|  <=  |w - w'| |x|  +  |w'| |x - x'|        w', x' as coded; norms of the rests are computed once
+    |w x - w' x'|  <=  |w - w'| |x'|  +  |w| |x - x'|        w', x' as coded; norms of the rests are computed once
 
 For up to MAX_COARSE_ROWS rows, if is_coarse, only the high four bits of the codes are read. The low four are taken to
 be 7.5. The dither makes the error of each weight uniform between -8 and 8 scales, whatever the weight, and errors of
-different columns independent. So the error of a logit is sub-Gaussian with the standard deviation
-16 / sqrt(12) * scale * |x|, and the bound is BOUND_DEVIATIONS of these. The choice is wrong only if the errors of two
+different columns independent. So the error (w - w') x' is sub-Gaussian with the standard deviation
+16 / sqrt(12) * scale * |x'|, and the bound is BOUND_DEVIATIONS of these. The choice is wrong only if the errors of two
 tokens differ by the sum of their bounds. For another token that is nearly as good, the probability of this is at most
 exp(-BOUND_DEVIATIONS^2 / 2) = 1.5e-8. It is at most 4e-11 if the two rows have the same scale: then the difference of
 their errors takes one of two values in each column, 16 scales apart, to which Hoeffding's inequality applies.
@@ -57,8 +57,9 @@ CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
 DITHER = 8.0  # the dither is uniform from -DITHER to DITHER, in units of scale
 MAX_CODE = 127.0 - DITHER  # largest weight in units of scale; with the dither it still fits int8
 LOW_MEAN = 7.5  # of the low four bits
-LOW_DEVIATION = 16 / 12**0.5  # of a number that is uniform within DITHER to both sides
-BOUND_DEVIATIONS = 6.0  # the bound of the high bits, in standard deviations of the error
+BOUND_DEVIATIONS = 6.0
+# The bound when only the high bits are read, in scales, for activations of norm 1: an error is uniform in 16 scales.
+COARSE_BOUND = BOUND_DEVIATIONS * 16 / 12**0.5
 MAX_FINE = tl.constexpr(127 * 128)  # of two planes
 # What rounding adds to the bound: sums of float32 products, relative to |w'| |x|; and all else, relative to the bound.
 ROUNDED_SUM = tl.constexpr(2.0**-18)
@@ -73,10 +74,14 @@ class Screen:
     dither_H: Tensor  # float32, in units of scale
     codes_2VJ: Tensor  # int8: high and low four bits of the codes; a byte has those of columns j and j + H / 2
     scale_V: Tensor  # float32
-    norm_V: Tensor  # float32; norm of scale * (codes - dither)
+    norm_V: Tensor  # float32; of the row
     rest_V: Tensor  # float32; norm of what the codes leave of the row
-    coarse_rest_V: Tensor  # float32; the bound when only the high bits are read, for activations of norm 1
     is_coarse: bool  # whether the bound of the high bits is at most MAX_COARSE_DOUBT
+
+    def tile(self, num_rows: int) -> Tile:
+        """The smallest one for so many rows of activations. It tells whether all bits of the codes are read."""
+        coarse = self.is_coarse and num_rows <= MAX_COARSE_ROWS
+        return next(tile for tile in (COARSE_TILES if coarse else TILES) if num_rows <= tile.max_tokens)
 
 
 def chooser_use(shapes: Shapes) -> Use:
@@ -88,7 +93,8 @@ def chooser_use(shapes: Shapes) -> Use:
 
 
 def prepare(weight_VH: Tensor) -> Screen | None:
-    """None if H is not a multiple of 32, or if the bound of all bits exceeds MAX_DOUBT."""
+    """None if H is not a multiple of 32, a weight is not finite or its square is not, or the bound of all bits exceeds
+    MAX_DOUBT."""
     vocab, hidden = weight_VH.shape
     if hidden % 32:
         return None
@@ -97,6 +103,8 @@ def prepare(weight_VH: Tensor) -> Screen | None:
     for rows in parts:
         square_H += weight_VH[rows].float().square().sum(0)
     square_H /= vocab
+    if not square_H.isfinite().all():
+        return None
     # Powers of two near the roots of mean squares; 1 where these are 0.
     column_H = torch.where(square_H > 0, square_H, 1).log2().div(2).round().exp2()
     drawn_H = torch.rand(hidden, generator=torch.Generator().manual_seed(0)) * (2 * DITHER) - DITHER
@@ -108,14 +116,13 @@ def prepare(weight_VH: Tensor) -> Screen | None:
         scale = exact.abs().amax(1, keepdim=True) / MAX_CODE
         codes = (exact / scale.masked_fill(scale == 0, 1) + dither_H).round_()  # within int8
         coded = (codes - dither_H) * scale
-        scale_V[rows], norm_V[rows], rest_V[rows] = scale[:, 0], coded.norm(dim=1), (exact - coded).norm(dim=1)
+        scale_V[rows], norm_V[rows], rest_V[rows] = scale[:, 0], exact.norm(dim=1), (exact - coded).norm(dim=1)
         integers = codes.to(torch.int8)
         codes_2VJ[0, rows], codes_2VJ[1, rows] = _joined(integers >> 4), _joined(integers)
-    coarse_rest_V = BOUND_DEVIATIONS * LOW_DEVIATION * scale_V
     if _doubt(rest_V, norm_V, hidden) > MAX_DOUBT:
         return None
-    is_coarse = _doubt(coarse_rest_V, norm_V, hidden) <= MAX_COARSE_DOUBT
-    return Screen(column_H, dither_H, codes_2VJ, scale_V, norm_V, rest_V, coarse_rest_V, is_coarse)
+    is_coarse = _doubt(COARSE_BOUND * scale_V, norm_V, hidden) <= MAX_COARSE_DOUBT
+    return Screen(column_H, dither_H, codes_2VJ, scale_V, norm_V, rest_V, is_coarse)
 
 
 def _joined(codes: Tensor) -> Tensor:
@@ -124,10 +131,10 @@ def _joined(codes: Tensor) -> Tensor:
     return first | second << 4
 
 
-def _doubt(rest_V: Tensor, norm_V: Tensor, hidden: int) -> float:
+def _doubt(bound_V: Tensor, norm_V: Tensor, hidden: int) -> float:
     """The mean bound in standard deviations of a logit, for normally distributed activations; 0 without weights."""
     norm = float(norm_V.mean())
-    return float(rest_V.mean()) * hidden**0.5 / norm if norm else 0.0
+    return float(bound_V.mean()) * hidden**0.5 / norm if norm else 0.0
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
@@ -140,13 +147,13 @@ def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
 
 
 def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sampling: SamplingBatch) -> Tensor:
-    """int64 [N]; as `sample` of all logits, of a batch that asks for nothing but temperature.
+    """int64 [N]; as `sample` of all logits, of a batch that asks for nothing but temperature. -1 for a row of
+    activations with NaN or infinity.
 
     Each rank decides among the tokens of its own part of the vocabulary. The best of them all is the token.
     """
     (num_rows, hidden), vocab, device = x_NH.shape, len(weight_VH), x_NH.device
-    coarse = screen.is_coarse and num_rows <= MAX_COARSE_ROWS
-    part = part_for(num_rows)
+    tile, part = screen.tile(num_rows), part_for(num_rows)
     parts, options = triton.cdiv(vocab, part), target.launch_options
     communicator = target.communicator
     first = None if communicator.num_ranks == 1 else communicator.rank * vocab
@@ -154,14 +161,14 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
     def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    tile = tile_for(num_rows, coarse)
     coded = quantize(target, x_NH, screen, tile)
     rough_NV = logits(target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VJ, screen.scale_V, tile)
     floor_NS, peak_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
-    scores = (rough_NV, screen.norm_V, screen.coarse_rest_V if coarse else screen.rest_V, coded.norm_N, coded.rest_N)
+    rest_V, rests = (screen.rest_V, 1.0) if tile.whole else (screen.scale_V, COARSE_BOUND)
+    scores = (rough_NV, screen.norm_V, rest_V, coded.norm_N, coded.rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
-    cut = {"NOISE": not sampling.greedy, "BLOCK_B": part, "num_warps": 4}
-    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, peak_NS, **cut, **options)
+    constants = {"RESTS": rests, "NOISE": not sampling.greedy, "BLOCK_B": part, "num_warps": 4}
+    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, peak_NS, **constants, **options)
     ids_N, values_N = empty(torch.int64, num_rows), None if first is None else empty(torch.float32, num_rows)
     decide_kernel[(parts, num_rows)](
         *scores,
@@ -178,7 +185,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         arrivals(device),
         BLOCK_H=triton.next_power_of_2(hidden),
         BLOCK_S=triton.next_power_of_2(parts),
-        **cut,
+        **constants,
         **options,
     )
     return ids_N if values_N is None else communicator.best(values_N, ids_N)
@@ -187,11 +194,6 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
 def part_for(num_rows: int) -> int:
     """Tokens of a part. Few rows get smaller parts, so that there are enough programs."""
     return 256 if num_rows <= 4 else 512 if num_rows <= 16 else 1024
-
-
-def tile_for(num_rows: int, coarse: bool) -> Tile:
-    """The smallest tile for so many rows."""
-    return next(tile for tile in (COARSE_TILES if coarse else TILES) if num_rows <= tile.max_tokens)
 
 
 class Coded(NamedTuple):
@@ -287,10 +289,10 @@ def _drawn(logit, token, row, drawn):
 
 
 @triton.jit
-def _scores(known, drawn, vocab, SIGN: tl.constexpr, NOISE: tl.constexpr, BLOCK_B: tl.constexpr):
+def _scores(known, drawn, vocab, SIGN: tl.constexpr, RESTS: tl.constexpr, NOISE: tl.constexpr, BLOCK_B: tl.constexpr):
     """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN: no token.
 
-    known: (rough, row_norm, row_rest, norm, rest).
+    known: (rough, row_norm, row_rest, norm, rest). RESTS: how many row_rest bound a row's errors.
     """
     rough, row_norm, row_rest, norm, rest = known
     row = tl.program_id(1)
@@ -299,8 +301,8 @@ def _scores(known, drawn, vocab, SIGN: tl.constexpr, NOISE: tl.constexpr, BLOCK_
     row_norm_B = tl.load(row_norm + token_B, mask=inside_B, other=0.0)
     row_rest_B = tl.load(row_rest + token_B, mask=inside_B, other=0.0)
     x_B = tl.load(rough + row.to(tl.int64) * vocab + token_B, mask=inside_B, other=float("-inf"))
-    x_norm = tl.load(norm + row)
-    bound_B = row_rest_B * x_norm + row_norm_B * (tl.load(rest + row) + ROUNDED_SUM * x_norm)
+    x_norm, x_rest = tl.load(norm + row), tl.load(rest + row)
+    bound_B = RESTS * row_rest_B * (x_norm + x_rest) + row_norm_B * (x_rest + ROUNDED_SUM * x_norm)
     x_B += SIGN * ROUNDED_BOUND * bound_B
     if NOISE:
         x_B = _drawn(x_B, token_B, row, drawn)  # noise is finite, so -inf stays what it is
@@ -321,6 +323,7 @@ def floor_kernel(
     first,
     floor,
     peak,
+    RESTS: tl.constexpr,
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
@@ -329,8 +332,8 @@ def floor_kernel(
     at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     depend(PDL)
-    _, lowest_B = _scores(known, drawn, vocab, -1, NOISE, BLOCK_B)
-    _, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B)
+    _, lowest_B = _scores(known, drawn, vocab, -1, RESTS, NOISE, BLOCK_B)
+    _, highest_B = _scores(known, drawn, vocab, 1, RESTS, NOISE, BLOCK_B)
     tl.store(floor + at, tl.max(lowest_B, 0))
     tl.store(peak + at, tl.max(highest_B, 0))
 
@@ -357,6 +360,7 @@ def decide_kernel(
     best_value,
     best_id,
     arrivals,
+    RESTS: tl.constexpr,
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -374,8 +378,8 @@ def decide_kernel(
     id = tl.program_id(0) * BLOCK_B
     own_peak = tl.load(peak + row * parts + tl.program_id(0))
     if own_peak >= best_floor:
-        token_B, highest_B = _scores(known, drawn, vocab, 1, NOISE, BLOCK_B)
-        left_B = (highest_B >= best_floor) & (highest_B > float("-inf")) & (token_B < vocab)
+        token_B, highest_B = _scores(known, drawn, vocab, 1, RESTS, NOISE, BLOCK_B)
+        left_B = (highest_B >= best_floor) & (highest_B > float("-inf"))
         x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
         token = tl.min(tl.where(left_B, token_B, vocab), 0)
         while token < vocab:  # one after the other: there are few

@@ -3,4 +3,4 @@
 
 def screen_bytes(vocab: int, hidden: int) -> int:
     """Bytes of a Screen, at most."""
-    return vocab * (hidden + 16) + 8 * hidden if hidden % 32 == 0 else 0
+    return vocab * (hidden + 12) + 8 * hidden if hidden % 32 == 0 else 0

@@ -46,9 +46,9 @@ class Tile:
     warps: int = 4  # for each 64 or 128 rows
     early: int = 0  # stages of weights in 12 bits that become operands before the wait for tokens
 
-    def constants(self, columns: int, chunk: int = CHUNK) -> dict[str, int]:
-        """The constants of every kernel, for the columns of a part and those of a chunk."""
-        steps = -(-columns // (chunk * self.chunks))
+    def constants(self, columns: int) -> dict[str, int]:
+        """The constants of every kernel, for the columns of a part."""
+        steps = -(-columns // (CHUNK * self.chunks))
         stages = min(self.stages, steps)
         return {"TOKENS": self.max_tokens, "CHUNKS": self.chunks, "STAGES": stages, "STEPS": steps}
 
@@ -85,12 +85,11 @@ class Ring:
     CHUNKS: gl.constexpr
     STAGES: gl.constexpr
     STEPS: gl.constexpr
-    WIDTH: gl.constexpr  # columns of a chunk
 
     @gluon.jit
     def load_weights(self, step, stage, wanted):
         for chunk in gl.static_range(self.CHUNKS):
-            column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
+            column = self.column + (step * self.CHUNKS + chunk) * 64
             target = self.weight_ring.index(stage * self.CHUNKS + chunk)
             at = [0, self.outer, self.row, column]
             async_load(self.weight, at, self.arrived.index(stage), target, pred=wanted)
@@ -98,7 +97,7 @@ class Ring:
     @gluon.jit
     def load_tokens(self, step, stage, wanted):
         for chunk in gl.static_range(self.CHUNKS):
-            column = self.column + (step * self.CHUNKS + chunk) * self.WIDTH
+            column = self.column + (step * self.CHUNKS + chunk) * 64
             target = self.token_ring.index(stage * self.CHUNKS + chunk)
             at = [0, self.token, column]
             async_load(self.tokens, at, self.arrived.index(stage), target, pred=wanted)
@@ -117,16 +116,16 @@ class Ring:
 
     @gluon.jit
     def multiply(self, layout: gl.constexpr):
-        """float32 [M, N]; int32 of int8."""
-        shape: gl.constexpr = gl.NVMMASharedLayout(128, 1024 // self.WIDTH, 2)
-        sums = gl.zeros([self.M, self.N], gl.int32 if self.weight.dtype == gl.int8 else gl.float32, layout)
+        """float32 [M, N]."""
+        shape: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+        sums = gl.zeros([self.M, self.N], gl.float32, layout)
         for step in range(self.STEPS):
             stage = step % self.STAGES
             mbarrier.wait(self.arrived.index(stage), (step // self.STAGES) & 1)
             for chunk in gl.static_range(self.CHUNKS):
                 slot = stage * self.CHUNKS + chunk
-                a = reinterpret(self.weight_ring.index(slot), self.weight.dtype, [self.M, self.WIDTH], shape)
-                b = reinterpret(self.token_ring.index(slot), self.tokens.dtype, [self.N, self.WIDTH], shape)
+                a = reinterpret(self.weight_ring.index(slot), self.weight.dtype, [self.M, 64], shape)
+                b = reinterpret(self.token_ring.index(slot), self.tokens.dtype, [self.N, 64], shape)
                 sums = warpgroup_mma(a, b.permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[sums])
             wanted = step + self.STAGES < self.STEPS
@@ -158,8 +157,7 @@ def start_ring(
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
     rings = weight_ring, token_ring, arrived
-    width: gl.constexpr = weight.block_type.shape[3]
-    ring = Ring(weight, tokens, *rings, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS, width)
+    ring = Ring(weight, tokens, *rings, outer, row, token, column, M, N, CHUNKS, STAGES, STEPS)
     for stage in gl.static_range(STAGES):
         ring.expect(stage, True)
         ring.load_weights(stage, stage, True)

@@ -271,3 +271,4 @@ def test_a_warm_up_runs_the_head_in_steps_of_all_sizes(monkeypatch: pytest.Monke
     warm_up(layers, 256, (GREEDY,), GraphSizes((1, 2, 3, 8, 40)))
     assert drafted == dict.fromkeys((1, 2, 3, 8), MOST)  # there are no more than 8 sequences
     assert {1, 2, 3, 8, 40, 255, 256} <= filled.keys()
+    assert not any(pages[1:].any() for pages in runner.kv)  # it writes page 0 only

@@ -8,13 +8,14 @@ any weights of ordinary magnitude and up to 4,096 columns (for the sums' roundin
 
     |w x - w' x'|  <=  |w - w'| |x'|  +  |w| |x - x'|        w', x' as coded; norms of the rests are computed once
 
-For up to MAX_COARSE_ROWS rows, if is_coarse, only the high four bits of the codes are read. The low four are taken to
-be 7.5. The dither makes the error of each weight uniform between -8 and 8 scales, whatever the weight, and errors of
-different columns independent. So the error (w - w') x' is sub-Gaussian with the standard deviation
-16 / sqrt(12) * scale * |x'|, and the bound is BOUND_DEVIATIONS of these. The choice is wrong only if the errors of two
-tokens differ by the sum of their bounds. For another token that is nearly as good, the probability of this is at most
-exp(-BOUND_DEVIATIONS^2 / 2) = 1.5e-8. It is at most 4e-11 if the two rows have the same scale: then the difference of
-their errors takes one of two values in each column, 16 scales apart, to which Hoeffding's inequality applies.
+If is_coarse, for as many rows as COARSE_TILES have room for, only the high four bits of the codes are read. The low
+four are taken to be 7.5. The dither makes the error of each weight uniform between -8 and 8 scales, whatever the
+weight, and errors of different columns independent. So the error (w - w') x' is sub-Gaussian with the standard
+deviation 16 / sqrt(12) * scale * |x'|, and the bound is BOUND_DEVIATIONS of these. The choice is wrong only if the
+errors of two tokens differ by the sum of their bounds. For another token that is nearly as good, the probability of
+this is at most exp(-BOUND_DEVIATIONS^2 / 2) = 1.5e-8. It is at most 4e-11 if the two rows have the same scale: then
+the difference of their errors takes one of two values in each column, 16 scales apart, to which Hoeffding's
+inequality applies.
 
 A token is excluded if its highest possible score is below the highest lower bound of the row. The logits of the other
 tokens are computed from the weights as they are. Of 201,088 tokens, for normally distributed weights and activations,
@@ -43,12 +44,11 @@ from oscine.ops.choose.hopper_gemm import COARSE_TILES, TILES, Tile, logits
 from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
 from oscine.ops.launch import arrivals, depend
-from oscine.ops.linear.hopper_stream import CHUNK_BYTES
+from oscine.ops.linear.hopper_stream import CHUNK_BYTES, tile_for
 from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, settle
 from oscine.ops.target import Target
 
 MAX_TOKENS = TILES[-1].max_tokens
-MAX_COARSE_ROWS = COARSE_TILES[-1].max_tokens  # of activations
 # The mean bound in standard deviations of a logit: 0.48 for normally distributed weights, which leaves some fifty of
 # 201,088 tokens; 1 leaves 2,000, whose exact scores take 10 us; 2 would leave a third of all.
 MAX_DOUBT = 1.0
@@ -61,7 +61,7 @@ BOUND_DEVIATIONS = 6.0
 # The bound when only the high bits are read, in scales, for activations of norm 1: an error is uniform in 16 scales.
 COARSE_BOUND = BOUND_DEVIATIONS * 16 / 12**0.5
 MAX_FINE = tl.constexpr(127 * 128)  # of two planes
-# What rounding adds to the bound: sums of float32 products, relative to |w'| |x|; and all else, relative to the bound.
+# What rounding adds to the bound: sums of float32 products, relative to |w| |x|; and all else, relative to the bound.
 ROUNDED_SUM = tl.constexpr(2.0**-18)
 ROUNDED_BOUND = tl.constexpr(1 + 2.0**-10)
 
@@ -80,8 +80,9 @@ class Screen:
 
     def tile(self, num_rows: int) -> Tile:
         """The smallest one for so many rows of activations. It tells whether all bits of the codes are read."""
-        coarse = self.is_coarse and num_rows <= MAX_COARSE_ROWS
-        return next(tile for tile in (COARSE_TILES if coarse else TILES) if num_rows <= tile.max_tokens)
+        tile = tile_for(num_rows, (*COARSE_TILES, *TILES) if self.is_coarse else TILES)
+        assert tile is not None, "so many rows are not screened"
+        return tile
 
 
 def chooser_use(shapes: Shapes) -> Use:

@@ -47,7 +47,7 @@ class Tile:
             "TOKENS": self.max_tokens,
             "STAGES": min(self.stages, steps),
             "STEPS": steps,
-            "WHOLE": int(self.whole),
+            "WHOLE": self.whole,
         }
 
 
@@ -89,9 +89,6 @@ class Ring:
     low: gl.shared_memory_descriptor
     tokens: gl.shared_memory_descriptor
     arrived: gl.shared_memory_descriptor  # one mbarrier per stage
-    ROWS: gl.constexpr
-    STAGES: gl.constexpr
-    STEPS: gl.constexpr
     WHOLE: gl.constexpr
 
 
@@ -161,7 +158,7 @@ def screen_kernel(
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(arrived.index(i), count=1)
-    ring = Ring(high_ring, low_ring, token_ring, arrived, ROWS, STAGES, STEPS, WHOLE)
+    ring = Ring(high_ring, low_ring, token_ring, arrived, WHOLE)
     sources = Sources(high, low, planes)
     columns = reinterpret(token_ring, gl.int8, [2 * STAGES, 2 * TOKENS, 128], planes.layout)
     tile = gl.program_id(0)

@@ -17,6 +17,7 @@ Shape suffixes: M weight rows of a program, N tokens of a program, C chunks of a
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -62,7 +63,15 @@ class Tile:
         return constants | {"EARLY": min(self.early, constants["STAGES"])}
 
 
-def tile_for(num_tokens: int, tiles: Iterable[Tile]) -> Tile | None:
+class HasRoom(Protocol):
+    @property
+    def max_tokens(self) -> int: ...
+
+
+AnyTile = TypeVar("AnyTile", bound=HasRoom)
+
+
+def tile_for(num_tokens: int, tiles: Iterable[AnyTile]) -> AnyTile | None:
     """The first with room, of tiles in the order of theirs."""
     return next((tile for tile in tiles if num_tokens <= tile.max_tokens), None)
 

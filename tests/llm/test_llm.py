@@ -81,7 +81,9 @@ def test_a_function_is_called_with_its_types_and_its_result_is_read(llm: LLM) ->
         met.append((city, unit))
         return {"degrees": 18}
 
-    kinds = [event.type for event in llm.stream_chat("What is the weather in Paris?", tools=[get_weather])]
+    kinds = [
+        event.type for event in llm.stream_chat("What is the weather in Paris?", tools=[get_weather], temperature=0)
+    ]
     assert met == [("Paris", "celsius")]
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 1
     answer = llm.chat("What is the weather in Paris?", tools=[get_weather], run_functions=False, temperature=0)

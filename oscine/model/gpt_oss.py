@@ -68,9 +68,7 @@ class GptOss:
         takes the layer numbers of the whole model. For layers that it lacks it returns the stream before its last one.
         """
         ops, eps, last = self.ops, self.config.rms_norm_eps, len(self.weights.layers)
-        places = {aux: aux for aux in aux_layers}
-        if last < self._depth:
-            places = {aux: last if aux == self._depth else min(aux, last - 1) for aux in aux_layers}
+        places = {aux: last if aux == self._depth else min(aux, last - 1) for aux in aux_layers}
         streams: dict[int, Tensor] = {}  # by place
         x = ops.embed(batch.token_ids_T, self.weights.embed_VH)  # from here on [T, H], or partial sums [T, J, H]
         residual_TH: Tensor | None = None

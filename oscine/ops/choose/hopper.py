@@ -11,21 +11,19 @@ any weights of ordinary magnitude and up to 4,096 columns (for the sums' roundin
 If is_coarse, for as many rows as COARSE_TILES have room for, only the high four bits of the codes are read. The low
 four are taken to be 7.5. The dither makes the error of each weight uniform between -8 and 8 scales, whatever the
 weight, and errors of different columns independent. So the error (w - w') x' is sub-Gaussian with the standard
-deviation 16 / sqrt(12) * scale * |x'|, and the bound is BOUND_DEVIATIONS of these. The choice is wrong only if the
-errors of two tokens differ by the sum of their bounds. For another token that is nearly as good, the probability of
-this is at most exp(-BOUND_DEVIATIONS^2 / 2) = 1.5e-8. It is at most 4e-11 if the two rows have the same scale: then
-the difference of their errors takes one of two values in each column, 16 scales apart, to which Hoeffding's
-inequality applies.
+deviation 16 / sqrt(12) * scale * |x'|, and the bound is BOUND_DEVIATIONS of these. The best token's error exceeds it
+with a probability of at most exp(-BOUND_DEVIATIONS^2 / 2) = 2.3e-11.
 
-A token is excluded if its highest possible score is below the highest lower bound of the row. The logits of the other
-tokens are computed from the weights as they are. Of 201,088 tokens, for normally distributed weights and activations,
-these are some 50 for a greedy row by all bits, some 800 by the high bits, and fewer with noise. So the choice is that
-of all logits: always by all bits, and by the high bits but for the probability above.
+The floor of a row is the exact score of one token, the one with the highest lower bound. A token is excluded if its
+upper bound is below the floor. The logits of the other tokens are computed from the weights as they are. Of 201,088
+tokens, for normally distributed weights and activations, these are some 10 for a greedy row by all bits, some 110 by
+the high bits, and fewer with noise. The choice is that of all logits: always by all bits, and by the high bits but for
+the probability above.
 
     quantize   activations -> int8 planes, scales, norms, and what the dither contributes to each sum
     logits     products with the codes; reading the codes is nearly all of the time (hopper_gemm.py)
-    floor      of each part of a row, its highest lower bound and its highest upper bound
-    decide     exact scores of the tokens whose upper bound reaches the row's highest lower bound; the best of them
+    floor      the floor of each row, and the highest upper bound of each part of it
+    decide     exact scores of the tokens whose upper bound reaches the floor; the best of them
 
 Where it is no gain, all logits are made: for more rows than TILES cover, and of weights that int8 tells too little of.
 
@@ -49,15 +47,14 @@ from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, s
 from oscine.ops.target import Target
 
 MAX_TOKENS = TILES[-1].max_tokens
-# The mean bound in standard deviations of a logit: 0.48 for normally distributed weights, which leaves some fifty of
-# 201,088 tokens; 1 leaves 2,000, whose exact scores take 10 us; 2 would leave a third of all.
-MAX_DOUBT = 1.0
-MAX_COARSE_DOUBT = 1.1  # the same with the high bits alone: 0.86 for normally distributed weights
+# Largest mean bound, in standard deviations of a logit. It leaves 475 of 201,088 tokens. For normally distributed
+# weights the bound is 0.48 by all bits, and 1.01 by the high bits.
+MAX_DOUBT = 1.5
 CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
 DITHER = 8.0  # the dither is uniform from -DITHER to DITHER, in units of scale
 MAX_CODE = 127.0 - DITHER  # largest weight in units of scale; with the dither it still fits int8
 LOW_MEAN = 7.5  # of the low four bits
-BOUND_DEVIATIONS = 6.0
+BOUND_DEVIATIONS = 7.0
 # The bound when only the high bits are read, in scales, for activations of norm 1: an error is uniform in 16 scales.
 COARSE_BOUND = BOUND_DEVIATIONS * 16 / 12**0.5
 MAX_FINE = tl.constexpr(127 * 128)  # of two planes
@@ -76,7 +73,7 @@ class Screen:
     scale_V: Tensor  # float32
     norm_V: Tensor  # float32; of the row
     rest_V: Tensor  # float32; norm of what the codes leave of the row
-    is_coarse: bool  # whether the bound of the high bits is at most MAX_COARSE_DOUBT
+    is_coarse: bool  # whether the bound of the high bits is at most MAX_DOUBT
 
     def tile(self, num_rows: int) -> Tile:
         """The smallest one for so many rows of activations. It tells whether all bits of the codes are read."""
@@ -122,7 +119,7 @@ def prepare(weight_VH: Tensor) -> Screen | None:
         codes_2VJ[0, rows], codes_2VJ[1, rows] = _joined(integers >> 4), _joined(integers)
     if _doubt(rest_V, norm_V, hidden) > MAX_DOUBT:
         return None
-    is_coarse = _doubt(COARSE_BOUND * scale_V, norm_V, hidden) <= MAX_COARSE_DOUBT
+    is_coarse = _doubt(COARSE_BOUND * scale_V, norm_V, hidden) <= MAX_DOUBT
     return Screen(column_H, dither_H, codes_2VJ, scale_V, norm_V, rest_V, is_coarse)
 
 
@@ -164,28 +161,35 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
 
     coded = quantize(target, x_NH, screen, tile)
     rough_NV = logits(target, coded.planes, coded.scale_N, coded.shift_N, screen.codes_2VJ, screen.scale_V, tile)
-    floor_NS, peak_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
     rest_V, rests = (screen.rest_V, 1.0) if tile.whole else (screen.scale_V, COARSE_BOUND)
     scores = (rough_NV, screen.norm_V, rest_V, coded.norm_N, coded.rest_N)
     drawn = (sampling.temperature_N, sampling.seed_N, sampling.position_N, vocab, first)
-    constants = {"RESTS": rests, "NOISE": not sampling.greedy, "BLOCK_B": part, "num_warps": 4}
-    floor_kernel[(parts, num_rows)](*scores, *drawn, floor_NS, peak_NS, **constants, **options)
+    exact = (x_NH, weight_VH, hidden)
+    constants = {
+        "RESTS": rests,
+        "NOISE": not sampling.greedy,
+        "BLOCK_B": part,
+        "BLOCK_H": triton.next_power_of_2(hidden),
+        "BLOCK_S": triton.next_power_of_2(parts),
+        "num_warps": 4,
+    }
+    peak_NS, value_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
+    id_NS, floor_N = empty(torch.int32, num_rows, parts), empty(torch.float32, num_rows)
+    floor_kernel[(parts, num_rows)](
+        *scores, *drawn, *exact, value_NS, id_NS, peak_NS, floor_N, arrivals(device), **constants, **options
+    )
     ids_N, values_N = empty(torch.int64, num_rows), None if first is None else empty(torch.float32, num_rows)
     decide_kernel[(parts, num_rows)](
         *scores,
         *drawn,
-        floor_NS,
+        *exact,
         peak_NS,
-        x_NH,
-        weight_VH,
-        hidden,
+        floor_N,
         ids_N,
         values_N,
-        empty(torch.float32, num_rows, parts),
-        empty(torch.int32, num_rows, parts),
+        value_NS,
+        id_NS,
         arrivals(device),
-        BLOCK_H=triton.next_power_of_2(hidden),
-        BLOCK_S=triton.next_power_of_2(parts),
         **constants,
         **options,
     )
@@ -194,7 +198,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
 
 def part_for(num_rows: int) -> int:
     """Tokens of a part. Few rows get smaller parts, so that there are enough programs."""
-    return 256 if num_rows <= 4 else 512 if num_rows <= 16 else 1024
+    return 256 if num_rows <= 2 else 512 if num_rows <= 4 else 1024
 
 
 class Coded(NamedTuple):
@@ -275,23 +279,27 @@ def quantize_kernel(
 
 
 @triton.jit
-def _drawn(logit, token, row, drawn):
-    """The score of a logit: with the token's noise, which is the same whenever it is asked for; itself where greedy.
+def _noise(token, row, drawn):
+    """The noise of tokens of a row, the same whenever it is asked for; 0 where greedy.
 
     drawn: (temperature, seed, position, first token of the part as in_vocabulary)
     """
     temperature, seed, position, first = drawn
-    heat = tl.load(temperature + row)
-    if heat != 0:
-        logit = apply_temperature(logit, heat) + gumbel(
-            in_vocabulary(token, first), tl.load(seed + row), tl.load(position + row)
-        )
-    return logit
+    noise = token * 0.0
+    if tl.load(temperature + row) != 0:
+        noise = gumbel(in_vocabulary(token, first), tl.load(seed + row), tl.load(position + row))
+    return noise
 
 
 @triton.jit
-def _scores(known, drawn, vocab, SIGN: tl.constexpr, RESTS: tl.constexpr, NOISE: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The program's tokens, and the lowest (SIGN -1) or highest (1) scores they can have; -inf or NaN: no token.
+def _drawn(logit, noise, row, drawn):
+    """The score of a logit."""
+    return apply_temperature(logit, tl.load(drawn[0] + row)) + noise
+
+
+@triton.jit
+def _estimates(known, vocab, RESTS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """The program's tokens, their logits, and how far from the exact ones these may be; -inf beyond the vocabulary.
 
     known: (rough, row_norm, row_rest, norm, rest). RESTS: how many row_rest bound a row's errors.
     """
@@ -304,10 +312,25 @@ def _scores(known, drawn, vocab, SIGN: tl.constexpr, RESTS: tl.constexpr, NOISE:
     x_B = tl.load(rough + row.to(tl.int64) * vocab + token_B, mask=inside_B, other=float("-inf"))
     x_norm, x_rest = tl.load(norm + row), tl.load(rest + row)
     bound_B = RESTS * row_rest_B * (x_norm + x_rest) + row_norm_B * (x_rest + ROUNDED_SUM * x_norm)
-    x_B += SIGN * ROUNDED_BOUND * bound_B
+    return token_B, x_B, ROUNDED_BOUND * bound_B
+
+
+@triton.jit
+def _exact(token, row, x_H, weight, hidden, drawn, NOISE: tl.constexpr, BLOCK_H: tl.constexpr):
+    """The score of one token, from its weights as they are."""
+    column_H = tl.arange(0, BLOCK_H)
+    weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
+    score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
     if NOISE:
-        x_B = _drawn(x_B, token_B, row, drawn)  # noise is finite, so -inf stays what it is
-    return token_B, x_B
+        score = _drawn(score, _noise(token, row, drawn), row, drawn)
+    return score
+
+
+@triton.jit
+def _row(x, row, hidden, BLOCK_H: tl.constexpr):
+    """float32, zeros behind the row's end."""
+    column_H = tl.arange(0, BLOCK_H)
+    return tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -322,21 +345,49 @@ def floor_kernel(
     position,
     vocab,
     first,
-    floor,
+    x,
+    weight,
+    hidden,
+    lowest,
+    likely,
     peak,
+    floor,
+    arrivals,
     RESTS: tl.constexpr,
     NOISE: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """floor, peak: the highest lower and the highest upper bound of a part."""
-    at = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    """lowest, likely, peak: of each part, the highest lower bound, its token, and the highest upper bound. floor: of
+    each row, the exact score of the token with the highest lower bound. The row's last program computes it."""
+    row, parts = tl.program_id(1), tl.num_programs(0)
+    at = row * parts + tl.program_id(0)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     depend(PDL)
-    _, lowest_B = _scores(known, drawn, vocab, -1, RESTS, NOISE, BLOCK_B)
-    _, highest_B = _scores(known, drawn, vocab, 1, RESTS, NOISE, BLOCK_B)
-    tl.store(floor + at, tl.max(lowest_B, 0))
+    token_B, x_B, bound_B = _estimates(known, vocab, RESTS, BLOCK_B)
+    highest_B = x_B + bound_B
+    if NOISE:
+        highest_B = _drawn(highest_B, _noise(token_B, row, drawn), row, drawn)
+        bound_B *= apply_temperature(1.0, tl.load(temperature + row))
+    lowest_B = highest_B - 2 * bound_B  # rounded: it only tells which token is likely
+    own_lowest = tl.max(lowest_B, 0)
+    tl.store(lowest + at, own_lowest)
+    tl.store(likely + at, tl.min(tl.where(lowest_B == own_lowest, token_B, vocab), 0))
     tl.store(peak + at, tl.max(highest_B, 0))
+    tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
+    if tl.atomic_add(arrivals + row, 1) == parts - 1:
+        tl.store(arrivals + row, 0)
+        part_S = tl.arange(0, BLOCK_S)
+        live_S, at_S = part_S < parts, row * parts + part_S
+        lowest_S = tl.load(lowest + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
+        likely_S = tl.load(likely + at_S, mask=live_S, other=vocab, cache_modifier=".cg")
+        peak_S = tl.load(peak + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
+        token = tl.min(tl.where(lowest_S == tl.max(lowest_S, 0), likely_S, vocab), 0)
+        token = tl.minimum(token, vocab - 1)  # of a row without numbers
+        score = _exact(token, row, _row(x, row, hidden, BLOCK_H), weight, hidden, drawn, NOISE, BLOCK_H)
+        tl.store(floor + row, tl.minimum(score, tl.max(peak_S, 0)))  # so at least one token is left
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -351,11 +402,11 @@ def decide_kernel(
     position,
     vocab,
     first,
-    floor,
-    peak,
     x,
     weight,
     hidden,
+    peak,
+    floor,
     ids,
     values,
     best_value,
@@ -369,25 +420,22 @@ def decide_kernel(
     PDL: tl.constexpr,
 ):
     row, parts = tl.program_id(1), tl.num_programs(0)
-    part_S = tl.arange(0, BLOCK_S)
-    column_H = tl.arange(0, BLOCK_H)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     depend(PDL)
-    floor_S = tl.load(floor + row * parts + part_S, mask=part_S < parts, other=float("-inf"))
-    best_floor = tl.max(floor_S, 0)
     value = tl.full((), float("-inf"), tl.float32)
     id = tl.program_id(0) * BLOCK_B
+    own_floor = tl.load(floor + row)
     own_peak = tl.load(peak + row * parts + tl.program_id(0))
-    if own_peak >= best_floor:
-        token_B, highest_B = _scores(known, drawn, vocab, 1, RESTS, NOISE, BLOCK_B)
-        left_B = (highest_B >= best_floor) & (highest_B > float("-inf"))
-        x_H = tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
+    if own_peak >= own_floor:
+        token_B, x_B, bound_B = _estimates(known, vocab, RESTS, BLOCK_B)
+        highest_B = x_B + bound_B
+        if NOISE:
+            highest_B = _drawn(highest_B, _noise(token_B, row, drawn), row, drawn)
+        left_B = (highest_B >= own_floor) & (highest_B > float("-inf"))
+        x_H = _row(x, row, hidden, BLOCK_H)
         token = tl.min(tl.where(left_B, token_B, vocab), 0)
         while token < vocab:  # one after the other: there are few
-            weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
-            score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
-            if NOISE:
-                score = _drawn(score, token, row, drawn)
+            score = _exact(token, row, x_H, weight, hidden, drawn, NOISE, BLOCK_H)
             if score > value:
                 value = score
                 id = token

@@ -56,6 +56,7 @@ COARSE_TILES = (
     Tile(max_tokens=8, stages=4, whole=False),
     Tile(max_tokens=16, stages=6, whole=False),
     Tile(max_tokens=32, stages=3, whole=False, rows=128, warps=8),
+    Tile(max_tokens=64, stages=3, whole=False, rows=256, warps=8, programs=1),
 )
 TILES = (
     Tile(max_tokens=8, stages=4),

@@ -214,7 +214,7 @@ def check_low_bits(error_NV: Tensor) -> None:
 
 
 def check_what_is_read() -> None:
-    """Few rows are screened by the high bits, if these tell enough; and then by their bound, as follows.
+    """Rows are screened by the high bits if is_coarse; and then by their bound, as follows.
 
     Two tokens: the first is better by little, and what the low bits say of the two points along the activations. The
     bound of all bits would exclude the first.
@@ -241,14 +241,15 @@ def check_what_is_read() -> None:
 
 
 def check_a_token_is_left() -> None:
-    """Even if its exact score is above its upper bound, as of activations with the signs of its errors."""
+    """One token is left even if its exact score is above its upper bound, as with activations that have the signs of
+    its errors."""
     weight_VH = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
     screen = screened.prepare(weight_VH)
     assert screen is not None
     assert screen.is_coarse
     high_VH = torch.cat([screen.codes_2VJ[0] << 4, screen.codes_2VJ[0] & -16], dim=1).double()
     error_VH = weight_VH.double() / screen.column_H - (high_VH + 7.5 - screen.dither_H) * screen.scale_V[:, None]
-    x_NH = (error_VH.sign() / screen.column_H).bfloat16()  # powers of two
+    x_NH = (error_VH.sign() / screen.column_H).bfloat16()  # powers of two, exact in bfloat16
     assert error_VH.abs().sum() > 1.1 * screened.COARSE_BOUND * screen.scale_V * HIDDEN**0.5
     assert bound(screened.screened)(x_NH, weight_VH, screen, batch(1, CPU, greedy=True)).tolist() == [0]
 
@@ -367,7 +368,7 @@ def test_deciding_fits_the_registers(num_ranks: int, noise: bool, part: int) -> 
     exact = {"x": "*bf16", "weight": "*bf16", "hidden": "i32", "peak": "*fp32", "floor": "*fp32", "arrivals": "*i32"}
     floor = compile_ahead(
         screened.floor_kernel,
-        {**SCORES, **DRAWN, **first, **exact, "lowest": "*fp32", "likely": "*i32"},
+        {**SCORES, **DRAWN, **first, **exact, "lower": "*fp32", "likely": "*i32"},
         {**constants, **whole},
         divisible=("hidden",),
         num_warps=4,

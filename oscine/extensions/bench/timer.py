@@ -39,7 +39,7 @@ def time_call(call: Call, device: torch.device, calls: int = CALLS) -> Time:
 def capture(call: Call, device: torch.device, calls: int) -> torch.cuda.CUDAGraph:
     """A round of calls, after one that is not captured. Raises RuntimeError where it cannot be."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))  # inputs may still be computed there
+    stream.wait_stream(torch.cuda.current_stream(device))  # its calls may share counters, or compute inputs
     with torch.cuda.stream(stream):
         _round(call, calls)  # compiles, allocates, and fills caches that do not depend on the call
     stream.synchronize()

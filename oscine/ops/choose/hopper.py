@@ -8,17 +8,17 @@ any weights of ordinary magnitude and up to 4,096 columns (for the sums' roundin
 
     |w x - w' x'|  <=  |w - w'| |x'|  +  |w| |x - x'|        w', x' as coded; norms of the rests are computed once
 
-If is_coarse, for as many rows as COARSE_TILES have room for, only the high four bits of the codes are read. The low
-four are taken to be 7.5. The dither makes the error of each weight uniform between -8 and 8 scales, whatever the
-weight, and errors of different columns independent. So the error (w - w') x' is sub-Gaussian with the standard
-deviation 16 / sqrt(12) * scale * |x'|, and the bound is BOUND_DEVIATIONS of these. The best token's error exceeds it
-with a probability of at most exp(-BOUND_DEVIATIONS^2 / 2) = 2.3e-11.
+If is_coarse, only the high 4 bits of the codes are read, and the low ones are taken to be 7.5. The dither makes the
+error of each weight uniform between -8 and 8 scales, whatever the weight, and errors of different columns independent.
+So the error (w - w') x' is sub-Gaussian with the standard deviation 16 / sqrt(12) * scale * |x'|, and the bound is
+BOUND_DEVIATIONS of these. The best token's error exceeds it with a probability of at most exp(-BOUND_DEVIATIONS^2 / 2)
+= 2.3e-11.
 
-The floor of a row is the exact score of one token, the one with the highest lower bound. A token is excluded if its
-upper bound is below the floor. The logits of the other tokens are computed from the weights as they are. Of 201,088
-tokens, for normally distributed weights and activations, these are some 10 for a greedy row by all bits, some 110 by
-the high bits, and fewer with noise. The choice is that of all logits: always by all bits, and by the high bits but for
-the probability above.
+The floor of a row is the exact score of the token with the highest lower bound, but at most the highest upper bound. A
+token is excluded if its upper bound is below the floor. Exact scores of the others are computed from the weights. Of
+201,088 tokens, for normally distributed weights and activations, these are some 10 for a greedy row by all bits, some
+110 by the high bits, and fewer with noise. The result is that of all logits: always with all bits, and with the high
+bits except with the probability above.
 
     quantize   activations -> int8 planes, scales, norms, and what the dither contributes to each sum
     logits     products with the codes; reading the codes is nearly all of the time (hopper_gemm.py)
@@ -47,8 +47,8 @@ from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, s
 from oscine.ops.target import Target
 
 MAX_TOKENS = TILES[-1].max_tokens
-# Largest mean bound, in standard deviations of a logit. It leaves 475 of 201,088 tokens. For normally distributed
-# weights the bound is 0.48 by all bits, and 1.01 by the high bits.
+# Weights with a larger mean bound, in standard deviations of a logit, are not screened. At 1.5 some 475 of 201,088
+# tokens are left (simulated). For normally distributed weights it is 0.48 with all bits, 1.01 with the high bits.
 MAX_DOUBT = 1.5
 CODED_AT_ONCE = 8192  # rows of the head, to bound the workspace
 DITHER = 8.0  # the dither is uniform from -DITHER to DITHER, in units of scale
@@ -173,6 +173,7 @@ def screened(target: Target, x_NH: Tensor, weight_VH: Tensor, screen: Screen, sa
         "BLOCK_S": triton.next_power_of_2(parts),
         "num_warps": 4,
     }
+    # value_NS and id_NS are workspace of both kernels.
     peak_NS, value_NS = (empty(torch.float32, num_rows, parts) for _ in range(2))
     id_NS, floor_N = empty(torch.int32, num_rows, parts), empty(torch.float32, num_rows)
     floor_kernel[(parts, num_rows)](
@@ -280,7 +281,7 @@ def quantize_kernel(
 
 @triton.jit
 def _noise(token, row, drawn):
-    """The noise of tokens of a row, the same whenever it is asked for; 0 where greedy.
+    """Gumbel noise of tokens of a row, by seed, position and token; 0 for greedy rows.
 
     drawn: (temperature, seed, position, first token of the part as in_vocabulary)
     """
@@ -293,13 +294,13 @@ def _noise(token, row, drawn):
 
 @triton.jit
 def _drawn(logit, noise, row, drawn):
-    """The score of a logit."""
+    """Logit / temperature + noise; the logit itself for greedy rows."""
     return apply_temperature(logit, tl.load(drawn[0] + row)) + noise
 
 
 @triton.jit
 def _estimates(known, vocab, RESTS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The program's tokens, their logits, and how far from the exact ones these may be; -inf beyond the vocabulary.
+    """The program's tokens, their estimated logits (-inf beyond the vocabulary), and bounds of the estimates' errors.
 
     known: (rough, row_norm, row_rest, norm, rest). RESTS: how many row_rest bound a row's errors.
     """
@@ -317,7 +318,7 @@ def _estimates(known, vocab, RESTS: tl.constexpr, BLOCK_B: tl.constexpr):
 
 @triton.jit
 def _exact(token, row, x_H, weight, hidden, drawn, NOISE: tl.constexpr, BLOCK_H: tl.constexpr):
-    """The score of one token, from its weights as they are."""
+    """The exact score of one token."""
     column_H = tl.arange(0, BLOCK_H)
     weight_H = tl.load(weight + token.to(tl.int64) * hidden + column_H, mask=column_H < hidden, other=0.0)
     score = tl.sum(weight_H.to(tl.float32) * x_H, 0)
@@ -328,7 +329,7 @@ def _exact(token, row, x_H, weight, hidden, drawn, NOISE: tl.constexpr, BLOCK_H:
 
 @triton.jit
 def _row(x, row, hidden, BLOCK_H: tl.constexpr):
-    """float32, zeros behind the row's end."""
+    """A row of activations in float32, padded with zeros."""
     column_H = tl.arange(0, BLOCK_H)
     return tl.load(x + row * hidden + column_H, mask=column_H < hidden, other=0.0).to(tl.float32)
 
@@ -348,7 +349,7 @@ def floor_kernel(
     x,
     weight,
     hidden,
-    lowest,
+    lower,
     likely,
     peak,
     floor,
@@ -360,8 +361,8 @@ def floor_kernel(
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """lowest, likely, peak: of each part, the highest lower bound, its token, and the highest upper bound. floor: of
-    each row, the exact score of the token with the highest lower bound. The row's last program computes it."""
+    """The floor of each row, which its last program computes. Of each part: `lower`, the highest lower bound; `likely`,
+    its token; `peak`, the highest upper bound."""
     row, parts = tl.program_id(1), tl.num_programs(0)
     at = row * parts + tl.program_id(0)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
@@ -371,23 +372,23 @@ def floor_kernel(
     if NOISE:
         highest_B = _drawn(highest_B, _noise(token_B, row, drawn), row, drawn)
         bound_B *= apply_temperature(1.0, tl.load(temperature + row))
-    lowest_B = highest_B - 2 * bound_B  # rounded: it only tells which token is likely
-    own_lowest = tl.max(lowest_B, 0)
-    tl.store(lowest + at, own_lowest)
-    tl.store(likely + at, tl.min(tl.where(lowest_B == own_lowest, token_B, vocab), 0))
+    lower_B = highest_B - 2 * bound_B  # may be off by rounding: it only selects a token
+    own_lower = tl.max(lower_B, 0)
+    tl.store(lower + at, own_lower)
+    tl.store(likely + at, tl.min(tl.where(lower_B == own_lower, token_B, vocab), 0))
     tl.store(peak + at, tl.max(highest_B, 0))
     tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
     if tl.atomic_add(arrivals + row, 1) == parts - 1:
         tl.store(arrivals + row, 0)
         part_S = tl.arange(0, BLOCK_S)
         live_S, at_S = part_S < parts, row * parts + part_S
-        lowest_S = tl.load(lowest + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
+        lower_S = tl.load(lower + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
         likely_S = tl.load(likely + at_S, mask=live_S, other=vocab, cache_modifier=".cg")
         peak_S = tl.load(peak + at_S, mask=live_S, other=float("-inf"), cache_modifier=".cg")
-        token = tl.min(tl.where(lowest_S == tl.max(lowest_S, 0), likely_S, vocab), 0)
-        token = tl.minimum(token, vocab - 1)  # of a row without numbers
+        token = tl.min(tl.where(lower_S == tl.max(lower_S, 0), likely_S, vocab), 0)
+        token = tl.minimum(token, vocab - 1)  # a row with NaN or infinity has none
         score = _exact(token, row, _row(x, row, hidden, BLOCK_H), weight, hidden, drawn, NOISE, BLOCK_H)
-        tl.store(floor + row, tl.minimum(score, tl.max(peak_S, 0)))  # so at least one token is left
+        tl.store(floor + row, tl.minimum(score, tl.max(peak_S, 0)))  # else no token might be left
 
 
 @triton.jit(do_not_specialize=["first"])

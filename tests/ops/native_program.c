@@ -7,6 +7,12 @@
 int64_t oscine_dense_bytes(int64_t num_rows, int64_t num_blocks);
 void oscine_pack_dense(const uint16_t *weights, uint8_t *out, int64_t num_rows, int64_t width);
 int64_t oscine_packed_bytes(int64_t num_rows, int64_t num_blocks);
+int oscine_screen(const uint8_t *head, const float *dither, uint8_t *out, int64_t num_rows, int64_t num_blocks);
+int oscine_choose(
+    const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
+    const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words,
+    const int64_t *tokens, const uint8_t *screen, const float *dither, float *values, int64_t *ids, int64_t first,
+    int64_t num_rows, int64_t vocabulary, int64_t width);
 void oscine_pack(
     const uint8_t *blocks, const uint8_t *scales, uint8_t *out, int64_t num_experts, int64_t num_rows, int64_t num_blocks);
 
@@ -56,10 +62,39 @@ static void moe(int64_t num_tokens, int64_t width, int64_t inner, int64_t num_ex
     fwrite(out, 4, num_tokens * width, stdout);
 }
 
+/* x [T, H] float32, head [V, H] bfloat16, dither [32 B], temperatures [T], seeds and positions int64 [T]. The scores and
+   tokens of all rows, first without a screen and then with it. */
+static void choose(int64_t num_tokens, int64_t num_rows, int64_t width) {
+    const int64_t num_blocks = (width + BLOCK - 1) / BLOCK;
+    const float *x = take(4 * num_tokens * width);
+    const uint16_t *weights = take(2 * num_rows * width);
+    const float *dither = take(4 * num_blocks * BLOCK), *temperatures = take(4 * num_tokens);
+    const int64_t *seeds = take(8 * num_tokens), *positions = take(8 * num_tokens);
+    uint8_t *head = malloc(oscine_dense_bytes(num_rows, num_blocks));
+    uint8_t *screen = malloc(oscine_packed_bytes(num_rows, num_blocks));
+    oscine_pack_dense(weights, head, num_rows, width);
+    if (oscine_screen(head, dither, screen, num_rows, num_blocks)) exit(3);
+    float *values = malloc(4 * num_tokens);
+    int64_t *ids = malloc(8 * num_tokens);
+    for (int i = 0; i < 2; i++) {
+        if (oscine_choose(
+                x, head, INT8, temperatures, seeds, positions, NULL, NULL, 0, NULL, i ? screen : NULL, dither, values, ids, 0,
+                num_tokens, num_rows, width))
+            exit(3);
+        fwrite(values, 4, num_tokens, stdout);
+        for (int64_t n = 0; n < num_tokens; n++) {
+            const float id = (float)ids[n];
+            fwrite(&id, 4, 1, stdout);
+        }
+    }
+}
+
 int main(void) {
     const int64_t *a = take(64);
     if (a[0] == 0)
         linear(a[1], a[2], a[3], a[4]);
+    else if (a[0] == 2)
+        choose(a[1], a[2], a[3]);
     else
         moe(a[1], a[2], a[3], a[4], a[5]);
     return 0;

@@ -212,6 +212,155 @@ def test_drawn_tokens(vocab: int) -> None:
     assert vocab == 1 or len(found.unique()) > vocab // 16
 
 
+@pytest.mark.parametrize("column", [0, 7, 31, 33])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_not_finite_makes_its_row_nan(value: float, column: int) -> None:
+    weight = torch.randn(20, 40).bfloat16()
+    weight[3, column] = value
+    logits = native_linear.lm_head(torch.randn(2, 40), pack_dense(weight, "int8"))
+    assert logits.isnan().nonzero().tolist() == [[0, 3], [1, 3]]
+
+
+def screened_heads(vocab: int, hidden: int) -> dict[str, torch.Tensor]:
+    """bfloat16 [V, H], by what is hard about them."""
+    normal = torch.randn(vocab, hidden)
+    alike, loud, twins = normal.clone(), normal.clone(), normal.clone()
+    alike[vocab // 4 : vocab // 2] = normal[:1] * 3 + alike[vocab // 4 : vocab // 2] * 0.001  # equal in 4 bits
+    loud[:, 7] *= 50
+    twins[vocab // 2 : vocab // 2 * 2] = twins[: vocab // 2]
+    signs = normal.sign() * 0.02  # without dither, all errors of a sign are the same
+    signs[range(vocab), torch.arange(vocab) % hidden] *= 4
+    kinds = {"normal": normal, "alike": alike, "loud": loud, "twins": twins, "signs": signs}
+    kinds |= {"zeros": normal * 0, "tiny": normal * 1e-30, "small": normal * 1e-7, "large": normal * 1e6}
+    return {name: head.bfloat16() for name, head in kinds.items()}
+
+
+@pytest.mark.parametrize(("vocab", "hidden"), [(1, 32), (8, 96), (97, 40), (1001, 64), (3000, 720)])
+def test_screened_tokens(vocab: int, hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen of an int8 head changes neither the tokens nor the last bit of their scores."""
+    monkeypatch.setattr(native_choose, "LEAST_BYTES", 0)
+    for name, published in screened_heads(vocab, hidden).items():
+        head = pack_dense(published, "int8")
+        screen = native_choose.prepare(head)
+        assert screen is not None
+        for num_rows in (1, 1, 1, 2, 3):
+            x = torch.randn(num_rows, hidden) * 10.0 ** int(torch.randint(-12, 7, ()))
+            if num_rows > 1:
+                x[0] += 3 * x[0].norm() * published[0].float() / (published[0].float().norm() + 1e-30)
+                x[1, 3] *= 40
+            heat_N = torch.tensor([1.0, 0.0, 1e-30])[:num_rows]
+            for batch in (
+                sampling_batch(num_rows, CPU, temperature_N=heat_N * 0, greedy=True),
+                sampling_batch(num_rows, CPU, temperature_N=heat_N, seed_N=torch.randint(1 << 62, (num_rows,))),
+                sampling_batch(num_rows, CPU, temperature_N=heat_N.flip(0) * 3, position_N=torch.arange(num_rows)),
+            ):
+                expected, found = (native_choose.best(x, head, batch, screen=given) for given in (None, screen))
+                assert torch.equal(found[0], expected[0]), name
+                assert torch.equal(found[1], expected[1]), name
+
+
+def test_errors_of_the_screen_have_a_dither(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are uniform from -1/2 to 1/2 scales, whatever the weights, and integers use the four bits."""
+    monkeypatch.setattr(native_choose, "LEAST_BYTES", 0)
+    for name, published in screened_heads(400, 320).items():
+        head = pack_dense(published, "int8")
+        screen = native_choose.prepare(head)
+        assert screen is not None
+        blocks = screen.packed.view(50, 10, 136)
+        scale_NB = (blocks[..., :8].double() - 128).exp2().permute(0, 2, 1).reshape(400, 10)
+        nibbles = torch.stack([blocks[..., 8:] & 15, blocks[..., 8:] >> 4], -1).view(50, 10, 4, 8, 4, 2)
+        integer_NH = nibbles.permute(0, 3, 1, 2, 5, 4).reshape(400, 320).double() - 8
+        scale_NH = scale_NB.repeat_interleave(32, 1)
+        exact_NH = native_linear.lm_head(torch.eye(320), head).T.double()
+        error_NH = integer_NH + 0.5 - screen.dither.double() - exact_NH / scale_NH
+        assert (error_NH.abs() <= 0.5 + 1e-2).all(), name  # the product with ones of `eye` rounds
+        if name in ("normal", "signs"):
+            assert error_NH.std() == pytest.approx(12**-0.5, rel=0.03), name
+            signed = (error_NH * exact_NH.sign()).mean()
+            assert signed.abs() < 0.01, name
+        if name == "normal":
+            assert (scale_NB == scale_NB.log2().round().exp2()).all()
+            assert integer_NH.unique().tolist() == list(range(-7, 8))
+
+
+def test_scores_that_are_mostly_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then an estimate of the noise that is too low leaves out the best token."""
+    monkeypatch.setattr(native_choose, "LEAST_BYTES", 0)
+    head = pack_dense((torch.randn(1000, 32) * 0.05).bfloat16(), "int8")
+    screen = native_choose.prepare(head)
+    for seed in range(0, 600, 2):
+        batch = sampling_batch(2, CPU, temperature_N=torch.ones(2), seed_N=torch.tensor([seed, seed + 1]))
+        expected, found = (native_choose.best(torch.ones(2, 32), head, batch, screen=given) for given in (None, screen))
+        assert torch.equal(found[1], expected[1])
+
+
+def test_activations_along_the_dither(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dither adds to a sum depends on the scales of a row, so it has to be subtracted."""
+    monkeypatch.setattr(native_choose, "LEAST_BYTES", 0)
+    published = torch.randn(400, 640) * torch.tensor([1.0, 4.0]).repeat(200)[:, None]
+    head = pack_dense(published.bfloat16(), "int8")
+    screen = native_choose.prepare(head)
+    assert screen is not None
+    greedy = sampling_batch(1, CPU, temperature_N=torch.zeros(1), greedy=True)
+    for sign in (1, -1):
+        x = sign * (screen.dither - 0.5).sign()[None]
+        expected, found = (native_choose.best(x, head, greedy, screen=given) for given in (None, screen))
+        assert torch.equal(found[1], expected[1])
+
+
+def test_an_error_beyond_the_bound_leaves_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations with the signs of the errors of a token: its exact score is above its upper bound."""
+    monkeypatch.setattr(native_choose, "LEAST_BYTES", 0)
+    head = pack_dense(torch.randn(1, 640).bfloat16(), "int8")
+    screen = native_choose.prepare(head)
+    assert screen is not None
+    scale_B = (screen.packed.view(20, 136)[:, 0].double() - 128).exp2()
+    exact_H = native_linear.lm_head(torch.eye(640), head)[:, 0].double()
+    within_H = (exact_H / scale_B.repeat_interleave(32) + screen.dither.double()) % 1 - 0.5
+    x = within_H.sign().float()[None] * 100
+    batch = sampling_batch(1, CPU, temperature_N=torch.zeros(1), greedy=True)
+    assert (x[0] * within_H).sum() > 7.1 * 100 * (640 / 12) ** 0.5
+    value, token = native_choose.best(x, head, batch, screen=screen)
+    assert (float(value), int(token)) == (float(native_linear.lm_head(x, head)), 0)
+
+
+def test_what_is_not_screened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small heads, heads of other types, weights and activations that are not finite, masks, and many rows."""
+    published = torch.randn(500, 64).bfloat16()
+    assert native_choose.prepare(pack_dense(published, "int8")) is None
+    monkeypatch.setattr(native_choose, "LEAST_BYTES", 0)
+    assert native_choose.prepare(pack_dense(published, "bf16")) is None
+    broken = published.clone()
+    for value in (torch.nan, torch.inf, 1e20):
+        broken[77, 7] = value
+        assert native_choose.prepare(pack_dense(broken, "int8")) is None
+    head = pack_dense(published, "int8")
+    screen = native_choose.prepare(head)
+    assert screen is not None
+    assert native_choose.prepared_bytes("int8", 500, 64) == screen.packed.nbytes
+    assert native_choose.prepared_bytes("bf16", 500, 64) == 0
+    x = torch.randn(2, 64)
+    greedy = sampling_batch(2, CPU, temperature_N=torch.zeros(2), greedy=True)
+    right = native_choose.best(x, head, greedy, screen=screen)[1]
+    misleading = published.clone()
+    misleading[right] *= -1
+    other = native_choose.prepare(pack_dense(misleading, "int8"))
+    assert (native_choose.best(x, head, greedy, screen=other)[1] != right).any()  # so the screen is read
+    masked = replace(
+        greedy, allowed_KW=torch.tensor([[1 << 5] + [0] * 15]).int(), allowed_row_N=torch.tensor([0, 0]).int()
+    )
+    assert native_choose.best(x, head, masked, screen=screen)[1].tolist() == [5, 5]
+    for value in (torch.nan, torch.inf, 3e38):
+        x[0, 3] = value
+        for batch in (greedy, sampling_batch(2, CPU, temperature_N=torch.ones(2))):
+            expected, found = (native_choose.best(x, head, batch, screen=given) for given in (None, screen))
+            assert torch.equal(found[1], expected[1])
+            assert found[1][1] >= 0
+    many = torch.randn(40, 64)
+    batch = sampling_batch(40, CPU, temperature_N=torch.zeros(40), greedy=True)
+    assert torch.equal(*(native_choose.best(many, head, batch, screen=given)[1] for given in (None, other)))
+
+
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_rows_with_allowed_tokens(kind: DenseKind, num_ranks: int) -> None:

@@ -123,6 +123,20 @@ def test_experts(run: Run, num_tokens: int) -> None:
     assert (found - expected).norm() <= INT8_ERROR * expected.norm()
 
 
+@pytest.mark.parametrize(("num_tokens", "vocab", "width"), [(1, 999, 200), (2, 1000, 64)])
+def test_screened_tokens(run: Run, num_tokens: int, vocab: int, width: int) -> None:
+    """The screen changes neither the tokens nor the last bit of their scores."""
+    x, head = torch.randn(num_tokens, width), torch.randn(vocab, width).bfloat16()
+    dither = (torch.randint(1 << 16, (-(-width // 32) * 32,)) + 0.5) / (1 << 16)
+    for temperature in (0.0, 1.0):
+        heat, seeds = torch.full((num_tokens,), temperature), torch.arange(num_tokens)
+        found = run([2, num_tokens, vocab, width], [x, head, dither, heat, seeds, seeds]).view(2, 2, num_tokens)
+        assert torch.equal(found[0], found[1])
+        logits = x @ head.float().T
+        chosen = logits.gather(1, found[0, 1].long()[:, None])[:, 0]
+        assert temperature or (logits.amax(1) - chosen < 0.05 * logits.norm(dim=1) / vocab**0.5).all()
+
+
 WRITTEN = {name: kinds for name, kinds in (OF_STEPS | OTHERS).items() if name != "oscine_run"}  # which is generated
 
 

@@ -1,29 +1,66 @@
 """The next token of rows that set a temperature and allowed tokens at most, in C. Their logits are never stored."""
 
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oscine.ops.choose import few, reference
+from oscine.ops.choose import few
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
 from oscine.ops.native.library import check, library
 from oscine.ops.native.weights import PackedDense, few_logits, matrix
-from oscine.ops.target import Target
+from oscine.ops.target import CpuWeights, Target
+
+BLOCK = 32
+LEAST_BYTES = 64 << 20  # of a head that has a screen: it does not fit a cache
 
 
 def chooser(target: Target, lm_head: LmHead, sample: Sample) -> Chooser:
     communicator = target.communicator
 
-    def choose(x_NH: Tensor, weight_VH: Any, prepared: Any, sampling: SamplingBatch) -> Tensor:
-        return communicator.best(*best(x_NH, weight_VH, sampling, rank=communicator.rank))
+    def choose(x_NH: Tensor, weight_VH: Any, prepared: Screen | None, sampling: SamplingBatch) -> Tensor:
+        return communicator.best(*best(x_NH, weight_VH, sampling, rank=communicator.rank, screen=prepared))
 
-    return replace(reference.chooser(lm_head, sample), choose=choose, restricts=True)
+    return Chooser(prepare, partial(prepared_bytes, target.cpu_weights), choose, restricts=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """An int8 head in 4 bits: native/screen.c."""
+
+    packed: Tensor  # uint8
+    dither: Tensor  # float32 [H], padded to whole blocks
+
+
+def prepare(weight_VH: Any) -> Screen | None:
+    """None for heads that are small or not in int8, and for weights that are not finite."""
+    if not isinstance(weight_VH, PackedDense) or not (num_bytes := prepared_bytes("int8", *weight_VH.shape)):
+        return None
+    num_rows, blocks = weight_VH.shape[0], -(-weight_VH.shape[1] // BLOCK)
+    drawn = torch.randint(1 << 16, (blocks * BLOCK,), generator=torch.Generator().manual_seed(0))
+    screen = Screen(torch.empty(num_bytes, dtype=torch.uint8), (drawn + 0.5) / (1 << 16))
+    addresses = weight_VH.packed.data_ptr(), screen.dither.data_ptr(), screen.packed.data_ptr()
+    return None if library().oscine_screen(*addresses, num_rows, blocks) else screen
+
+
+def prepared_bytes(kind: CpuWeights, vocab: int, hidden: int) -> int:
+    """Of the screen of a head of this kind; 0 where there is none."""
+    blocks = -(-hidden // BLOCK)
+    if kind != "int8" or library().oscine_dense_bytes(vocab, blocks) < LEAST_BYTES:
+        return 0
+    return int(library().oscine_packed_bytes(vocab, blocks))
 
 
 def best(
-    x_NH: Tensor, weight_VH: Any, sampling: SamplingBatch, *, rank: int = 0, tokens_V: Tensor | None = None
+    x_NH: Tensor,
+    weight_VH: Any,
+    sampling: SamplingBatch,
+    *,
+    rank: int = 0,
+    tokens_V: Tensor | None = None,
+    screen: Screen | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best scores [N], and their tokens, int64 [N].
 
@@ -35,7 +72,8 @@ def best(
     columns = sampling.temperature_N, sampling.seed_N, sampling.position_N
     drawn = (None, None, None) if sampling.greedy else [column.data_ptr() for column in columns]
     masks = _allowed(sampling) if tokens_V is None else (None, None, 0)
-    inputs = x_NH.data_ptr(), head, kind, *drawn, *masks, None if tokens_V is None else tokens_V.data_ptr()
+    screened = (None, None) if screen is None else (screen.packed.data_ptr(), screen.dither.data_ptr())
+    inputs = x_NH.data_ptr(), head, kind, *drawn, *masks, None if tokens_V is None else tokens_V.data_ptr(), *screened
     outputs = values_N.data_ptr(), ids_N.data_ptr()
     check(library().oscine_choose(*inputs, *outputs, rank * vocab, num_rows, vocab, hidden))
     return values_N, ids_N

@@ -1,5 +1,6 @@
 /* The next token of each row: the most probable one, or one drawn with a temperature. Logits of whole rows are never
-   stored. */
+   stored. With a screen (screen.c), most are not computed: of each row, the exact score of a likely token is the floor, and
+   exact scores are computed only of tokens whose upper bound reaches it. */
 #include "oscine.h"
 
 #define ROWS_PER_TASK 96
@@ -18,6 +19,10 @@ struct choice {
     const int32_t *allowed_rows; /* [N]: row of `allowed`, or -1; NULL: all tokens are allowed */
     int64_t num_words;
     const int64_t *tokens; /* [V]: the token of each row of the head; NULL: those from `first` on */
+    const uint8_t *screen;
+    const float *terms; /* of the screen */
+    float *highest;     /* [N, V]: upper bounds of scores */
+    float *floors;      /* [N] */
     float *best; /* [parts, N]: the highest score of a part of the vocabulary */
     int64_t *ids; /* of rows of the head, plus `first` */
     int64_t first, num_rows, vocabulary, width;
@@ -35,6 +40,13 @@ static uint32_t mix(uint32_t x) { return MIX(x); }
 static struct noise noise_of(int64_t seed, int64_t position) {
     const uint32_t key = mix((uint32_t)position ^ mix((uint32_t)seed ^ mix((uint32_t)((uint64_t)seed >> 32))));
     return (struct noise){key, mix(key + 0x9e3779b9u)};
+}
+
+static u8 hashed(u8 tokens, struct noise noise) {
+    tokens += noise.key;
+    MIX(tokens);
+    tokens ^= noise.second;
+    return MIX(tokens);
 }
 
 static float gumbel(uint32_t hash) {
@@ -83,10 +95,7 @@ static float drawn(
         const f8 scaled = (lanes_used == LANES ? load(logits + v) : load_some(logits + v, lanes_used)) / heat;
         u8 hash = lanes + (uint32_t)(first + v);
         for (int64_t i = 0; tokens && i < lanes_used; i++) hash[i] = (uint32_t)tokens[v + i];
-        hash += noise.key;
-        MIX(hash);
-        hash ^= noise.second;
-        MIX(hash);
+        hash = hashed(hash, noise);
         const f8 floor = __builtin_convertvector((i8)(hash >> 8), f8) * all(0x1p-24f); /* of the uniform number */
         const i8 may_win = floor < exp8(scaled - all(best)) * all(1.001f);
         for (int64_t i = 0; i < lanes_used; i++) {
@@ -96,6 +105,14 @@ static float drawn(
         }
     }
     return best;
+}
+
+/* The best score of some logits of row `at`, the first of which is of row `first` of the head. */
+static float best_of(const struct choice *a, int64_t at, const float *logits, int64_t first, int64_t count, int64_t *id) {
+    const float temperature = a->temperatures ? a->temperatures[at] : 0.0f;
+    if (!(temperature > 0.0f)) return most_probable(logits, count, a->first + first, id);
+    const struct noise noise = noise_of(a->seeds[at], a->positions[at]);
+    return drawn(logits, count, a->first + first, a->tokens ? a->tokens + first : NULL, temperature, noise, id);
 }
 
 /* The mask of a row; NULL: all tokens are allowed. */
@@ -134,41 +151,139 @@ static void choice_task(void *context, int64_t i) {
                 if (!is_used || !is_allowed(a, mask, a->first + first + v)) row[v] = -INFINITY;
             float *best = a->best + i * a->num_rows + at;
             int64_t *id = a->ids + i * a->num_rows + at;
-            const float temperature = a->temperatures ? a->temperatures[at] : 0.0f;
-            const int64_t *tokens = a->tokens ? a->tokens + first : NULL;
-            *best = temperature > 0.0f ? drawn(row, count, a->first + first, tokens, temperature,
-                                               noise_of(a->seeds[at], a->positions[at]), id)
-                                       : most_probable(row, count, a->first + first, id);
+            *best = best_of(a, at, row, first, count, id);
         }
     }
+}
+
+/* Upper bounds of the noise, to 0.06 where it is large: -log(v) for the uniform number v, with the logarithm of its fraction
+   replaced by the chord below it. */
+static f8 most_noise(u8 hash) {
+    const f8 uniform = __builtin_convertvector((i8)(hash >> 8), f8) * all(0x1p-24f);
+    return all(127 * 0.6931472f + 1e-3f) - __builtin_convertvector((i8)uniform, f8) * all(0.6931472f * 0x1p-23f);
+}
+
+/* Upper bounds of the scores of a part; in best and ids, the highest lower bound. */
+static void screen_task(void *context, int64_t i) {
+    const struct choice *a = context;
+    const int64_t first = i * ROWS_PER_TASK, last = MIN(first + ROWS_PER_TASK, a->vocabulary);
+    const struct tile tile = tile_of(0, 0, a->num_rows);
+    const u8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    float *best = a->best + i * a->num_rows;
+    int64_t *ids = a->ids + i * a->num_rows;
+    struct noise noises[SCREENED];
+    for (int64_t n = 0; n < a->num_rows; n++) {
+        best[n] = -INFINITY, ids[n] = -1;
+        if (a->temperatures) noises[n] = noise_of(a->seeds[n], a->positions[n]);
+    }
+    for (int64_t v = first; v < last; v += LANES) {
+        f8 logits[SCREENED], bounds[SCREENED];
+        const uint8_t *group = a->screen + v / LANES * a->quantized.num_blocks * MXFP4_BYTES;
+        screen_logits(group, &a->quantized, tile, a->terms, logits, bounds);
+        for (int64_t n = 0; n < a->num_rows; n++) {
+            f8 high = logits[n] + bounds[n], low = logits[n] - bounds[n];
+            if (a->temperatures && a->temperatures[n] > 0.0f) {
+                const f8 heat = all(MAX(a->temperatures[n], LOWEST_TEMPERATURE));
+                const u8 tokens = lanes + (uint32_t)(a->first + v);
+                const f8 noise = most_noise(hashed(tokens, noises[n]));
+                high = high / heat + noise, low = low / heat + noise;
+            }
+            store_some(a->highest + n * a->vocabulary + v, high, MIN(LANES, last - v));
+            for (int64_t lane = 0; lane < MIN(LANES, last - v); lane++)
+                if (low[lane] > best[n]) best[n] = low[lane], ids[n] = v + lane;
+        }
+    }
+}
+
+/* The best exact score of some rows of the head, all of one group of 8. */
+static float exact_best(const struct choice *a, int64_t row, int64_t first, int64_t count, int64_t *id) {
+    f8 logits[SCREENED];
+    float of_row[LANES];
+    const uint8_t *group = (const uint8_t *)a->head + first / LANES * a->quantized.num_blocks * INT8_BYTES;
+    int8_products(group, 1, &a->quantized, tile_of(0, 0, a->num_rows), logits);
+    store(of_row, logits[row]);
+    return best_of(a, row, of_row + first % LANES, first, count, id);
+}
+
+static void decide_task(void *context, int64_t i) {
+    const struct choice *a = context;
+    const int64_t first = i * ROWS_PER_TASK, last = MIN(first + ROWS_PER_TASK, a->vocabulary);
+    for (int64_t n = 0; n < a->num_rows; n++) {
+        const float *highest = a->highest + n * a->vocabulary;
+        float *best = a->best + i * a->num_rows + n;
+        int64_t *best_id = a->ids + i * a->num_rows + n;
+        *best = -INFINITY, *best_id = -1;
+        for (int64_t v = first; v < last; v += LANES) {
+            const int64_t count = MIN(LANES, last - v);
+            int reaches = 0;
+            for (int64_t lane = 0; lane < count; lane++) reaches |= highest[v + lane] >= a->floors[n];
+            if (!reaches) continue;
+            int64_t id;
+            const float score = exact_best(a, n, v, count, &id);
+            if (score > *best) *best = score, *best_id = id;
+        }
+    }
+}
+
+/* The best of the parts of a row; the first of equals. */
+static void settle(const struct choice *a, int64_t parts, int64_t row, float *value, int64_t *id) {
+    *value = -INFINITY, *id = -1;
+    for (int64_t i = 0; i < parts; i++) {
+        const float found = a->best[i * a->num_rows + row];
+        if (found <= *value) continue;
+        *value = found, *id = a->ids[i * a->num_rows + row];
+        if (isnan(found)) break;
+    }
+}
+
+/* The same as without a screen, but for errors beyond its bounds. Returns 1, or 0 if activations are not finite or too large,
+   or -1 without memory. */
+static int screened(struct choice *a, const float *dither, int64_t parts, float *values, int64_t *ids) {
+    a->floors = scratch(SCRATCH_SCORES, sizeof(float) * SCREENED + screen_terms_bytes(&a->quantized, a->num_rows));
+    a->highest = scratch(SCRATCH_ROWS, sizeof(float) * a->num_rows * a->vocabulary);
+    if (!a->floors || !a->highest) return -1;
+    a->terms = a->floors + SCREENED;
+    if (!screen_terms(&a->quantized, a->num_rows, dither, a->floors + SCREENED)) return 0;
+    run_parallel(parts, screen_task, a);
+    for (int64_t n = 0; n < a->num_rows; n++) {
+        int64_t likely;
+        settle(a, parts, n, values + n, &likely);
+        if (likely < 0) return 0;
+        a->floors[n] = exact_best(a, n, likely, 1, ids + n);
+    }
+    run_parallel(parts, decide_task, a);
+    for (int64_t n = 0; n < a->num_rows; n++) {
+        const int64_t likely = ids[n];
+        settle(a, parts, n, values + n, ids + n);
+        if (ids[n] < 0) values[n] = a->floors[n], ids[n] = likely; /* its error is beyond the bound */
+    }
+    return 1;
 }
 
 /* x [N, H] and head [V, H] of any kind, whose tokens begin at `first` -> values [N]: the best scores; ids [N]: their
    tokens, or -1 for a row without one. Temperatures, seeds and positions [N] may be NULL: then the most probable tokens
    are chosen. So may allowed [K, num_words] and allowed_rows [N]: then all tokens are allowed. tokens [V]: the token of each
-   row of the head, or NULL; if given, `first` is 0, there are no masks, and a row of x without a choice gets tokens[0], not -1. Returns -1
-   if memory runs out. */
+   row of the head, or NULL; if given, `first` is 0, there are no masks, and a row of x without a choice gets tokens[0], not -1.
+   screen, dither: of oscine_screen, or NULL. Returns -1 if memory runs out. */
 int oscine_choose(
     const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
     const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words,
-    const int64_t *tokens, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary, int64_t width) {
+    const int64_t *tokens, const uint8_t *screen, const float *dither, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary, int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
     struct choice a = {
         .x = x, .head = head, .kind = kind, .temperatures = temperatures, .seeds = seeds, .positions = positions,
         .allowed = allowed, .allowed_rows = allowed_rows, .num_words = num_words, .tokens = tokens, .first = first,
-        .num_rows = num_rows, .vocabulary = vocabulary, .width = width};
+        .num_rows = num_rows, .vocabulary = vocabulary, .width = width, .screen = screen};
     a.best = scratch(SCRATCH_X, sizeof(float) * parts * num_rows);
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
     if (!a.best || !a.ids || (kind == INT8 && quantize_rows(x, num_rows, width, &a.quantized))) return -1;
+    int is_plain = !tokens && num_rows <= SCREENED;
+    for (int64_t n = 0; allowed_rows && n < num_rows; n++) is_plain &= allowed_rows[n] < 0;
+    const int found = screen && is_plain ? screened(&a, dither, parts, values, ids) : 0;
+    if (found) return found < 0 ? -1 : 0;
     run_parallel(parts, choice_task, &a);
     for (int64_t n = 0; n < num_rows; n++) {
-        values[n] = -INFINITY, ids[n] = -1;
-        for (int64_t i = 0; i < parts; i++) {
-            const float found = a.best[i * num_rows + n];
-            if (found <= values[n]) continue;
-            values[n] = found, ids[n] = a.ids[i * num_rows + n];
-            if (isnan(found)) break;
-        }
+        settle(&a, parts, n, values + n, ids + n);
         if (tokens) ids[n] = tokens[MAX(ids[n], 0)];
     }
     return 0;

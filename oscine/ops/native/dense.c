@@ -30,7 +30,7 @@ static void pack_row(const struct packing *a, int64_t row, int64_t block, uint8_
     float largest = 0.0f;
     for (int64_t k = 0; k < count; k++) {
         const float magnitude = fabsf(of_bf16(weights[k]));
-        largest = magnitude <= largest ? largest : magnitude; /* NaN stays */
+        largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
     }
     const int usable = largest >= 1e-35f && isfinite(largest); /* the inverse is finite, too */
     const uint16_t scale = usable ? bf16_above(largest / 127.0f) : isfinite(largest) ? 0 : 0x7fc0;

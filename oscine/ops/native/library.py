@@ -38,7 +38,7 @@ OF_STEPS = {
     "oscine_norm_qkv": "pippfpiipipppppipiiii",
     "oscine_attention": "ppiiiipippipiip",
     "oscine_moe": "ppppppppiiiiiiifpp",
-    "oscine_choose": "ppipppppipppiiii",
+    "oscine_choose": "ppipppppipppppiiii",
     "oscine_accept": "ppppppiippp",
     "oscine_place": "ppiiii",
     "oscine_rope": "pppppiipiiii",
@@ -59,6 +59,7 @@ OTHERS = {
     "oscine_packed_bytes": "ii",
     "oscine_pack": "pppiii",
     "oscine_quantize": "piiippp",
+    "oscine_screen": "pppii",
     "oscine_run": "pi",
     "oscine_fence": "i",
 }

@@ -152,9 +152,22 @@ int quantize_rows(const float *x, int64_t num_rows, int64_t width, struct quanti
 void mxfp4_products(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out);
 void int8_products(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out);
 
+/* ---- the screen of the head (screen.c) ---- */
+
+#define SCREENED 2 /* most rows of activations: with more, arithmetic takes longer than reading int8 */
+
+/* What the bounds of all logits need of the activations: two numbers of each block of each row, in the order of blocks.
+   Returns 0 if activations are not finite or too large, else 1. */
+size_t screen_terms_bytes(const struct quantized *x, int64_t num_rows);
+int screen_terms(const struct quantized *x, int64_t num_rows, const float *dither, float *terms);
+/* Logits of a group of 8 rows of the screen for each row of activations, and how far from the exact ones they may be. */
+void screen_logits(const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *bounds);
+void screen_products(
+    const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *squares);
+
 /* ---- dense products ---- */
 
-enum kind { FLOAT32, INT8, BFLOAT16, MXFP4 }; /* of weights; the first three are listed in ops/native/weights.py, too */
+enum kind { FLOAT32, INT8, BFLOAT16, MXFP4, INT4 }; /* of weights; the first three are listed in ops/native/weights.py, too */
 static inline size_t size_of(enum kind kind) { return kind == BFLOAT16 ? 2 : 4; }
 
 /* y[t, n] = x[t] . w[n] + bias[n] for rows first .. last - 1 of w [N, K], FLOAT32 or BFLOAT16; bias may be NULL. */

@@ -8,9 +8,10 @@
    | | scales | vectors | a value is scale times |
    |---|---|---|---|
    | MXFP4 | E8M0 | 4: low nibbles are columns 8p .. 8p + 3, high nibbles the next four | half of an integer of -12 .. 12 |
+   | int4 | E8M0 | as MXFP4 | half of an integer of -8 .. 7 |
    | int8 | bfloat16 | 8: columns 4j .. 4j + 3 | an integer of -127 .. 127 |
 
-   x86 multiplies unsigned by signed bytes. MXFP4's integers are shifted by 12, so sums begin at minus 12 times the sum of
+   x86 multiplies unsigned by signed bytes. Integers of nibbles are shifted by 12, so sums begin at minus 12 times the sum of
    the block's activations. So are those of int8, by 128, where the processor has VNNI. Without it sums of two products must
    fit 16 bits, and the sign of an int8 weight goes to the activation.
 
@@ -24,7 +25,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#define SHIFT 12       /* of MXFP4's integers */
+#define SHIFT 12       /* of the integers of nibbles */
 #define INT8_SHIFT 128 /* of int8, with VNNI */
 #define FEW 4      /* most tokens that meet one group at a time: drafts, or a small batch */
 #define AHEAD 2048 /* bytes that few tokens ask for early: memory gives 25 % more than to the processor's own guesses */
@@ -33,6 +34,12 @@
 #define ADD_DOTS(sum, w, x) _mm256_dpbusd_epi32(sum, w, x)
 #elif defined(__AVXVNNI__)
 #define ADD_DOTS(sum, w, x) _mm256_dpbusd_avx_epi32(sum, w, x)
+#endif
+
+#ifndef __AVX2__
+/* The integers of MXFP4, and of int4. */
+static const int8_t NIBBLES[2][16] = {
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}};
 #endif
 
 /* ---- activations ---- */
@@ -156,11 +163,11 @@ INLINE __m256i four(const int8_t *x) {
     return _mm256_set1_epi32(bytes);
 }
 
-INLINE void unpack_mxfp4(const uint8_t *w, vector *out) {
+INLINE void unpack_nibbles(enum kind kind, const uint8_t *w, vector *out) {
     const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i values = _mm256_setr_epi8(
-        12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4,
-        0);
+    const __m128i row = kind == MXFP4 ? _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
+                                      : _mm_setr_epi8(4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19);
+    const __m256i values = _mm256_broadcastsi128_si256(row);
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
         const __m256i packed = _mm256_loadu_si256((const __m256i *)(w + MXFP4_SCALES + BLOCK * p));
@@ -175,8 +182,8 @@ INLINE void unpack_mxfp4(const uint8_t *w, vector *out) {
 
 /* Shifted integers of columns 4j .. 4j + 3 at [j]. */
 INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
-    if (kind == MXFP4) {
-        unpack_mxfp4(w, out);
+    if (kind != INT8) {
+        unpack_nibbles(kind, w, out);
         return;
     }
 #pragma GCC unroll 8
@@ -194,8 +201,8 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
 
 /* MXFP4: shifted integers of columns 4j .. 4j + 3 at [j]. int8: magnitudes at [j], signed at [8 + j]. */
 INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
-    if (kind == MXFP4) {
-        unpack_mxfp4(w, out);
+    if (kind != INT8) {
+        unpack_nibbles(kind, w, out);
         return;
     }
 #pragma GCC unroll 8
@@ -243,7 +250,7 @@ INLINE void shifted_sums(
 INLINE void integer_sums(
     enum kind kind, const vector *w, int groups, const int8_t *x, const int32_t *offsets, int tokens, __m256i *sums) {
     int32_t starts[2];
-    for (int n = 0; n < tokens; n++) starts[n] = -(kind == MXFP4 ? SHIFT : INT8_SHIFT) * offsets[n];
+    for (int n = 0; n < tokens; n++) starts[n] = -(kind == INT8 ? INT8_SHIFT : SHIFT) * offsets[n];
     shifted_sums(w, groups, x, starts, tokens, sums);
 }
 
@@ -318,9 +325,8 @@ INLINE f8 scales_of(enum kind kind, const uint8_t *w) {
 }
 
 INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
-    static const int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    const int8x16_t values = vld1q_s8(table);
-    if (kind == MXFP4)
+    const int8x16_t values = vld1q_s8(NIBBLES[kind == INT4]);
+    if (kind != INT8)
         for (int p = 0; p < 4; p++) {
             const uint8x16_t low = vld1q_u8(w + MXFP4_SCALES + BLOCK * p), high = vld1q_u8(w + MXFP4_SCALES + BLOCK * p + 16);
             out[2 * p].low = vqtbl1q_s8(values, vandq_u8(low, vdupq_n_u8(15)));
@@ -374,11 +380,10 @@ INLINE f8 scales_of(enum kind kind, const uint8_t *w) {
 }
 
 INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
-    static const int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     for (int j = 0; j < 8; j++)
         for (int i = 0; i < BLOCK; i++)
             out[j].bytes[i] = kind == INT8 ? (int8_t)w[INT8_SCALES + BLOCK * j + i]
-                                           : table[w[MXFP4_SCALES + BLOCK * (j / 2) + i] >> (j % 2 * 4) & 15];
+                                           : NIBBLES[kind == INT4][w[MXFP4_SCALES + BLOCK * (j / 2) + i] >> (j % 2 * 4) & 15];
 }
 
 INLINE void block_sums(
@@ -412,7 +417,7 @@ INLINE void take_block(
 
 INLINE void meet_tile(
     enum kind kind, const uint8_t *w, int groups, const struct quantized *x, struct tile tile, f8 *out) {
-    const int64_t bytes = kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES, group_bytes = bytes * x->num_blocks;
+    const int64_t bytes = kind == INT8 ? INT8_BYTES : MXFP4_BYTES, group_bytes = bytes * x->num_blocks;
     for (int64_t i = 0; i < tile.count * groups; i++) out[i] = all(0.0f);
     for (int64_t b = 0; b < x->num_blocks; b++, w += bytes) {
         const int64_t place = tile.first * x->num_blocks + b * tile.count;
@@ -432,7 +437,7 @@ INLINE void meet_tile(
 /* The same for one group and few tokens, whose sums stay in registers. Those of a token are `stride` apart. */
 INLINE void meet_few(
     enum kind kind, const uint8_t *w, const struct quantized *x, struct tile tile, int tokens, f8 *out, int64_t stride) {
-    const int64_t bytes = kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES;
+    const int64_t bytes = kind == INT8 ? INT8_BYTES : MXFP4_BYTES;
     f8 sums[FEW];
     for (int n = 0; n < tokens; n++) sums[n] = all(0.0f);
     for (int64_t b = 0; b < x->num_blocks; b++, w += bytes) {
@@ -450,7 +455,7 @@ INLINE void meet_few(
 
 #define PRODUCTS(name, kind, few)                                                                       \
     void name(const uint8_t *w, int64_t groups, const struct quantized *x, struct tile tile, f8 *out) { \
-        const int64_t group_bytes = (kind == MXFP4 ? MXFP4_BYTES : INT8_BYTES) * x->num_blocks;         \
+        const int64_t group_bytes = (kind == INT8 ? INT8_BYTES : MXFP4_BYTES) * x->num_blocks;          \
         if (tile.count > few && groups == 2)                                                            \
             meet_tile(kind, w, 2, x, tile, out);                                                        \
         else if (tile.count > few)                                                                      \
@@ -466,3 +471,38 @@ INLINE void meet_few(
 
 PRODUCTS(mxfp4_products, MXFP4, 2)
 PRODUCTS(int8_products, INT8, 4)
+
+/* ---- logits of a screen (screen.c), and the squares of the standard deviations of their errors ---- */
+
+INLINE void meet_screen(
+    const uint8_t *w, const struct quantized *x, struct tile tile, int tokens, const float *terms, f8 *logits, f8 *squares) {
+    for (int n = 0; n < tokens; n++) logits[n] = squares[n] = all(0.0f);
+    for (int64_t b = 0; b < x->num_blocks; b++, w += MXFP4_BYTES) {
+        for (int64_t line = 0; line < MXFP4_BYTES; line += 64) __builtin_prefetch(w + AHEAD + line);
+        vector unpacked[VECTORS];
+        unpack(INT4, w, unpacked);
+        const f8 scales = scales_of(INT4, w), squared = scales * scales;
+#pragma GCC unroll 4
+        for (int n = 0; n < tokens; n += 2) {
+            const int64_t place = tile.first * x->num_blocks + b * tokens + n;
+            const int count = MIN(2, tokens - n);
+            f8 sums[2];
+            block_sums(INT4, unpacked, 1, x->values + place * BLOCK, x->offsets + place, count, sums);
+#pragma GCC unroll 2
+            for (int i = 0; i < count; i++) {
+                logits[n + i] += scales * (all(x->scales[place + i]) * sums[i] + all(terms[2 * (place + i)]));
+                squares[n + i] += squared * all(terms[2 * (place + i) + 1]);
+            }
+        }
+    }
+}
+
+void screen_products(
+    const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *squares) {
+    if (tile.count == 1)
+        meet_screen(w, x, tile, 1, terms, logits, squares);
+    else if (tile.count == 2)
+        meet_screen(w, x, tile, 2, terms, logits, squares);
+    else
+        meet_screen(w, x, tile, (int)tile.count, terms, logits, squares);
+}

@@ -89,7 +89,16 @@ class Tools:
     """The tools of one request: functions that are run here, functions that the caller runs, built-in tools."""
 
     def __init__(self, given: Sequence[Any] | None, *, run: bool = True) -> None:
-        """`given`: callables, and tools as the HTTP API has them. `run`: whether the callables are run."""
+        """`given`: callables, and tools as the HTTP API has them. `run`: whether the callables are run.
+
+        Raises RequestError for anything else.
+        """
+        if not isinstance(given, Sequence | None) or isinstance(given, str):
+            raise RequestError(f"Invalid value for 'tools': a list is wanted, not {given!r}.", "tools")
+        for i, tool in enumerate(given or ()):
+            if not callable(tool) and not (isinstance(tool, dict) and isinstance(tool.get("type"), str)):
+                what = f"{tool!r} is neither a function nor an object with a 'type'"
+                raise RequestError(f"Invalid value for 'tools[{i}]': {what}.", f"tools[{i}]")
         found = [Function(tool) if callable(tool) else tool for tool in given or ()]
         self._functions = {tool.name: tool for tool in found if isinstance(tool, Function)} if run else {}
         plain = [tool.tool if isinstance(tool, Function) else tool for tool in found]

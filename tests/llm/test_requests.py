@@ -102,3 +102,19 @@ def test_what_the_server_would_refuse_for_now_waits(scripted: ScriptedServer, mo
 def test_tools_that_are_not_enabled_are_named(scripted: ScriptedServer) -> None:
     with pytest.raises(RequestError, match="code_interpreter"):
         chat(scripted, [{"type": "code_interpreter"}])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([len, 3], r"'tools\[1\]': 3 is neither"),
+        (["search"], r"'tools\[0\]': 'search' is neither"),
+        ([{}], r"'tools\[0\]': {} is neither"),
+        ([{"type": 3}], r"'tools\[0\]': {'type': 3} is neither"),
+        (5, "'tools': a list is wanted, not 5"),
+        ("search", "'tools': a list is wanted, not 'search'"),
+    ],
+)
+def test_what_is_no_tool_is_named(given: Any, named: str) -> None:
+    with pytest.raises(RequestError, match=named):
+        Tools(given)

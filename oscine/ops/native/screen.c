@@ -1,5 +1,5 @@
 /* A screen of the head: 4 bits of each weight say which tokens may be the best; the logits of these are computed from the
-   head in int8. docs/decisions/0056-four-bits-screen-the-head.md has the bounds.
+   head in int8. docs/decisions/0057-a-screen-of-the-head-on-cpus.md.
 
    Each column has a number from 0 to 1, drawn once: the dither. It is added to the weights, in units of the scale, before
    they are rounded down to int4. So a weight is scale * (integer + 1/2 - dither + error), and the errors are uniform from

@@ -45,6 +45,12 @@ def test_rates_are_those_of_completed_requests_over_the_whole_time(found: Measur
     assert found.mean_under_way == pytest.approx((1.1 + 2.0 + 2.0) / 4)
 
 
+def test_an_answer_that_ends_after_its_last_text() -> None:
+    found = measure([replace(record(1.0, 2.0, 3.0, tokens=5), ended_s=6.0)])
+    assert (found.e2el.mean, found.tpot.mean, found.duration_s) == (5.0, 1.0, 5.0)
+    assert found.mean_under_way == 1.0
+
+
 def test_latencies(found: Measures) -> None:
     assert found.first_event.mean == pytest.approx(0.25)
     assert found.ttft.mean == pytest.approx((0.5 + 1.0 + 2.0) / 3)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,31 @@ def test_the_role_the_end_and_the_usage_are_no_tokens() -> None:
     assert len(record.events_s) == 6
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens, record.error) == (7, 6, 3, "")
     assert APIS["chat"].text(answer.kept) == "yes yes yes "
+
+
+@pytest.mark.parametrize(
+    ("api", "token", "end"),
+    [
+        ("chat", b'{"choices":[{"delta":{"content":"yes"}}]}', b'{"choices":[{"delta":{},"finish_reason":"length"}]}'),
+        ("completions", b'{"choices":[{"text":"a"}]}', b'{"choices":[{"text":"b","finish_reason": "stop"}]}'),
+        ("responses", b'{"type":"x.delta","delta":"a"}', b'{"type":"response.incomplete","response":{}}'),
+    ],
+)
+def test_an_answer_lasts_until_the_event_that_ends_it(api: str, token: bytes, end: bytes) -> None:
+    """Tokens that a client ignores the end for have no text."""
+    answer = Answer(APIS[api], Record(0.0, 0.0), [0], keep=False)
+    answer.head(200, "text/event-stream")
+    answer.feed(b"data: " + token + b"\n\n", 1.0)
+    assert answer.record.last_s == 1.0
+    answer.feed(b"data: " + end + b"\n\n", 4.0)
+    answer.feed(b"data: [DONE]\n\n", 5.0)
+    answer.finish()
+    assert answer.record.last_s == 4.0
+
+
+def test_a_text_that_names_the_end_does_not_end_the_answer() -> None:
+    answer = read(chat_event(content='"finish_reason": "stop"') + chat_event(content="yes"))
+    assert math.isnan(answer.record.ended_s)
 
 
 def test_the_first_event_is_the_role_and_no_comment() -> None:

@@ -12,6 +12,8 @@ from typing import TypeAlias
 from oscine.extensions.bench.serve.api import Api, decode, error_of, usage_of
 
 _USAGE = re.compile(rb'"usage" ?: ?\{')
+# Tokens after a chat's end (`ignore_eos`) have no text, so the last event with text is not the end.
+_END = re.compile(rb'"finish_reason" ?: ?"|"type" ?: ?"response\.(?:completed|incomplete)"')
 _ERROR = re.compile(rb'"error" ?: ?[{"]|^event: error|"type" ?: ?"error"')
 
 Counters: TypeAlias = "MutableSequence[int] | memoryview[int]"
@@ -30,6 +32,12 @@ class Record:
     has_usage: bool = True  # False: every event counts as a token
     error: str = ""
     begun_s: float = math.nan  # of the first event of any kind
+    ended_s: float = math.nan  # of the event that says why the answer ends
+
+    @property
+    def last_s(self) -> float:
+        """When the last token was there."""
+        return self.events_s[-1] if math.isnan(self.ended_s) else max(self.ended_s, self.events_s[-1])
 
 
 class Answer:
@@ -71,6 +79,8 @@ class Answer:
             self.record.begun_s = now_s  # a comment, which keeps the connection alive, is no event
         search, count = self._search, 0
         for event in events:
+            if _END.search(event):
+                self.record.ended_s = now_s
             if search(event):
                 count += 1
                 self._last = event

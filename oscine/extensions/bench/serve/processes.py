@@ -119,7 +119,7 @@ def _encode(records: Sequence[Record], busy: float) -> bytes:
     rows = [
         (
             *(r.due_s, r.sent_s, len(r.events_s), r.prompt_tokens, r.output_tokens, r.cached_tokens),
-            *(r.has_usage, r.error, r.begun_s),
+            *(r.has_usage, r.error, r.begun_s, r.ended_s),
         )
         for r in records
     ]

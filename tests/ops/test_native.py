@@ -254,7 +254,7 @@ def test_screened_tokens(vocab: int, hidden: int, monkeypatch: pytest.MonkeyPatc
                 sampling_batch(num_rows, CPU, temperature_N=heat_N, seed_N=torch.randint(1 << 62, (num_rows,))),
                 sampling_batch(num_rows, CPU, temperature_N=heat_N.flip(0) * 3, position_N=torch.arange(num_rows)),
             ):
-                expected, found = (native_choose.best(x, head, batch, screen=given) for given in (None, screen))
+                expected, found = (native_choose.best(x, head, batch, rank=2, screen=given) for given in (None, screen))
                 assert torch.equal(found[0], expected[0]), name
                 assert torch.equal(found[1], expected[1]), name
 

@@ -94,10 +94,10 @@ class Tools:
         Raises RequestError for anything else.
         """
         if not isinstance(given, Sequence | None) or isinstance(given, str):
-            raise RequestError(f"Invalid value for 'tools': a list is wanted, not {given!r}.", "tools")
+            raise RequestError(f"Invalid value for 'tools': a list is wanted, not {given!r:.100}.", "tools")
         for i, tool in enumerate(given or ()):
             if not callable(tool) and not (isinstance(tool, dict) and isinstance(tool.get("type"), str)):
-                what = f"{tool!r} is neither a function nor an object with a 'type'"
+                what = f"{tool!r:.100} is neither a function nor an object with a 'type'"
                 raise RequestError(f"Invalid value for 'tools[{i}]': {what}.", f"tools[{i}]")
         found = [Function(tool) if callable(tool) else tool for tool in given or ()]
         self._functions = {tool.name: tool for tool in found if isinstance(tool, Function)} if run else {}

@@ -22,7 +22,7 @@ from tests.tiny import SMALL, TINY
 
 from .tiny import PAGE
 
-LOST = "chooser=screened is not used: it does not suit the weights of this head, so all logits are made"
+LOST = "the head has no screen, as it does not suit these weights: all logits are made"
 
 
 @pytest.mark.parametrize("most_doubt", [1.0, 0.0])

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from oscine.ops.launch import arrivals
 from oscine.ops.linear.hopper_stream import CHUNK_BYTES
 from oscine.ops.platforms.table import choose, resolve
 from oscine.ops.sample import reference
+from oscine.ops.sample.noise import gumbel
 from oscine.ops.target import Communicator
 from tests.ops.bound import CPU_TARGET, bound, target_of
 from tests.ops.compile_ahead import compile_ahead, marked
@@ -61,9 +63,11 @@ def batch(num_rows: int, device: torch.device, *, greedy: bool) -> SamplingBatch
     return sampling_batch(num_rows, device, temperature_N=heat_N.to(device), greedy=greedy)
 
 
-def check_choice(weight_VH: Tensor, x_NH: Tensor, sampling: SamplingBatch) -> None:
+def check_choice(weight_VH: Tensor, x_NH: Tensor, sampling: SamplingBatch, *, coarse: bool = True) -> None:
     """The score of what is chosen is the best, to what rounding leaves; the id too, where it is the only such one."""
-    chosen_N = bound(screened.screened)(x_NH, weight_VH, screened.prepare(weight_VH), sampling)  # type: ignore[arg-type]
+    screen = screened.prepare(weight_VH)
+    assert screen is not None
+    chosen_N = bound(screened.screened)(x_NH, weight_VH, replace(screen, is_coarse=coarse), sampling)
     logits_NV = x_NH.double() @ weight_VH.double().T
     expected_N = reference.sample(logits_NV.float(), sampling).token_ids_N
     for row in (chosen_N != expected_N).nonzero().flatten().tolist():
@@ -74,7 +78,7 @@ def check_choice(weight_VH: Tensor, x_NH: Tensor, sampling: SamplingBatch) -> No
 
 
 def conspiring(hidden: int) -> tuple[Tensor, Tensor]:
-    """Weights and one row of activations: 8 bits put the second token far ahead of the first, which is the best.
+    """Weights and one row of activations: 8 bits put the last token far ahead of the first, which is the best.
 
     All that the codes leave of both rows points along the activations, so that the bound is met to nine tenths.
     """
@@ -88,8 +92,8 @@ def conspiring(hidden: int) -> tuple[Tensor, Tensor]:
     ahead_H = torch.arange(hidden) < 0.8 * hidden
     integers_H = screen.dither_H.round() - screen.dither_H  # codes become integers with these
     weight_VH[0] = (integers_H + (3 + 0.45) * sign_H) * step
-    weight_VH[1] = (integers_H + (3 + ahead_H.float() - 0.45) * sign_H) * step
-    weight_VH[0, 0] = weight_VH[1, 1] = screened.MAX_CODE * step
+    weight_VH[-1] = (integers_H + (3 + ahead_H.float() - 0.45) * sign_H) * step
+    weight_VH[0, 0] = weight_VH[-1, 1] = screened.MAX_CODE * step
     return weight_VH, sign_H[None]
 
 
@@ -127,8 +131,12 @@ def interpret_choices() -> None:
         for num_rows, greedy in ((3, False), (4, True)) if name == "nothing" else ((5, False), (4, True)):
             x_NH = activations(num_rows, weight_VH).bfloat16()
             check_choice(weight_VH.bfloat16(), x_NH, batch(num_rows, CPU, greedy=greedy))
+        check_choice(weight_VH.bfloat16(), x_NH, batch(4, CPU, greedy=True), coarse=False)
     weight_VH, x_NH = conspiring(HIDDEN)
-    check_choice(weight_VH.bfloat16(), x_NH.bfloat16(), batch(1, CPU, greedy=True))
+    for coarse in (False, True):
+        check_choice(weight_VH.bfloat16(), x_NH.bfloat16(), batch(1, CPU, greedy=True), coarse=coarse)
+    for num_rows, scale in ((1, 1.0), (6, 0.5), (40, 10.0)):
+        check_floor(num_rows, scale)
     twins_VH = heads(1100, HIDDEN)["each twice"].bfloat16()
     [first] = bound(screened.screened)(
         activations(1, twins_VH).bfloat16(),
@@ -211,6 +219,44 @@ def check_low_bits(error_NV: Tensor) -> None:
     assert error_NV.std() == pytest.approx(deviation, rel=0.1)
     # The last row is signs of weights: nothing that it adds up may be off on average.
     assert abs(error_NV[-1].mean()) < 4 * deviation / len(error_NV[0]) ** 0.5
+
+
+def check_floor(num_rows: int, scale: float) -> None:
+    """The floor of each row is the exact score of the token with the highest lower bound, and the choice is exact."""
+    generator = torch.Generator().manual_seed(num_rows)
+    weight_VH = (torch.randn(1100, HIDDEN, generator=generator) * scale).bfloat16()
+    x_NH = torch.randn(num_rows, HIDDEN, generator=generator).bfloat16()
+    heat_N = torch.tensor([1.0, 0.0, 0.3, 2.0, 5.0])[torch.arange(num_rows) % 5]
+    position_N = torch.arange(num_rows)
+    sampling = sampling_batch(num_rows, CPU, temperature_N=heat_N, position_N=position_N)
+    screen = screened.prepare(weight_VH)
+    assert screen is not None
+    made: dict[str, Tensor] = {}
+
+    def kept(*arguments: Any, **constants: Any) -> None:
+        kernel[grid_of[0]](*arguments, **constants)
+        made.update(rough=arguments[0].clone(), floor=arguments[16].clone())
+
+    kernel, grid_of = screened.floor_kernel, [(0, 0)]
+
+    class Kept:
+        def __getitem__(self, grid: tuple[int, int]) -> Any:
+            grid_of[0] = grid
+            return kept
+
+    screened.floor_kernel = Kept()
+    try:
+        chosen_N = bound(screened.screened)(x_NH, weight_VH, screen, sampling)
+    finally:
+        screened.floor_kernel = kernel
+    noise_NV = gumbel(sampling.seed_N, position_N, len(weight_VH)).double() * (heat_N != 0)[:, None]
+    heat_N1 = torch.where(heat_N == 0, 1, heat_N).double()[:, None]
+    score_NV = x_NH.double() @ weight_VH.double().T / heat_N1 + noise_NV
+    bound_NV = screened.COARSE_BOUND * screen.scale_V * (x_NH.double() * screen.column_H).norm(dim=1, keepdim=True)
+    likely_N = ((made["rough"].double() - bound_NV) / heat_N1 + noise_NV).argmax(1)
+    expected_N = score_NV.gather(1, likely_N[:, None])[:, 0]
+    torch.testing.assert_close(made["floor"].double(), expected_N, rtol=1e-5, atol=1e-5)
+    assert torch.equal(chosen_N, score_NV.argmax(1))
 
 
 def check_what_is_read() -> None:
@@ -413,7 +459,8 @@ def test_choices_on_hopper(num_rows: int, greedy: bool) -> None:
     for weight_VH in heads(20_011, 2880).values():
         weight_VH = weight_VH.bfloat16().cuda()
         x_NH = activations(num_rows, weight_VH.float()).bfloat16().cuda()
-        check_choice(weight_VH, x_NH, batch(num_rows, x_NH.device, greedy=greedy))
+        for coarse in (True, False):
+            check_choice(weight_VH, x_NH, batch(num_rows, x_NH.device, greedy=greedy), coarse=coarse)
         check_ranks(weight_VH[:20_000], x_NH, batch(num_rows, x_NH.device, greedy=greedy), 4)
     screen = screened.prepare(weight_VH)
     assert screen is not None

@@ -248,7 +248,7 @@ def test_screened_tokens(vocab: int, hidden: int, monkeypatch: pytest.MonkeyPatc
             if num_rows > 1:
                 x[0] += 3 * x[0].norm() * published[0].float() / (published[0].float().norm() + 1e-30)
                 x[1, 3] *= 40
-            heat_N = torch.tensor([1.0, 0.0, 1e-30])[:num_rows]
+            heat_N = torch.tensor([1.0, 0.0, 1e-30, 0.3])[torch.randperm(4)][:num_rows]
             for batch in (
                 sampling_batch(num_rows, CPU, temperature_N=heat_N * 0, greedy=True),
                 sampling_batch(num_rows, CPU, temperature_N=heat_N, seed_N=torch.randint(1 << 62, (num_rows,))),

@@ -7,6 +7,7 @@ from oscine.executor.kv.memory import MemoryPlan, plan_memory
 from oscine.executor.start.weight_bytes import native_bytes
 from oscine.model.config import ModelConfig
 from oscine.model.tensors import tensor_specs
+from oscine.ops.choose.native import prepared_bytes
 from oscine.ops.platforms import native
 from oscine.ops.target import Target
 from oscine.settings.config import EngineOptions
@@ -21,5 +22,6 @@ def plan_on_cpu(config: ModelConfig, options: EngineOptions, host_bytes: int | N
     if lacking and options.model.activation_dtype != "auto":
         raise ValueError(f"--activation-dtype {options.model.activation_dtype} needs {lacking}")
     groups = groups_of(config, options.cache, torch.float32)
-    weights = sum(native_bytes(tensor_specs(config), options.model.cpu_weights).values())
+    specs, kind = tensor_specs(config), options.model.cpu_weights
+    weights = sum(native_bytes(specs, kind).values()) + prepared_bytes(kind, *specs["lm_head.weight"].shape)
     return plan_memory(config, groups, options, weights, torch.float32.itemsize, host_bytes=host_bytes)

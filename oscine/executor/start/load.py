@@ -116,8 +116,7 @@ def load(start: Start, memory: MemoryPlan) -> TorchExecutor:
     if errors := opened.quantization_errors:
         start.report(f"experts were quantised to MXFP4: `oscine convert` does it once; {described(errors)}")
     if start.prepared_head_bytes and weights.prepared_head is None:
-        lost = "it does not suit the weights of this head, so all logits are made"
-        start.report(f"chooser={start.choice['chooser']} is not used: {lost}")
+        start.report("the head has no screen, as it does not suit these weights: all logits are made")
     if start.on_gpu:
         memory = plan_again(start, memory)
     if start.sleeper is not None:

@@ -10,10 +10,9 @@ from torch import Tensor
 from oscine.ops.choose import few
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch
 from oscine.ops.native.library import check, library
-from oscine.ops.native.weights import PackedDense, few_logits, matrix
+from oscine.ops.native.weights import BLOCK, PackedDense, few_logits, matrix
 from oscine.ops.target import CpuWeights, Target
 
-BLOCK = 32
 LEAST_BYTES = 64 << 20  # of a head that has a screen: it does not fit a cache
 
 
@@ -47,10 +46,10 @@ def prepare(weight_VH: Any) -> Screen | None:
 
 def prepared_bytes(kind: CpuWeights, vocab: int, hidden: int) -> int:
     """Of the screen of a head of this kind; 0 where there is none."""
-    blocks = -(-hidden // BLOCK)
-    if kind != "int8" or library().oscine_dense_bytes(vocab, blocks) < LEAST_BYTES:
+    blocks = -(-vocab // 8) * -(-hidden // BLOCK)  # of 8 rows: 8 scales of two bytes in int8, of one in int4
+    if kind != "int8" or blocks * (16 + 8 * BLOCK) < LEAST_BYTES:
         return 0
-    return int(library().oscine_packed_bytes(vocab, blocks))
+    return blocks * (8 + 4 * BLOCK)
 
 
 def best(

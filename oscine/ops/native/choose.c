@@ -4,6 +4,7 @@
 #include "oscine.h"
 
 #define ROWS_PER_TASK 96
+#define MOST_NOISE 23.0f /* the noise of the least uniform number is 22.9 */
 #define LOWEST_TEMPERATURE 1e-20f /* as in ops/sample/reference.py */
 
 typedef uint32_t u8 __attribute__((vector_size(32)));
@@ -156,18 +157,19 @@ static void choice_task(void *context, int64_t i) {
     }
 }
 
-/* Upper bounds of the noise, to 0.06 where it is large: -log(v) for the uniform number v, with the logarithm of its fraction
-   replaced by the chord below it. */
+/* Upper bounds of the noise. -log(v) is one, for the uniform number v. The bits of a float, as an integer, are its binary
+   logarithm to 0.09, from below. Where v is small but above 2^-16, the bound is at most 0.06 above the noise. */
 static f8 most_noise(u8 hash) {
     const f8 uniform = __builtin_convertvector((i8)(hash >> 8), f8) * all(0x1p-24f);
-    return all(127 * 0.6931472f + 1e-3f) - __builtin_convertvector((i8)uniform, f8) * all(0.6931472f * 0x1p-23f);
+    const f8 logarithm = __builtin_convertvector((i8)uniform, f8) * all(0x1p-23f) - all(127.0f);
+    return min8(all(1e-3f) - logarithm * all(0.6931472f), all(MOST_NOISE));
 }
 
-/* Upper bounds of the scores of a part; in best and ids, the highest lower bound. */
+/* Upper bounds of the scores of a part; in best and ids, the highest lower bound of a logit, with an upper bound of the noise:
+   it only selects a token. */
 static void screen_task(void *context, int64_t i) {
     const struct choice *a = context;
     const int64_t first = i * ROWS_PER_TASK, last = MIN(first + ROWS_PER_TASK, a->vocabulary);
-    const struct tile tile = tile_of(0, 0, a->num_rows);
     const u8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
     float *best = a->best + i * a->num_rows;
     int64_t *ids = a->ids + i * a->num_rows;
@@ -179,7 +181,7 @@ static void screen_task(void *context, int64_t i) {
     for (int64_t v = first; v < last; v += LANES) {
         f8 logits[SCREENED], bounds[SCREENED];
         const uint8_t *group = a->screen + v / LANES * a->quantized.num_blocks * MXFP4_BYTES;
-        screen_logits(group, &a->quantized, tile, a->terms, logits, bounds);
+        screen_logits(group, &a->quantized, a->num_rows, a->terms, logits, bounds);
         for (int64_t n = 0; n < a->num_rows; n++) {
             f8 high = logits[n] + bounds[n], low = logits[n] - bounds[n];
             if (a->temperatures && a->temperatures[n] > 0.0f) {
@@ -236,8 +238,8 @@ static void settle(const struct choice *a, int64_t parts, int64_t row, float *va
     }
 }
 
-/* The same as without a screen, but for errors beyond its bounds. Returns 1, or 0 if activations are not finite or too large,
-   or -1 without memory. */
+/* The same as without a screen, but for errors beyond its bounds. Returns 1, or 0 if activations or
+   all bounds are not finite, or -1 without memory. */
 static int screened(struct choice *a, const float *dither, int64_t parts, float *values, int64_t *ids) {
     a->floors = scratch(SCRATCH_SCORES, sizeof(float) * SCREENED + screen_terms_bytes(&a->quantized, a->num_rows));
     a->highest = scratch(SCRATCH_ROWS, sizeof(float) * a->num_rows * a->vocabulary);
@@ -255,7 +257,7 @@ static int screened(struct choice *a, const float *dither, int64_t parts, float 
     for (int64_t n = 0; n < a->num_rows; n++) {
         const int64_t likely = ids[n];
         settle(a, parts, n, values + n, ids + n);
-        if (ids[n] < 0) values[n] = a->floors[n], ids[n] = likely; /* its error is beyond the bound */
+        if (!(values[n] >= a->floors[n])) values[n] = a->floors[n], ids[n] = likely; /* its error is beyond the bound */
     }
     return 1;
 }
@@ -268,7 +270,8 @@ static int screened(struct choice *a, const float *dither, int64_t parts, float 
 int oscine_choose(
     const float *x, const void *head, int64_t kind, const float *temperatures, const int64_t *seeds,
     const int64_t *positions, const uint32_t *allowed, const int32_t *allowed_rows, int64_t num_words,
-    const int64_t *tokens, const uint8_t *screen, const float *dither, float *values, int64_t *ids, int64_t first, int64_t num_rows, int64_t vocabulary, int64_t width) {
+    const int64_t *tokens, const uint8_t *screen, const float *dither, float *values, int64_t *ids, int64_t first,
+    int64_t num_rows, int64_t vocabulary, int64_t width) {
     const int64_t parts = (vocabulary + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
     struct choice a = {
         .x = x, .head = head, .kind = kind, .temperatures = temperatures, .seeds = seeds, .positions = positions,
@@ -277,7 +280,7 @@ int oscine_choose(
     a.best = scratch(SCRATCH_X, sizeof(float) * parts * num_rows);
     a.ids = scratch(SCRATCH_Y, sizeof(int64_t) * parts * num_rows);
     if (!a.best || !a.ids || (kind == INT8 && quantize_rows(x, num_rows, width, &a.quantized))) return -1;
-    int is_plain = !tokens && num_rows <= SCREENED;
+    int is_plain = !tokens && num_rows > 0 && num_rows <= SCREENED;
     for (int64_t n = 0; allowed_rows && n < num_rows; n++) is_plain &= allowed_rows[n] < 0;
     const int found = screen && is_plain ? screened(&a, dither, parts, values, ids) : 0;
     if (found) return found < 0 ? -1 : 0;

@@ -161,9 +161,11 @@ void int8_products(const uint8_t *w, int64_t groups, const struct quantized *x, 
 size_t screen_terms_bytes(const struct quantized *x, int64_t num_rows);
 int screen_terms(const struct quantized *x, int64_t num_rows, const float *dither, float *terms);
 /* Logits of a group of 8 rows of the screen for each row of activations, and how far from the exact ones they may be. */
-void screen_logits(const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *bounds);
+void screen_logits(
+    const uint8_t *w, const struct quantized *x, int64_t num_rows, const float *terms, f8 *logits, f8 *bounds);
+/* The same, with the squares of the standard deviations of the errors (products.c). */
 void screen_products(
-    const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *squares);
+    const uint8_t *w, const struct quantized *x, int64_t num_rows, const float *terms, f8 *logits, f8 *squares);
 
 /* ---- dense products ---- */
 

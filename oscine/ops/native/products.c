@@ -199,7 +199,7 @@ INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
 
 #define VECTORS 16
 
-/* MXFP4: shifted integers of columns 4j .. 4j + 3 at [j]. int8: magnitudes at [j], signed at [8 + j]. */
+/* MXFP4 and int4: shifted integers of columns 4j .. 4j + 3 at [j]. int8: magnitudes at [j], signed at [8 + j]. */
 INLINE void unpack(enum kind kind, const uint8_t *w, vector *out) {
     if (kind != INT8) {
         unpack_nibbles(kind, w, out);
@@ -474,35 +474,28 @@ PRODUCTS(int8_products, INT8, 4)
 
 /* ---- logits of a screen (screen.c), and the squares of the standard deviations of their errors ---- */
 
-INLINE void meet_screen(
-    const uint8_t *w, const struct quantized *x, struct tile tile, int tokens, const float *terms, f8 *logits, f8 *squares) {
+INLINE void meet_screen(const uint8_t *w, const struct quantized *x, int tokens, const float *terms, f8 *logits, f8 *squares) {
     for (int n = 0; n < tokens; n++) logits[n] = squares[n] = all(0.0f);
     for (int64_t b = 0; b < x->num_blocks; b++, w += MXFP4_BYTES) {
         for (int64_t line = 0; line < MXFP4_BYTES; line += 64) __builtin_prefetch(w + AHEAD + line);
         vector unpacked[VECTORS];
         unpack(INT4, w, unpacked);
         const f8 scales = scales_of(INT4, w), squared = scales * scales;
-#pragma GCC unroll 4
-        for (int n = 0; n < tokens; n += 2) {
-            const int64_t place = tile.first * x->num_blocks + b * tokens + n;
-            const int count = MIN(2, tokens - n);
-            f8 sums[2];
-            block_sums(INT4, unpacked, 1, x->values + place * BLOCK, x->offsets + place, count, sums);
+        const int64_t place = b * tokens;
+        f8 sums[SCREENED];
+        block_sums(INT4, unpacked, 1, x->values + place * BLOCK, x->offsets + place, tokens, sums);
 #pragma GCC unroll 2
-            for (int i = 0; i < count; i++) {
-                logits[n + i] += scales * (all(x->scales[place + i]) * sums[i] + all(terms[2 * (place + i)]));
-                squares[n + i] += squared * all(terms[2 * (place + i) + 1]);
-            }
+        for (int n = 0; n < tokens; n++) {
+            logits[n] += scales * (all(x->scales[place + n]) * sums[n] + all(terms[2 * (place + n)]));
+            squares[n] += squared * all(terms[2 * (place + n) + 1]);
         }
     }
 }
 
 void screen_products(
-    const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *squares) {
-    if (tile.count == 1)
-        meet_screen(w, x, tile, 1, terms, logits, squares);
-    else if (tile.count == 2)
-        meet_screen(w, x, tile, 2, terms, logits, squares);
+    const uint8_t *w, const struct quantized *x, int64_t num_rows, const float *terms, f8 *logits, f8 *squares) {
+    if (num_rows == 1)
+        meet_screen(w, x, 1, terms, logits, squares);
     else
-        meet_screen(w, x, tile, (int)tile.count, terms, logits, squares);
+        meet_screen(w, x, 2, terms, logits, squares);
 }

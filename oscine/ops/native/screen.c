@@ -25,7 +25,7 @@ struct screen_packing {
     const float *dither; /* of 32 columns of each block */
     uint8_t *out;
     int64_t num_blocks;
-    int *failed;
+    _Atomic int failed;
 };
 
 static inline float of_exponent(int32_t exponent) {
@@ -63,21 +63,20 @@ static int screen_block(const uint8_t *in, const float *dither, uint8_t *out) {
 }
 
 static void screen_task(void *context, int64_t group) {
-    const struct screen_packing *a = context;
+    struct screen_packing *a = context;
     for (int64_t b = 0; b < a->num_blocks; b++) {
         const int64_t at = group * a->num_blocks + b;
-        if (!screen_block(a->head + at * INT8_BYTES, a->dither + b * BLOCK, a->out + at * MXFP4_BYTES)) *a->failed = 1;
+        if (!screen_block(a->head + at * INT8_BYTES, a->dither + b * BLOCK, a->out + at * MXFP4_BYTES)) a->failed = 1;
     }
 }
 
 /* head: packed int8 [N, 32 B]. dither [32 B]. out: as packed MXFP4 [N, 32 B]. Returns REJECTED if a weight is not finite or
    too large. */
 int oscine_screen(const uint8_t *head, const float *dither, uint8_t *out, int64_t num_rows, int64_t num_blocks) {
-    int failed = 0;
-    struct screen_packing a = {head, dither, out, num_blocks, &failed};
+    struct screen_packing a = {head, dither, out, num_blocks, 0};
     ask_for_large_pages(out, (num_rows + 7) / 8 * num_blocks * MXFP4_BYTES);
     run_parallel((num_rows + 7) / 8, screen_task, &a);
-    return failed ? REJECTED : 0;
+    return a.failed ? REJECTED : 0;
 }
 
 /* ---- bounds of logits ---- */
@@ -107,8 +106,9 @@ int screen_terms(const struct quantized *x, int64_t num_rows, const float *dithe
     return usable;
 }
 
-void screen_logits(const uint8_t *w, const struct quantized *x, struct tile tile, const float *terms, f8 *logits, f8 *bounds) {
-    screen_products(w, x, tile, terms, logits, bounds);
-    for (int64_t n = 0; n < tile.count; n++)
+void screen_logits(
+    const uint8_t *w, const struct quantized *x, int64_t num_rows, const float *terms, f8 *logits, f8 *bounds) {
+    screen_products(w, x, num_rows, terms, logits, bounds);
+    for (int64_t n = 0; n < num_rows; n++)
         for (int r = 0; r < LANES; r++) bounds[n][r] = BOUND * sqrtf(bounds[n][r]);
 }

@@ -11,7 +11,7 @@ from oscine.ops.native.library import check, library
 
 DenseKind = Literal["float32", "int8", "bf16"]
 _KINDS = ("float32", "int8", "bf16")  # in the order of oscine.h
-_BLOCK = 32
+BLOCK = 32
 LAYOUT = 1  # version of the packed layout: increase it when the bytes change
 
 
@@ -24,7 +24,7 @@ class PackedDense:
 
     def __post_init__(self) -> None:
         num_rows, width = self.shape
-        _check_bytes(self.packed, library().oscine_dense_bytes(num_rows, -(-width // _BLOCK)))
+        _check_bytes(self.packed, library().oscine_dense_bytes(num_rows, -(-width // BLOCK)))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -86,7 +86,7 @@ def pack_dense(weight: Tensor, kind: DenseKind) -> Tensor | PackedDense:
     if kind == "bf16":
         return weight
     num_rows, width = weight.shape
-    packed = torch.empty(library().oscine_dense_bytes(num_rows, -(-width // _BLOCK)), dtype=torch.uint8)
+    packed = torch.empty(library().oscine_dense_bytes(num_rows, -(-width // BLOCK)), dtype=torch.uint8)
     library().oscine_pack_dense(weight.data_ptr(), packed.data_ptr(), num_rows, width)
     return PackedDense(packed, (num_rows, width))
 

@@ -13,7 +13,7 @@ from oscine.extensions.bench.serve.api import Api, decode, error_of, usage_of
 
 _USAGE = re.compile(rb'"usage" ?: ?\{')
 # Tokens after a chat's end (`ignore_eos`) have no text, so the last event with text is not the end.
-_END = re.compile(rb'"finish_reason" ?: ?"|"type" ?: ?"response\.(?:completed|incomplete)"')
+_END = re.compile(rb'"finish_reason" ?: ?"[^"]|"type" ?: ?"response\.(?:completed|incomplete)"')
 _ERROR = re.compile(rb'"error" ?: ?[{"]|^event: error|"type" ?: ?"error"')
 
 Counters: TypeAlias = "MutableSequence[int] | memoryview[int]"

@@ -25,6 +25,14 @@ def arrivals(device: torch.device) -> Tensor:
 
 
 @triton.jit
+def arrives_last(counter, count):
+    """Whether the other programs of `count` have arrived. Then what they stored can be read past the L1 cache (".cg"),
+    and the caller stores 0 into the counter."""
+    tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
+    return tl.atomic_add(counter, 1) == count - 1
+
+
+@triton.jit
 def after_wait(pointer, PDL: tl.constexpr):
     """Returns `pointer` after gdc_wait. Loads through it see what the previous kernel wrote; other loads need not wait.
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.interface import Entries, ExpertTokens, LowRankRows
-from oscine.ops.launch import NUM_ARRIVALS, arrivals, let_next_begin, wait
+from oscine.ops.launch import NUM_ARRIVALS, arrivals, arrives_last, let_next_begin, wait
 from oscine.ops.norm.triton import rank_of
 from oscine.ops.target import Target
 
@@ -212,8 +212,7 @@ def _sum_of_all(sum_PR, partial, arrived, row_P, live_P, split, RANK: tl.constex
     at_PR = row_P.to(tl.int64)[:, None] * (SPLITS * RANK) + rank_R[None, :]
     live_PR = live_P[:, None] & (rank_R >= 0)[None, :]
     tl.store(partial + at_PR + split * RANK, sum_PR, mask=live_PR)
-    tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
-    last = tl.atomic_add(arrived, 1) == SPLITS - 1
+    last = arrives_last(arrived, SPLITS)
     if last:
         tl.store(arrived, 0)
         sum_PR = tl.zeros_like(sum_PR)

@@ -41,7 +41,7 @@ from torch import Tensor
 from oscine.ops.choose.hopper_gemm import COARSE_TILES, TILES, Tile, logits
 from oscine.ops.choose.screen_size import screen_bytes
 from oscine.ops.interface import Chooser, LmHead, Sample, SamplingBatch, Shapes, Use, unmet
-from oscine.ops.launch import arrivals, depend
+from oscine.ops.launch import arrivals, arrives_last, depend
 from oscine.ops.linear.hopper_stream import CHUNK_BYTES, tile_for
 from oscine.ops.sample.triton import apply_temperature, gumbel, in_vocabulary, settle
 from oscine.ops.target import Target
@@ -300,8 +300,8 @@ def _drawn(logit, noise, row, drawn):
 
 
 @triton.jit
-def _estimates(known, vocab, RESTS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The program's tokens, their estimated logits (-inf beyond the vocabulary), and bounds of the estimates' errors.
+def _highest(known, drawn, vocab, RESTS: tl.constexpr, NOISE: tl.constexpr, BLOCK_B: tl.constexpr):
+    """The program's tokens, their highest possible scores (-inf or NaN: no token), and bounds of the logits' errors.
 
     known: (rough, row_norm, row_rest, norm, rest). RESTS: how many row_rest bound a row's errors.
     """
@@ -314,7 +314,11 @@ def _estimates(known, vocab, RESTS: tl.constexpr, BLOCK_B: tl.constexpr):
     x_B = tl.load(rough + row.to(tl.int64) * vocab + token_B, mask=inside_B, other=float("-inf"))
     x_norm, x_rest = tl.load(norm + row), tl.load(rest + row)
     bound_B = RESTS * row_rest_B * (x_norm + x_rest) + row_norm_B * (x_rest + ROUNDED_SUM * x_norm)
-    return token_B, x_B, ROUNDED_BOUND * bound_B
+    bound_B *= ROUNDED_BOUND
+    x_B += bound_B
+    if NOISE:
+        x_B = _drawn(x_B, _noise(token_B, row, drawn), row, drawn)
+    return token_B, x_B, bound_B
 
 
 @triton.jit
@@ -368,18 +372,15 @@ def floor_kernel(
     at = row * parts + tl.program_id(0)
     known, drawn = (rough, row_norm, row_rest, norm, rest), (temperature, seed, position, first)
     depend(PDL)
-    token_B, x_B, bound_B = _estimates(known, vocab, RESTS, BLOCK_B)
-    highest_B = x_B + bound_B
+    token_B, highest_B, bound_B = _highest(known, drawn, vocab, RESTS, NOISE, BLOCK_B)
     if NOISE:
-        highest_B = _drawn(highest_B, _noise(token_B, row, drawn), row, drawn)
         bound_B *= apply_temperature(1.0, tl.load(temperature + row))
     lower_B = highest_B - 2 * bound_B  # may be off by rounding: it only selects a token
     own_lower = tl.max(lower_B, 0)
     tl.store(lower + at, own_lower)
     tl.store(likely + at, tl.min(tl.where(lower_B == own_lower, token_B, vocab), 0))
     tl.store(peak + at, tl.max(highest_B, 0))
-    tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
-    if tl.atomic_add(arrivals + row, 1) == parts - 1:
+    if arrives_last(arrivals + row, parts):
         tl.store(arrivals + row, 0)
         part_S = tl.arange(0, BLOCK_S)
         live_S, at_S = part_S < parts, row * parts + part_S
@@ -429,10 +430,7 @@ def decide_kernel(
     own_floor = tl.load(floor + row)
     own_peak = tl.load(peak + row * parts + tl.program_id(0))
     if own_peak >= own_floor:
-        token_B, x_B, bound_B = _estimates(known, vocab, RESTS, BLOCK_B)
-        highest_B = x_B + bound_B
-        if NOISE:
-            highest_B = _drawn(highest_B, _noise(token_B, row, drawn), row, drawn)
+        token_B, highest_B, _ = _highest(known, drawn, vocab, RESTS, NOISE, BLOCK_B)
         left_B = (highest_B >= own_floor) & (highest_B > float("-inf"))
         x_H = _row(x, row, hidden, BLOCK_H)
         token = tl.min(tl.where(left_B, token_B, vocab), 0)

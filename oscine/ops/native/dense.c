@@ -13,11 +13,6 @@ struct packing {
     int64_t num_rows, width, num_blocks;
 };
 
-static inline float of_bf16(uint16_t bits) {
-    const union { uint32_t bits; float value; } wide = {(uint32_t)bits << 16};
-    return wide.value;
-}
-
 /* Rounds up to bfloat16. */
 static inline uint16_t bf16_above(float value) {
     const union { float value; uint32_t bits; } wide = {value};

@@ -57,6 +57,11 @@ static inline f8 max8(f8 a, f8 b) { return choose8(a > b, a, b); }
 static inline f8 min8(f8 a, f8 b) { return choose8(a < b, a, b); }
 #endif
 
+static inline float of_bf16(uint16_t bits) {
+    const union { uint32_t bits; float value; } wide = {(uint32_t)bits << 16};
+    return wide.value;
+}
+
 /* In the order of sums8, so that a token's results do not depend on how many others are computed with it. */
 static inline float sum8(f8 v) {
     v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);

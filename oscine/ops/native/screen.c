@@ -44,14 +44,14 @@ static int screen_block(const uint8_t *in, const float *dither, uint8_t *out) {
     for (int r = 0; r < ROWS_PER_GROUP; r++) {
         uint16_t half;
         memcpy(&half, in + 2 * r, 2);
-        const union { uint32_t bits; float value; } scale = {(uint32_t)half << 16};
+        const float scale = of_bf16(half);
         const int32_t largest = MAX(MAX(most[4 * r], most[4 * r + 1]), MAX(most[4 * r + 2], most[4 * r + 3]));
-        const float least = (float)largest * scale.value / MOST;
+        const float least = (float)largest * scale / MOST;
         if (!(least <= MOST_SCALE)) return 0;
         /* Of the next power of two, with the bias of float32. */
         const int32_t exponent = (bits_of(MAX(least, LEAST_SCALE)) + 0x7fffff) >> 23;
         out[r] = (uint8_t)(exponent + 1);
-        for (int c = 0; c < 4; c++) factors[4 * r + c] = scale.value / of_exponent(exponent);
+        for (int c = 0; c < 4; c++) factors[4 * r + c] = scale / of_exponent(exponent);
     }
     for (int j = 0; j < 8; j++) {
         uint8_t codes[BLOCK], *to = out + MXFP4_SCALES + BLOCK * (j / 2);
@@ -86,11 +86,10 @@ size_t screen_terms_bytes(const struct quantized *x, int64_t num_rows) {
 }
 
 int screen_terms(const struct quantized *x, int64_t num_rows, const float *dither, float *terms) {
-    const struct tile tile = tile_of(0, 0, num_rows);
     int usable = 1;
     for (int64_t n = 0; n < num_rows; n++)
         for (int64_t b = 0; b < x->num_blocks; b++) {
-            const int64_t place = b * tile.count + n;
+            const int64_t place = b * num_rows + n;
             const int8_t *values = x->values + place * BLOCK;
             float shift = 0.0f;
             int32_t squares = 0;

@@ -25,7 +25,7 @@ from torch import Tensor
 from oscine.ops.comm.push import clear, poll, push
 from oscine.ops.comm.sums import ALONE, COLUMNS_PER_WARP, add_ranks, partial_sums, places_of, sum_over_ranks
 from oscine.ops.interface import AddedProducts, LowRank, Routing
-from oscine.ops.launch import NUM_ARRIVALS, after_wait, arrivals
+from oscine.ops.launch import NUM_ARRIVALS, after_wait, arrivals, arrives_last
 from oscine.ops.planes import Planes, empty_planes, plane_arguments, store_planes, wanted
 from oscine.ops.target import DispatchingExchange, Target
 
@@ -655,8 +655,7 @@ def _route_kernel(
         live_TE = live_T[:, None] & live_E[None, :]
         place_TE = token_T[:, None] * E + expert_E[None, :]
         tl.store(partial + split * num_tokens * E + place_TE, logits_TE, mask=live_TE)
-        tl.debug_barrier()  # the atomic of one thread publishes what all threads stored
-        last = tl.atomic_add(arrivals + tile, 1) == SPLITS - 1
+        last = arrives_last(arrivals + tile, SPLITS)
         if last:
             tl.store(arrivals + tile, 0)
             logits_TE = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oscine.ops.interface import Sampled, SamplingBatch
-from oscine.ops.launch import NUM_ARRIVALS, arrivals, depend
+from oscine.ops.launch import NUM_ARRIVALS, arrivals, arrives_last, depend
 from oscine.ops.sample.reference import LOWEST_TEMPERATURE, add_bias, penalize, with_logprobs
 from oscine.ops.target import Target
 
@@ -303,8 +303,7 @@ def settle(value, id, row, out, parts, vocab, BLOCK_S: tl.constexpr):
     part, count = tl.program_id(0), tl.num_programs(0)
     tl.store(best_value + row * count + part, value)
     tl.store(best_id + row * count + part, id)
-    tl.debug_barrier()  # the atomic of one thread publishes what other threads stored
-    if tl.atomic_add(arrivals + row, 1) == count - 1:
+    if arrives_last(arrivals + row, count):
         tl.store(arrivals + row, 0)
         part_S = tl.arange(0, BLOCK_S)
         live_S = part_S < count

@@ -32,7 +32,7 @@ class Record:
     has_usage: bool = True  # False: every event counts as a token
     error: str = ""
     begun_s: float = math.nan  # of the first event of any kind
-    ended_s: float = math.nan  # of the event that says why the answer ends
+    ended_s: float = math.nan  # of the event that says why the answer ends, if it carries no token
 
     @property
     def last_s(self) -> float:
@@ -79,8 +79,6 @@ class Answer:
             self.record.begun_s = now_s  # a comment, which keeps the connection alive, is no event
         search, count = self._search, 0
         for event in events:
-            if _END.search(event):
-                self.record.ended_s = now_s
             if search(event):
                 count += 1
                 self._last = event
@@ -93,6 +91,9 @@ class Answer:
             self._counter[0] += count
 
     def _note(self, event: bytes) -> None:
+        """Of an event without tokens."""
+        if _END.search(event):
+            self.record.ended_s = self._latest_s
         if _USAGE.search(event):
             self._usage = event
         if _ERROR.search(event):
